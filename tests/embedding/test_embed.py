@@ -618,7 +618,7 @@ def test_pairs_of_plain_text(make: Make, documents: list[str], tmp_path: Path) -
         source = PairSource(from_text=str(tmp_path / "text.jsonl"), pairs=pairs, passage_words=40)  # type: ignore[arg-type]
         found = read_pairs(source, seed=0)
         assert found == read_pairs(source, seed=0)
-        assert len(found.rows) >= 8 and pairs in found.origin
+        assert len(found.rows) >= 8 and pairs in found.description
         for anchor, positive in found.rows:
             whole = [" ".join(f"Chapter {number} {text}".split()) for number, text in enumerate(documents)]
             assert any(positive in text for text in whole)

@@ -20,7 +20,7 @@ from biphase.finetuning.heads import Encoder, build_network
 from biphase.finetuning.kept import RECORD
 from biphase.finetuning.metrics import score_rows
 from biphase.finetuning.scores import Score, read_examples
-from biphase.tasks.examples import label_number, load_examples
+from biphase.tasks.examples import label_index, load_examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import Task, find_task
 
@@ -254,9 +254,9 @@ def test_numbers_that_are_names(classes: list[Any], label: Any, number: int | No
     task = Task(name="rated", classes=tuple(map(str, classes)), **keys)
     if number is None:
         with pytest.raises(InputError, match=r"label 0 is not one of task 'rated': 1, 2, 3$"):
-            label_number(task, "rows:1", label)
+            label_index(task, "rows:1", label)
     else:
-        assert label_number(task, "rows:1", label) == number
+        assert label_index(task, "rows:1", label) == number
 
 
 def test_choices_are_computed_together_whatever_fits(encoder: Encoder, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from seqeval.scheme import BILOU, IOBES, Entities
 
 from biphase.corpus.rows import rows_of_file
 from biphase.errors import InputError
-from biphase.tasks.examples import Collection, TaskData, count_shared, input_of, label_number, load_examples, to_iob2
+from biphase.tasks.examples import Collection, TaskData, count_shared, input_of, label_index, load_examples, to_iob2
 from biphase.tasks.sources import find_source, read_rows
 from biphase.tasks.spec import FileLayout, Task, find_task, task_table
 
@@ -259,26 +259,26 @@ def test_candidates_may_stand_inside_objects(tmp_path: Path) -> None:
 
 def test_labels_as_files_write_them() -> None:
     task = task_of(classes=["False", "True"])
-    assert [label_number(task, "here", value) for value in (True, "True", 1, "1", 1.0, "1.0", "1.00")] == [1] * 7
+    assert [label_index(task, "here", value) for value in (True, "True", 1, "1", 1.0, "1.0", "1.00")] == [1] * 7
     for wrong in (2, "1.5", 0.5, -1, "maybe", None):
         with pytest.raises(InputError, match="is not one of task"):
-            label_number(task, "here", wrong)
+            label_index(task, "here", wrong)
     spelt = task_of(classes=["false", "true"])  # as JSON spells them; a table of pandas has a capital
-    assert [label_number(spelt, "here", value) for value in (False, "False", "True", "true")] == [0, 0, 1, 1]
+    assert [label_index(spelt, "here", value) for value in (False, "False", "True", "true")] == [0, 0, 1, 1]
 
 
 def test_names_that_are_numbers_are_compared_by_value() -> None:
     stars = task_of(classes=[0.5, 1.0, 1.5, 2.0])
     given = [0.5, 1, "1.50", 2, 2.0, "2", " 2"]
-    assert [label_number(stars, "here", value) for value in given[:-1]] == [0, 1, 2, 3, 3, 3]
+    assert [label_index(stars, "here", value) for value in given[:-1]] == [0, 1, 2, 3, 3, 3]
     for wrong in (0, 3, given[-1], True):
         with pytest.raises(InputError, match=r"is not one of task 'mine': 0\.5, 1\.0, 1\.5, 2\.0$"):
-            label_number(stars, "here", wrong)
+            label_index(stars, "here", wrong)
     codes = task_of(classes=["1", "01", "9007199254740993"])
-    assert [label_number(codes, "here", value) for value in (1, "01", 9007199254740993)] == [0, 1, 2]
+    assert [label_index(codes, "here", value) for value in (1, "01", 9007199254740993)] == [0, 1, 2]
     for wrong in ("1.0", 9007199254740992):  # which of the two; another, though it is the same float
         with pytest.raises(InputError, match="is not one of task"):
-            label_number(codes, "here", wrong)
+            label_index(codes, "here", wrong)
 
 
 def test_what_nobody_knows_is_a_number_in_any_form(tmp_path: Path) -> None:

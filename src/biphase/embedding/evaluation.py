@@ -1,7 +1,7 @@
-"""An embedding model, or BM25, and judged texts → scores, without any fine-tuning on them.
+"""An embedding model, or BM25, and judged texts → scores, without training on these texts.
 
-A folder in BEIR's layout is retrieval over all its documents for all queries of its test judgements; a file of scored
-pairs is similarity (STS). MTEB's own tasks run by its own code.
+In a folder of BEIR's layout, all documents are searched for each query of the test judgements. A file of scored pairs
+is a similarity task (STS). MTEB's own code runs its own tasks.
 
 Letters: Q queries, N documents, D width.
 """
@@ -31,36 +31,34 @@ from biphase.tasks.spec import FileLayout, Task
 from biphase.tasks.splits import own_documents, read_judged_texts, read_judgements
 
 KEPT_DOCUMENTS = 100
-"""Documents kept for a query, which the metrics look at."""
+"""Documents that the metrics look at for a query."""
 
 
 @dataclass(frozen=True)
 class JudgedSet:
-    """Texts that people have judged: documents by query, or pairs by a score."""
+    """Texts with judgements: documents that are relevant to queries, or pairs with a score."""
 
     name: str
     documents: dict[str, str]
     queries: dict[str, str]
-    """The queries of the split that is judged."""
+    """The queries that have judgements."""
     relevance: dict[str, dict[str, int]]
     pairs: list[tuple[str, str, float]]
 
     @cached_property
     def query_documents(self) -> frozenset[str]:
-        """Ids of queries that are documents too, and are left out of their own hits."""
+        """The queries that are documents too, whose hits leave them out."""
         return own_documents(self.queries, self.documents, self.relevance)
 
     @property
     def metric(self) -> str:
-        """Name of the main metric."""
+        """The name of the main metric."""
         return "spearman" if self.pairs else "ndcg_at_10"
 
 
 def read_judged_set(path: Path) -> JudgedSet:
-    """Read a folder in BEIR's layout, as those of retrieval tasks are read, or a file of scored pairs.
-
-    Raises `InputError` for a path that is neither, or holds no judgement.
-    """
+    """Read a folder in BEIR's layout, as for a retrieval task, or a file of scored pairs. Raises `InputError` for a
+    path that is neither, or holds no judgement."""
     if not path.is_dir():
         pairs = read_pairs(PairSource(path=str(path)), seed=0)
         if pairs.kind != "scored":
@@ -76,8 +74,8 @@ def read_judged_set(path: Path) -> JudgedSet:
 
 
 def score_arms(models: Mapping[str, SentenceTransformer], dataset: JudgedSet) -> dict[str, dict[str, float]]:
-    """Score models; where there are documents to find also BM25, and each model fused with it, as `biphase search`
-    ranks; return the scores by name."""
+    """Score models, by name. Where there are documents to find, score also BM25, and each model fused with BM25 as
+    `biphase search` fuses them."""
     if dataset.pairs:
         return {name: score_embedder(model, dataset)[0] for name, model in models.items()}
     ranked = {name: rank_by_model(model, dataset) for name, model in models.items()}
@@ -91,27 +89,26 @@ def score_arms(models: Mapping[str, SentenceTransformer], dataset: JudgedSet) ->
 
 
 def score_embedder(model: SentenceTransformer, dataset: JudgedSet) -> Judgement:
-    """Score retrieval over all documents, by the model's own similarity (cosine unless it says another one), or the
-    correlation of cosines with the scores; return also what each query or pair contributes (`finetuning.predictions`).
-    """
-    if dataset.pairs:
-        first, second = [row[0] for row in dataset.pairs], [row[1] for row in dataset.pairs]
-        embeddings = [embed_texts(model.encode, texts, f"embed {dataset.name}") for texts in (first, second)]
-        cosines = pairwise_cos_sim(*embeddings).tolist()
-        rows = []
-        for number, ((_, _, score), cosine) in enumerate(zip(dataset.pairs, cosines, strict=True)):
-            rows.append({"id": str(number), "gold": score, "predicted": cosine})
-        return score_rows(rows, KINDS["regression"].metrics, ()), rows
-    return retrieval_scores(dataset, rank_by_model(model, dataset))
+    """Score retrieval over all documents, by the model's own similarity (cosine unless it names another), or the
+    correlation of cosines with the scores of pairs. Returns also a row of predictions for each query or pair."""
+    if not dataset.pairs:
+        return retrieval_scores(dataset, rank_by_model(model, dataset))
+    firsts, seconds, scores = zip(*dataset.pairs, strict=True)
+    embeddings = [embed_texts(model.encode, texts, f"embed {dataset.name}") for texts in (firsts, seconds)]
+    cosines = pairwise_cos_sim(*embeddings).tolist()
+    rows = []
+    for index, (score, cosine) in enumerate(zip(scores, cosines, strict=True)):
+        rows.append({"id": str(index), "gold": score, "predicted": cosine})
+    return score_rows(rows, KINDS["regression"].metrics, ()), rows
 
 
 def num_searched(dataset: JudgedSet) -> int:
-    """Count the documents to find for a query: one more where the query itself may be among them, which is left out."""
+    """Count the documents to find for a query: one more where the query may find itself, which is left out."""
     return KEPT_DOCUMENTS + bool(dataset.query_documents)
 
 
 def rank_by_model(model: SentenceTransformer, dataset: JudgedSet) -> list[list[tuple[int, float]]]:
-    """Find the documents nearest to each query: numbers and scores, best first."""
+    """Find the documents nearest to each query: their indices and scores, best first."""
     documents, queries = list(dataset.documents.values()), list(dataset.queries.values())
     documents_ND = embed_texts(encoder_of(model, "document"), documents, f"embed {dataset.name} corpus")
     queries_QD = embed_texts(encoder_of(model, "query"), queries, f"embed {dataset.name} queries")
@@ -119,32 +116,31 @@ def rank_by_model(model: SentenceTransformer, dataset: JudgedSet) -> list[list[t
 
 
 def score_bm25(dataset: JudgedSet) -> dict[str, float]:
-    """Score BM25 (Lucene's form, k1 1.5, b 0.75) on lower-cased words (`searched_words`), without stop words or
-    stems."""
+    """Score BM25 (Lucene's form, k1 1.5, b 0.75) on lower-cased words, with neither a stop list nor stems."""
     return retrieval_scores(dataset, rank_by_bm25(dataset, searched_words))[0]
 
 
 def rank_by_bm25(dataset: JudgedSet, find_words: FindWords) -> list[list[tuple[int, float]]]:
-    """Find the best documents of each query by BM25: numbers and scores, best first."""
+    """Find the best documents of each query by BM25: their indices and scores, best first."""
     words, queries = index_bm25(dataset.documents.values(), find_words), list(dataset.queries.values())
     return query_bm25(words, queries, num_searched(dataset), find_words)
 
 
 def retrieval_scores(dataset: JudgedSet, hits_of_queries: Iterable[Sequence[tuple[int, float]]]) -> Judgement:
-    """Compute trec_eval's NDCG, MRR and recall of the hits of each query, numbers and scores of documents, best first;
-    return also what each query contributes."""
+    """Compute trec_eval's NDCG, MRR and recall of the hits of each query, which are the indices and scores of
+    documents, best first. Returns also a row of predictions for each query."""
     ids = list(dataset.documents)
     ranked: dict[str, dict[str, float]] = {}
     for query, hits in zip(dataset.queries, hits_of_queries, strict=True):
         itself = query if query in dataset.query_documents else None
-        scores = {ids[number]: score for number, score in hits if ids[number] != itself}
+        scores = {ids[document]: score for document, score in hits if ids[document] != itself}
         ranked[query] = dict(list(scores.items())[:KEPT_DOCUMENTS])
     means, rows = judge_ranking(dataset.relevance, ranked, dataset.metric)
     return {name: means[name] for name in ("ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_100")}, rows
 
 
 def to_mteb(dataset: JudgedSet, scores: dict[str, float]) -> dict[str, Any]:
-    """Write scores as MTEB's result files have them."""
+    """Arrange scores as in MTEB's result files."""
     main = scores[dataset.metric]
     if dataset.pairs:
         scores = {f"cosine_{metric}": value for metric, value in scores.items()} | scores
@@ -159,15 +155,14 @@ def to_mteb(dataset: JudgedSet, scores: dict[str, float]) -> dict[str, Any]:
 
 
 def run_mteb(model: SentenceTransformer, name: str) -> tuple[dict[str, Any], float]:
-    """Run a task of MTEB; return its result as MTEB's files have it, and its main score, the mean over subsets and
-    splits.
+    """Run a task of MTEB. Returns its result, as in MTEB's files, and its main score: the mean over subsets and splits.
 
     Args:
-        name: `STSBenchmark`, or `STSBenchmark=FOLDER` with the task's data as `datasets` reads a folder (such as
-            `test.jsonl` or `test.parquet`), for machines without network.
+        name: `STSBenchmark`, or `STSBenchmark=FOLDER` for machines without network. The folder holds the task's data
+            in files that `datasets` reads, such as `test.jsonl` or `test.parquet`.
 
     Raises:
-        InputError: no such task, or data that cannot be had.
+        InputError: an unknown task, or data that cannot be read.
     """
     import mteb
 

@@ -2,10 +2,9 @@
 
 INDEX/  index.json  passages.jsonl  lines.npy (where each begins)  embeddings.npy (fp32, [N, D])  words/ (BM25's)
 
-An index belongs to a model; one of another model is refused, never mixed. It follows its text: passages that it has not
-are embedded, and BM25's part is built anew. Passages are found by BM25, by their embeddings, or by both, whose rankings
-are fused, unless the embeddings do not find passages by words of their own; a cross-encoder may read the best of them
-again.
+An index belongs to one model and refuses any other. It follows its text: new passages are embedded, and BM25's part is
+built anew. BM25, the embeddings, or both rank the passages; two rankings are fused. A cross-encoder may reorder the
+best. Where embeddings do not find passages by their own words, BM25 alone ranks.
 
 Letters: Q questions, N passages, D width.
 """
@@ -59,20 +58,20 @@ from biphase.tasks.bm25 import index_bm25, open_bm25, query_bm25, stems_of
 PASSAGES, LINES, VECTORS, WORDS = "passages.jsonl", "lines.npy", "embeddings.npy", "words"
 PASSAGE_WORDS = 120
 FUSED_PASSAGES = 100
-"""Passages of each of the two rankings that are fused."""
+"""Passages of each ranking that is fused."""
 RERANKED_PASSAGES = 50
 """Passages that a cross-encoder reads with the question."""
 TRIED_PASSAGES = 64
-"""Passages that are asked for by words of their own."""
+"""Passages that are searched by their own words, to see what embeddings are good for."""
 TRIED_WORDS = 12
 LEAST_FOUND = 0.5
-"""Embeddings that find a smaller share of these passages are those of networks that were not trained for search."""
+"""Embeddings that find a smaller share of these passages were not trained for search."""
 SAMPLE = "A word, and 永和九年 歲在癸丑 คำไทย\nat last. " * 40
 """A text whose passages tell one way of cutting from another."""
 
 
 class IndexManifest(Strict):
-    """What an index was made of: its `index.json`."""
+    """The `index.json` of an index: what it was made of."""
 
     model: str
     """The name of the embedding model."""
@@ -84,34 +83,36 @@ class IndexManifest(Strict):
     """Numbers in a vector."""
     text_field: str
     model_place: str
-    """Where the model was on this machine; empty for one of the hub."""
+    """The path of the model on this machine; empty for a model of the hub."""
     cutting: str = ""
-    """The hash of the way in which texts were cut."""
+    """The hash of some passages, which tells how texts were cut."""
     sources: list[str]
-    """The data sets of the hub that the text names, with the commit."""
+    """The hub data sets of the text, with their commits."""
     language: str = ""
-    """The language of BM25's words, which have its stems and no stop words; empty for words as they stand."""
+    """The language whose stems and stop words BM25 uses; empty for plain words."""
     columns: tuple[str, ...] = ()
-    """The columns that the documents have beside their text."""
+    """The columns of the documents beside their text."""
     found_share: float = 1.0
-    """The share of passages that their embeddings find by words of their own (`share_found`)."""
+    """The share of passages that embeddings find by their own words (`share_found`)."""
 
 
 @dataclass(frozen=True)
 class Index:
-    """An index that was opened, and the place of the model that it was made with."""
+    """An open index."""
 
     folder: Path
     manifest: IndexManifest
     model: str
+    """The path or hub id of its model."""
     embedder: SentenceTransformer | None = None
-    """The model, where it is loaded."""
+    """Its model, once that is loaded."""
 
 
 def open_index(path: Path, model: str | None, text: str | None, text_field: str, language: str | None) -> Index:
-    """Open an index, with the place of its model now; where its text is given and has changed, or a language that is
-    not the index's, it is brought up to date first. Raises `InputError` where its model is another one or has changed,
-    or its text would be cut into other passages."""
+    """Open an index. Update it first where its `text` is given and has changed, or its language differs from
+    `language`. Raises `InputError` where its model is another one or has changed, or its text would be cut into other
+    passages."""
+    # 1. Its model and its text, as they are now.
     remedy = "delete the index and build it again"
     refuse_damaged(path, remedy)
     manifest = read_json_as(path / "index.json", IndexManifest, remedy)
@@ -120,7 +121,7 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str,
     text_hash = manifest.text_hash
     if text or (not manifest.sources and Path(name).exists()):
         text_hash = hash_text(name, find_text_sources([name], manifest.sources))
-    has_changed, is_other_language = text_hash != manifest.text_hash, language not in (None, manifest.language)
+    # 2. Differences that only a rebuild removes.
     difference = None
     if hash_embedder(model_path) != manifest.model_hash:
         other_model = "which has changed since" if model in (None, manifest.model) else f"not by {model}"
@@ -132,10 +133,13 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str,
     if difference is not None:
         remedy = "rebuild it (--rebuild)" + ("" if text else f" from its text, {manifest.text}")
         raise InputError(f"{path} was made {difference}: {remedy}")
+    # 3. Differences that an update removes.
+    is_other_language = language not in (None, manifest.language)
     if is_other_language and not text:
-        told = f"{path} has the words of language '{manifest.language}', not of '{language}'"
-        raise InputError(f"{told}: search its text, {manifest.text}, with that language")
+        message = f"{path} has the words of language '{manifest.language}', not of '{language}'"
+        raise InputError(f"{message}: search its text, {manifest.text}, with that language")
     index = Index(path, manifest, model_path)
+    has_changed = text_hash != manifest.text_hash
     if text and (has_changed or is_other_language):
         return build_index(text, model_path, path, text_field, language, index)
     if has_changed:
@@ -144,15 +148,15 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str,
 
 
 def is_here(model: str) -> bool:
-    """Tell whether a model is a folder or a run of this machine."""
+    """Tell whether a name is a folder or a run on this machine."""
     return bool(model) and (Path(model).exists() or Path(split_reference(model)[0]).exists())
 
 
 def cut_document(document: Document) -> Iterator[Row]:
-    """Cut a document into passages of about `PASSAGE_WORDS` words, named by document and number, with its columns."""
+    """Cut a document into passages of about `PASSAGE_WORDS` words, each with an id and the document's columns."""
     columns = {"columns": document.columns} if document.columns else {}
-    for number, words in enumerate(cut_words(document.text, PASSAGE_WORDS)):
-        yield {"id": f"{document.id}#{number}", "text": join_words(words), **columns}
+    for part, words in enumerate(cut_words(document.text, PASSAGE_WORDS)):
+        yield {"id": f"{document.id}#{part}", "text": join_words(words), **columns}
 
 
 def cutting_hash() -> str:
@@ -163,36 +167,42 @@ def cutting_hash() -> str:
 def build_index(
     text: str, model: str, index: Path, text_field: str, language: str | None, old: Index | None = None
 ) -> Index:
-    """Embed the passages of the text, but for those that `old` has, the index of the text as it was. The folder appears
-    whole, and replaces only what was built there before.
+    """Build an index of the passages of a text. The folder appears whole, and replaces only an index.
 
     Args:
-        language: of stop words and stems; None for that of `old`, or the one that is found.
+        language: the language of stop words and stems. None: that of `old`, or the one that a sample of passages has.
+        old: the index of an earlier state of the text, whose embeddings are copied.
     """
-    folder, target = Path(text).expanduser().resolve(), index.resolve()
+    folder = Path(text).expanduser().resolve()
+    target = index.resolve()
     if target.is_relative_to(folder) and not any(part.startswith(".") for part in target.relative_to(folder).parts):
         raise InputError(f"{index} is inside of {text}, and would be searched too: give an index beside it")
     sources = find_text_sources([text])
-    text_hash = hash_text(text, sources)  # before it is read: what changes meanwhile is another text
+    text_hash = hash_text(text, sources)  # before it is read: a change meanwhile makes another text
     with own_folder(index, "search index") as part:
+        # 1. Passages.
         embedder = load_embedder(model)
-        old_numbers_N, columns = write_passages(part, sources, text_field, old)
-        num_passages, num_new = len(old_numbers_N), int((old_numbers_N < 0).sum())
+        old_rows_N, columns = write_passages(part, sources, text_field, old)
+        num_passages = len(old_rows_N)
+        new_rows = np.flatnonzero(old_rows_N < 0)
+        num_new = len(new_rows)
         if not num_passages:
             raise InputError(f"{text} holds no text to search")
         if old is not None and num_new == num_passages:
             raise InputError(f"{index} was made of another text than {text} holds now: rebuild it (--rebuild)")
+        # 2. BM25's words.
         if language is None:
             language = (old and old.manifest.language) or sample_language(read_texts(part), num_passages)
         with console.track("index words", None, "passages"):
             words = index_bm25(read_texts(part), stems_of(language))
             if words is not None:
                 words.save(part / WORDS)
+        # 3. Embeddings: those of the old index, then the new ones.
         rows_ND = create_vectors(part / VECTORS, num_passages, width_of(embedder))
         if old is not None:
-            np.take(open_vectors(old.folder), old_numbers_N, axis=0, out=rows_ND, mode="clip")
-        new_texts = compress(read_texts(part), old_numbers_N < 0)
-        embed_into(rows_ND, np.flatnonzero(old_numbers_N < 0), encoder_of(embedder, "document"), new_texts, "index")
+            np.take(open_vectors(old.folder), old_rows_N, axis=0, out=rows_ND, mode="clip")
+        new_texts = compress(read_texts(part), old_rows_N < 0)
+        embed_into(rows_ND, new_rows, encoder_of(embedder, "document"), new_texts, "index")
         manifest = IndexManifest(
             model=model if old is None else old.manifest.model,
             model_hash=hash_embedder(model),
@@ -217,41 +227,43 @@ def build_index(
 def write_passages(
     part: Path, sources: Sequence[TextSource], text_field: str, old: Index | None
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Write the passages of a text, and where each begins. Returns the number that each passage's text has in the index
-    as it was before, or -1, [N], and the columns of the documents."""
+    """Write the passages of a text, and the offset of each. Returns each passage's row in the old index, [N], or -1 for
+    a new one, and the columns of the documents."""
     old_texts = () if old is None else read_texts(old.folder)
-    old_numbers = {sha256(text.encode()).digest(): number for number, text in enumerate(old_texts)}
-    lines, numbers, columns = array("q"), array("q"), dict[str, None]()
+    rows_by_hash = {sha256(text.encode()).digest(): row for row, text in enumerate(old_texts)}
+    offsets = array("q")
+    old_rows = array("q")
+    columns: dict[str, None] = {}
     with open(part / PASSAGES, "wb") as file, console.track("cut passages", None, "passages") as progress:
         documents = (read_documents(source, text_field, with_columns=True) for source in sources)
         for document in chain.from_iterable(documents):
             columns |= dict.fromkeys(document.columns)
             for passage in cut_document(document):
-                lines.append(file.tell())
-                numbers.append(old_numbers.get(sha256(passage["text"].encode()).digest(), -1))
+                offsets.append(file.tell())
+                old_rows.append(rows_by_hash.get(sha256(passage["text"].encode()).digest(), -1))
                 file.write(json.dumps(passage, ensure_ascii=False, default=plain_value).encode() + b"\n")
                 progress.advance(1)
-    np.save(part / LINES, np.array(lines, dtype=np.int64))
-    return np.array(numbers, dtype=np.int64), tuple(columns)
+    np.save(part / LINES, np.array(offsets, dtype=np.int64))
+    return np.array(old_rows, dtype=np.int64), tuple(columns)
 
 
 def share_found(embedder: SentenceTransformer, rows_ND: np.ndarray, texts: Iterator[str]) -> float:
-    """Ask for passages by a dozen words from the middle of each, at most half of it, and return the share that is found
-    first among them. They are as many in each index, at equal distances, so that its size does not matter."""
+    """Search some passages by their own words, a dozen from the middle, at most half of the passage, and return the
+    share that ranks first among them. Every index tries as many, at equal distances, so its size does not matter."""
     step = max(1, len(rows_ND) // TRIED_PASSAGES)
-    numbers_N = np.arange(len(rows_ND))[::step][:TRIED_PASSAGES]
+    tried = np.arange(len(rows_ND))[::step][:TRIED_PASSAGES]
     questions = []
-    for text in islice(texts, 0, step * len(numbers_N), step):
+    for text in islice(texts, 0, step * len(tried), step):
         words = next(iter(cut_words(text, PASSAGE_WORDS)))
-        begin, end = len(words) // 2, len(words) // 2 + max(1, min(TRIED_WORDS, len(words) // 2))
-        questions.append(join_words(words[begin:end]))
+        middle = len(words) // 2
+        questions.append(join_words(words[middle : middle + max(1, min(TRIED_WORDS, middle))]))
     queries_QD = encode_batch(encoder_of(embedder, "query"), questions).cpu()
-    hits_Q = find_similar(embedder, queries_QD, torch.from_numpy(rows_ND), 1, numbers_N)
-    return float(np.mean([number == hit for number, [(hit, _)] in zip(numbers_N, hits_Q, strict=True)]))
+    hits_Q = find_similar(embedder, queries_QD, torch.from_numpy(rows_ND), 1, tried)
+    return float(np.mean([row == hit for row, [(hit, _)] in zip(tried, hits_Q, strict=True)]))
 
 
 def read_passages(folder: Path) -> Iterator[Row]:
-    """Yield the passages of an index: `id`, `text`, and `columns` where their document has some."""
+    """Yield the passages of an index: `id`, `text`, and `columns` if their document has some."""
     with reading(folder / PASSAGES, "rebuild it"), open(folder / PASSAGES, "rb") as file:
         yield from map(json.loads, file)
 
@@ -262,32 +274,33 @@ def read_texts(folder: Path) -> Iterator[str]:
 
 
 def open_vectors(folder: Path) -> np.ndarray:
-    """Map the embeddings of an index into memory; to change them changes no file."""
+    """Map the embeddings of an index into memory. Changes to them reach no file."""
     with reading(folder, "rebuild it"):
-        return np.load(folder / VECTORS, mmap_mode="c", allow_pickle=False)  # as tensors want to be writable
+        return np.load(folder / VECTORS, mmap_mode="c", allow_pickle=False)  # tensors want to be writable
 
 
 def answer_request(index: Index, request: Request) -> list[Row]:
-    """Find the best passages of each question: a row for each passage, with the columns of its document.
-
-    Raises `InputError` for a condition on a column that no document has.
-    """
-    folder, by = index.folder, settle_by(index, request.by)
+    """Find the best passages of each question: a row for each passage, with the columns of its document. Raises
+    `InputError` for a condition on a column that no document has."""
+    # 1. Rank.
+    folder = index.folder
+    by = settle_by(index, request.by)
     name = {"bm25": "BM25", "embeddings": index.manifest.model, "both": f"{index.manifest.model} + BM25"}[by]
     hits_Q = rank_passages(index, request, by)
     ranker = None if request.ranker is None else load_ranker(request.ranker)
+    # 2. Read the passages, reorder them, and give each its rank.
     answers: list[Row] = []
     with reading(folder, "rebuild it"), open(folder / PASSAGES, "rb") as file:
-        lines_N = np.load(folder / LINES, mmap_mode="r", allow_pickle=False)
+        offsets_N = np.load(folder / LINES, mmap_mode="r", allow_pickle=False)
         for question, hits in zip(request.questions, hits_Q, strict=True):
-            found: list[Row] = []
-            for number, score in hits:
-                file.seek(lines_N[number])
-                found.append({"by": name, "rank": 0, "score": score, **json.loads(file.readline())})
+            passages: list[Row] = []
+            for row, score in hits:
+                file.seek(offsets_N[row])
+                passages.append({"by": name, "rank": 0, "score": score, **json.loads(file.readline())})
             if ranker is not None:
-                found = rank_again(ranker, str(request.ranker), question.text, found)
+                passages = rank_again(ranker, str(request.ranker), question.text, passages)
             named = {"question_id": question.id, "question": question.text} if question.id else {}
-            for rank, passage in enumerate(found[: request.top], start=1):
+            for rank, passage in enumerate(passages[: request.top], start=1):
                 columns = passage.pop("columns", {})
                 answer = named | passage | {"rank": rank}
                 answers.append(answer | {column: columns[column] for column in columns if column not in answer})
@@ -295,19 +308,19 @@ def answer_request(index: Index, request: Request) -> list[Row]:
 
 
 def settle_by(index: Index, by: By | None) -> By:
-    """Return who ranks: as the user says, else both, or words alone where the embeddings find too few passages by words
-    of their own; that is told."""
-    share = index.manifest.found_share
-    if by == "bm25" or share >= LEAST_FOUND or not (index.folder / WORDS).exists():
+    """Choose the ranking: the user's choice, else both, or BM25 alone where the embeddings find too few passages by
+    their own words. That is printed."""
+    found_share = index.manifest.found_share
+    if by == "bm25" or found_share >= LEAST_FOUND or not (index.folder / WORDS).exists():
         return by or "both"
     done = "so words alone rank (--by both: both)" if by is None else "words alone may rank better (--by bm25)"
-    told = f"{index.manifest.model} finds {share:.0%} of passages by words of their own, {done}"
-    console.err.print(f"{told}; train it for search (biphase embed)")
+    message = f"{index.manifest.model} finds {found_share:.0%} of passages by words of their own, {done}"
+    console.err.print(f"{message}; train it for search (biphase embed)")
     return by or "bm25"
 
 
 def rank_passages(index: Index, request: Request, by: By) -> list[list[tuple[int, float]]]:
-    """Rank the passages for each question: numbers and scores, best first."""
+    """Rank the passages for each question: their rows in the index and scores, best first."""
     texts = [question.text for question in request.questions]
     is_searched_N = check_passages(index, request.conditions) if request.conditions else None
     num_hits = request.top if request.ranker is None else max(request.top, RERANKED_PASSAGES)
@@ -320,17 +333,16 @@ def rank_passages(index: Index, request: Request, by: By) -> list[list[tuple[int
     if by != "bm25":
         embedder = index.embedder or load_embedder(index.model)
         queries_QD = encode_batch(encoder_of(embedder, "query"), texts).cpu()
-        numbers_N = None if is_searched_N is None else np.flatnonzero(is_searched_N)
+        searched = None if is_searched_N is None else np.flatnonzero(is_searched_N)
         rows_ND = torch.from_numpy(open_vectors(index.folder))
-        rankings.append(find_similar(embedder, queries_QD, rows_ND, num_each, numbers_N))
+        rankings.append(find_similar(embedder, queries_QD, rows_ND, num_each, searched))
     if by != "both":
         return rankings[0]
     return [fuse_rankings(words, vectors, num_hits) for words, vectors in zip(*rankings, strict=True)]
 
 
 def check_passages(index: Index, conditions: Sequence[Condition]) -> np.ndarray:
-    """Tell for each passage whether it meets the conditions. Raises `InputError` for one on a column that no document
-    has."""
+    """Tell which passages meet the conditions, [N]. Raises `InputError` for a column that no document has."""
     for condition in conditions:
         if condition.column not in index.manifest.columns:
             names = clipped(", ".join(index.manifest.columns)) or "none"

@@ -1,8 +1,8 @@
-"""An embedding model: texts → token embeddings without padding → embeddings; and its folder, to and fro.
+"""An embedding model: texts → token embeddings without padding → embeddings; it is written to a folder and read back.
 
-The packed input module hands on sentence-transformers' own form of flat batches (`cu_seq_lens_q` and its kin), so that
-its pooling, its losses and its cached gradients run on packed tokens as they are. The folder loads with
-`SentenceTransformer(path)` without our code.
+The packed input module gives flat batches in sentence-transformers' own form (`cu_seq_lens_q` and its kin), so its
+pooling, losses and cached gradients run on packed tokens unchanged. The folder loads with `SentenceTransformer(path)`,
+without our code.
 
 Letters: T packed tokens, S samples, N texts, A anchors, B rows of a piece, C columns, D width.
 """
@@ -38,21 +38,14 @@ from biphase.exporting.card import render_card
 from biphase.exporting.golden import write_golden
 from biphase.exporting.model import close_texts, save_encoder, write_sentence_transformer
 from biphase.exporting.plain import list_module_files
-from biphase.files import (
-    content_hash,
-    file_hash,
-    make_once,
-    own_folder,
-    write_json,
-    write_text,
-)
+from biphase.files import content_hash, file_hash, make_once, own_folder, write_json, write_text
 from biphase.finetuning.heads import copy_backbone, load_encoder
 from biphase.hub import output_width
 from biphase.pretraining.optimizer import transformer_blocks
 
 
 class PackedTransformer(InputModule):
-    """A network of ours and its tokenizer; stands where sentence-transformers has its `Transformer`."""
+    """A packed network and its tokenizer, in place of sentence-transformers' `Transformer`."""
 
     config_file_name = "packed_transformer.json"
     config_keys: list[str] = ["max_seq_length"]  # noqa: RUF012
@@ -68,11 +61,11 @@ class PackedTransformer(InputModule):
 
     @property
     def network(self) -> Any:
-        """The network of transformers."""
+        """The network, as transformers knows it."""
         return self.backbone.network if isinstance(self.backbone, PaddedBackbone) else self.backbone
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **_: Any) -> dict[str, Tensor]:
-        """Tokenize texts: tokens laid end to end, each text closed as training closed it, cut at `max_seq_length`.
+        """Tokenize texts, close each as in training, cut it at `max_seq_length`, and lay them end to end.
 
         Texts of 7, 1 and 6 tokens have `cu_seq_lens_q` 0, 7, 8, 14, and `seq_idx` seven times 0, once 1, six times 2.
         """
@@ -85,7 +78,7 @@ class PackedTransformer(InputModule):
         return {
             "input_ids": torch.cat(samples)[None],
             "position_ids": torch.cat([torch.arange(len(tokens)) for tokens in samples])[None],
-            "seq_idx": torch.cat([torch.full_like(tokens, number) for number, tokens in enumerate(samples)])[None],
+            "seq_idx": torch.cat([torch.full_like(tokens, index) for index, tokens in enumerate(samples)])[None],
             "cu_seq_lens_q": bounds_S1,
         }
 
@@ -104,14 +97,14 @@ class PackedTransformer(InputModule):
         return output_width(self.network.config)
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
-        """Save a checkpoint of training; the folder that users get is written by `write_embedder`."""
+        """Save a checkpoint of training; `write_embedder` writes the folder for users."""
         self.network.save_pretrained(output_path)
         self.save_tokenizer(output_path)
         self.save_config(output_path)
 
     @classmethod
     def load(cls, model_name_or_path: str, subfolder: str = "", *_: Any, **__: Any) -> "PackedTransformer":
-        """Load what `save` wrote."""
+        """Load a checkpoint that `save` wrote."""
         folder = Path(model_name_or_path, subfolder)
         settings = cls.load_config(model_name_or_path, subfolder=subfolder)
         return cls(load_backbone(folder), load_tokenizer(folder), **settings)
@@ -119,11 +112,8 @@ class PackedTransformer(InputModule):
 
 @torch.no_grad()
 def scale_token_embeddings(packed: PackedTransformer, rms: float, *, whiten: bool = False) -> None:
-    """Give the table of token embeddings a root mean square, and with it their share of what goes along the layers;
-    `whiten` makes all its directions equally strong first.
-
-    Raises `InputError` for a network that normalises them, or adds positions to them, before its first layer.
-    """
+    """Scale the table of token embeddings to a root mean square; `whiten` first makes its directions equally strong.
+    Raises `InputError` for a network that normalises them, or adds positions to them, before its first layer."""
     table: Any = packed.network.get_input_embeddings().weight
     factor = rms / table.square().mean().sqrt()
     inputs: list[Tensor] = []
@@ -146,9 +136,8 @@ def scale_token_embeddings(packed: PackedTransformer, rms: float, *, whiten: boo
 
 
 def whitened(rows_ND: Tensor) -> Tensor:
-    """Multiply rows by the inverse square root of their second moments (ZCA): all directions count the same, and each
-    row stays as near to itself as that allows. Directions that no row has stay empty.
-    """
+    """Multiply rows by the inverse square root of their second moments (ZCA). All directions become equally strong, and
+    each row moves as little as that allows. Directions that no row has stay empty."""
     rows = rows_ND.cpu().double()  # not every accelerator has doubles
     moments_D, directions_DD = torch.linalg.eigh(rows.T @ rows)
     scales_D = torch.where(moments_D > 1e-10 * moments_D[-1], moments_D.clamp(min=1e-300).rsqrt(), 0.0)
@@ -167,13 +156,13 @@ def make_embedder(
     """Make a `SentenceTransformer` on the packed network behind a name: token embeddings → pooling → length 1.
 
     Args:
-        model: `RUN[@STEP]`, a model folder or a hub id, a decoder too (it comes out bidirectional).
-        max_seq_length: tokens after which texts are cut; None for what the network has positions for.
-        dense: a linear map between pooling and length 1, which begins as the identity.
+        model: `RUN[@STEP]`, a model folder or a hub id. A decoder becomes bidirectional.
+        max_seq_length: tokens after which texts are cut; None for the positions of the network.
+        dense: add a linear map after pooling, which begins as the identity.
         weights: `pretrained`, or `random` ones from torch's generator.
 
     Raises:
-        InputError: no such model, one that cannot be an encoder, or texts longer than its positions.
+        InputError: an unknown model, one that cannot be an encoder, or a `max_seq_length` beyond its positions.
     """
     encoder = load_encoder(model)
     if max_seq_length is not None and max_seq_length > encoder.max_length:
@@ -183,7 +172,7 @@ def make_embedder(
     tokenizer = copy.deepcopy(encoder.tokenizer.pretrained)
     close_texts(tokenizer)
     if tokenizer.pad_token_id >= shared.config.vocab_size:
-        tokenizer.pad_token = tokenizer.eos_token  # padding was added by us, and others will look it up
+        tokenizer.pad_token = tokenizer.eos_token  # ours has no embedding, and other libraries look it up
     backbone = copy_backbone(encoder.backbone, [], weights)
     packed = PackedTransformer(backbone, tokenizer, max_seq_length or encoder.max_length)
     width = packed.get_embedding_dimension()
@@ -195,9 +184,9 @@ def make_embedder(
 
 
 ENCODE_TEXTS = 64
-"""Texts that are in the network at a time."""
+"""Texts that pass through the network at a time."""
 PIECE_TEXTS = 512
-"""The most texts that are embedded between two signs of progress."""
+"""The most texts between two signs of progress."""
 
 
 Encode = Callable[..., Any]
@@ -205,7 +194,7 @@ Encode = Callable[..., Any]
 
 
 def encoder_of(model: SentenceTransformer, side: Literal["query", "document"]) -> Encode:
-    """Return the method that embeds one side as the model compares them: to length 1 for cosine."""
+    """Return the method that embeds queries or documents as the model compares them: at length 1 for cosine."""
     encode = model.encode_query if side == "query" else model.encode_document
     return partial(encode, normalize_embeddings=model.similarity_fn_name == "cosine")
 
@@ -217,7 +206,8 @@ def encode_batch(encode: Encode, texts: Sequence[str]) -> Tensor:
 
 def embed_pieces(encode: Encode, texts: Iterable[str], num_texts: int, label: str) -> Iterator[Tensor]:
     """Embed texts, a piece at a time, on the device of the model."""
-    remaining, size = iter(texts), ENCODE_TEXTS  # at first little, for a sign of life
+    remaining = iter(texts)
+    size = ENCODE_TEXTS  # few at first, for a sign of life
     with console.track(label, num_texts, "texts") as progress:
         while piece := list(islice(remaining, size)):
             yield encode_batch(encode, piece)
@@ -231,31 +221,31 @@ def embed_texts(encode: Encode, texts: Sequence[str], label: str) -> Tensor:
 
 
 def find_similar(
-    model: SentenceTransformer, queries_QD: Tensor, documents_ND: Tensor, top: int, numbers_N: np.ndarray | None = None
+    model: SentenceTransformer, queries_QD: Tensor, documents_ND: Tensor, top: int, chosen_N: np.ndarray | None = None
 ) -> list[list[tuple[int, float]]]:
-    """Find the numbers and scores of each query's `top` documents, best first, by the model's own similarity, of
-    embeddings as `encoder_of` makes them; among all documents, or those with the numbers that are given."""
+    """Find the `top` documents of each query by the model's own similarity: their indices and scores, best first. The
+    embeddings are those of `encoder_of`. `chosen_N` are the indices to search among; None for all."""
     similarity: dict[str, Any] = {} if model.similarity_fn_name == "cosine" else {"similarity": model.similarity}
-    return find_nearest(queries_QD, in_pieces(documents_ND, numbers_N), top, **similarity)
+    return find_nearest(queries_QD, in_pieces(documents_ND, chosen_N), top, **similarity)
 
 
 def create_vectors(path: Path, num_rows: int, width: int) -> np.memmap:
-    """Make a file of embeddings, fp32, mapped into memory."""
+    """Create a file of embeddings, fp32, mapped into memory."""
     return np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(num_rows, width))
 
 
-def embed_into(rows_ND: np.ndarray, numbers_N: np.ndarray, encode: Encode, texts: Iterable[str], label: str) -> None:
-    """Write the embeddings of texts into the rows that have these numbers."""
-    remaining = iter(numbers_N)
-    for piece_ND in embed_pieces(encode, texts, len(numbers_N), label):
+def embed_into(rows_ND: np.ndarray, chosen: np.ndarray, encode: Encode, texts: Iterable[str], label: str) -> None:
+    """Write the embeddings of texts into the chosen rows."""
+    remaining = iter(chosen)
+    for piece_ND in embed_pieces(encode, texts, len(chosen), label):
         rows_ND[list(islice(remaining, len(piece_ND)))] = piece_ND.cpu().numpy()
 
 
-# Tables with what a model says of their texts, made once and kept as files
+# Tables that a model extends, made once and kept as files
 
 
 def table_once(path: Path, schema: pa.Schema, pieces: Iterable[pa.Table]) -> Dataset:
-    """Make rows piece by piece, once, and map them into memory from the file where they are kept."""
+    """Write pieces of a table to a file, once, and map the file into memory."""
 
     def write(part: Path) -> None:
         with pa.ipc.new_stream(part, schema) as writer:
@@ -267,11 +257,10 @@ def table_once(path: Path, schema: pa.Schema, pieces: Iterable[pa.Table]) -> Dat
 
 
 def teach_once(table: Dataset, teacher: SentenceTransformer, stage: str, path: Path) -> Dataset:
-    """Add the teacher's embeddings to the texts of a table, as labels of `EmbedDistillLoss`, [C, D] for a row, kept as
-    a file.
+    """Add the teacher's embeddings of the texts to a table, as labels of `EmbedDistillLoss`, [C, D] for a row.
 
-    They are made with the teacher's own prompts: anchors are queries to it, positives and negatives documents; the two
-    sides of scored pairs are neither.
+    The teacher's own prompts apply: anchors are queries, positives and negatives are documents, and the two sides of
+    scored pairs are neither.
     """
     columns = [column for column in table.column_names if column != "score"]
     encoders: list[Any] = [teacher.encode_query] + [teacher.encode_document] * (len(columns) - 1)
@@ -297,9 +286,9 @@ def teach_once(table: Dataset, teacher: SentenceTransformer, stage: str, path: P
 
 
 def mine_once(table: Dataset, model: SentenceTransformer, stage: str, settings: HardNegatives, path: Path) -> Dataset:
-    """Return the rows that have hard negatives, with them, kept as a file; print how many there are. Raises
-    `InputError` where there are none."""
-    names = ["anchor", "positive", *(f"negative_{number + 1}" for number in range(settings.number))]
+    """Add hard negatives to the rows of a table, and leave out rows that have too few. Prints how many rows remain.
+    Raises `InputError` where none does."""
+    names = ["anchor", "positive", *(f"negative_{index + 1}" for index in range(settings.number))]
 
     def mine() -> Iterator[pa.Table]:
         negatives = mine_negatives(table, model, settings, f"mine for {stage}", path.with_suffix(".npy"))
@@ -323,33 +312,36 @@ def mine_negatives(
     """Choose for each anchor up to `settings.number` positives of other anchors that the model ranks high, as
     `mine_hard_negatives` of sentence-transformers does.
 
-    That function holds embeddings in memory several times over, and scores of 16,384 anchors with all passages; here
-    embeddings of passages lie in the file `path` while it runs, and anchors come in pieces. A negative scores at most
-    the margin below the worst positive of its anchor; ranks are counted among those that do.
+    A negative scores below the worst positive of its anchor by the margin at least; only such passages have ranks. Less
+    memory is needed: embeddings of passages lie in the file `path` meanwhile, and anchors come in pieces.
     """
-    anchors, positives = table.data.column("anchor").to_pylist(), table.data.column("positive").to_pylist()
+    # 1. Each anchor's own passages, as indices.
+    anchors = table.data.column("anchor").to_pylist()
+    positives = table.data.column("positive").to_pylist()
     passages = list(dict.fromkeys(positives))
-    numbers = {text: number for number, text in enumerate(passages)}
-    right: dict[str, list[int]] = {}
+    indices = {text: index for index, text in enumerate(passages)}
+    relevant: dict[str, set[int]] = {}
     for anchor, positive in zip(anchors, positives, strict=True):
-        right.setdefault(anchor, []).append(numbers[positive])
+        relevant.setdefault(anchor, set()).add(indices[positive])
+    # 2. The embeddings of all passages.
     rows = create_vectors(path, len(passages), width_of(model))
-    unit = {"normalize_embeddings": True}
-    encode_passages, encode_anchors = partial(model.encode_document, **unit), partial(model.encode_query, **unit)
-    embed_into(rows, np.arange(len(rows)), encode_passages, passages, f"{label}: passages")
+    encode = partial(model.encode_document, normalize_embeddings=True)
+    embed_into(rows, np.arange(len(rows)), encode, passages, f"{label}: passages")
     rows_ND = torch.from_numpy(rows)
-    top = settings.last_rank + max(len(set(numbers)) for numbers in right.values())
+    # 3. The nearest passages of each anchor that are not its own and score low enough.
+    top = settings.last_rank + max(map(len, relevant.values()))
     chosen: dict[str, list[str]] = {}
-    remaining = iter(right)
-    for piece_AD in embed_pieces(encode_anchors, right, len(right), f"{label}: anchors"):
+    remaining = iter(relevant.items())
+    encode = partial(model.encode_query, normalize_embeddings=True)
+    for piece_AD in embed_pieces(encode, relevant, len(relevant), f"{label}: anchors"):
         nearest_A = find_nearest(piece_AD, in_pieces(rows_ND), top)
-        for anchor, row_D, hits in zip(islice(remaining, len(piece_AD)), piece_AD.cpu(), nearest_A, strict=True):
-            relevant = set(right[anchor])
-            worst = float((rows_ND[sorted(relevant)] @ row_D).min())
+        own = islice(remaining, len(piece_AD))
+        for (anchor, own_passages), row_D, hits in zip(own, piece_AD.cpu(), nearest_A, strict=True):
+            worst = float((rows_ND[sorted(own_passages)] @ row_D).min())
             most = worst - abs(worst) * settings.margin
-            negatives = [number for number, score in hits if score <= most and number not in relevant]
+            negatives = [index for index, score in hits if score <= most and index not in own_passages]
             ranked = negatives[settings.first_rank : settings.last_rank]
-            chosen[anchor] = [passages[number] for number in ranked[: settings.number]]
+            chosen[anchor] = [passages[index] for index in ranked[: settings.number]]
     path.unlink()
     return chosen
 
@@ -358,17 +350,14 @@ def mine_negatives(
 
 
 TOLERANCE = 1e-4
-"""The largest difference of an embedding of length 1 to the packed network's, in any dimension."""
+"""The largest difference between embeddings of length 1 in any dimension, packed and by sentence-transformers alone."""
 
 
 def write_embedder(
     model: SentenceTransformer, recipe: EmbeddingRecipe, facts: dict[str, Any], texts: Sequence[str], out: Path
 ) -> None:
     """Write the folder with its card, and prove on `texts` that sentence-transformers alone gives the packed network's
-    embeddings.
-
-    Raises `InputError` where the folder has something that we did not write.
-    """
+    embeddings. Raises `InputError` for a folder that holds anything else."""
     packed: Any = model[0]
     tokenizer = copy.deepcopy(packed.tokenizer)
     tokenizer.model_max_length = packed.max_seq_length
@@ -384,7 +373,7 @@ def write_embedder(
             dense: Any = model[2]
             (part / "2_Dense").mkdir()
             dense.save(str(part / "2_Dense"))
-            # Described by the keys that each version of sentence-transformers knows; what others say is not used.
+            # Only the keys that every version of sentence-transformers knows.
             keys = ("in_features", "out_features", "bias", "activation_function")
             write_json(part / "2_Dense" / "config.json", {key: dense.get_config_dict()[key] for key in keys})
         # As a user would load it.
@@ -404,12 +393,12 @@ def write_embedder(
 
 
 def load_embedder(name: str) -> SentenceTransformer:
-    """Load the embedding model behind a name, packed where its first module is a plain network of transformers.
+    """Load the embedding model behind a name, packed if its first module is a plain network of transformers.
 
-    A run or a folder without sentence-transformers' files becomes the mean over its tokens. A model that would compute
-    something else when packed, such as a decoder that stays causal, is left to sentence-transformers, with a message.
+    A run, or a folder without sentence-transformers' files, gets mean pooling. Where packing changes the embeddings, as
+    in a decoder that stays causal, sentence-transformers runs the model alone, which is printed.
 
-    Raises `InputError` for a model that cannot be loaded, or would need code of its own or a pickle.
+    Raises `InputError` for a model that cannot be loaded, or needs its own code or a pickle.
     """
     console.err.print(f"loading {name}")
     folder = find_folder(name)
@@ -431,12 +420,12 @@ def load_embedder(name: str) -> SentenceTransformer:
 
 
 def probe_embeddings(model: SentenceTransformer, texts: Sequence[str]) -> np.ndarray:
-    """Embed texts, with the prompt of queries, to length 1."""
+    """Embed texts as queries, to length 1."""
     return np.asarray(model.encode_query(list(texts), normalize_embeddings=True, show_progress_bar=False))
 
 
 def hash_embedder(name: str) -> str:
-    """Hash what an embedding model computes with: network, tokenizer, further modules and prompts."""
+    """Hash all files that decide embeddings: network, tokenizer, further modules and prompts."""
     folder = find_folder(name)
     settings = [*folder.glob("modules.json"), *folder.glob("*sentence*.json")]
     further = sorted([*settings, *list_module_files(folder)])

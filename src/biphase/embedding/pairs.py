@@ -19,7 +19,7 @@ from biphase.encoder.models import find_folder
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash, refuse_foreign
 from biphase.hub import pin_commit
-from biphase.tasks.examples import score_number
+from biphase.tasks.examples import as_number, read_number
 from biphase.tasks.sources import read_hub_split
 
 GUESSES: tuple[tuple[str, ...], ...] = (
@@ -36,12 +36,12 @@ GUESSES: tuple[tuple[str, ...], ...] = (
     ("query", "document"),
     ("title", "text"),
 )
-"""Columns that are taken where none are given, the first that are all there."""
+"""Columns of pairs where a recipe names none: the first of these that the file has."""
 SCORES = ("score", "relatedness_score", "label", "similarity")
 PIECE_ROWS = 10_000
-"""Rows that are Python's own objects at a time."""
+"""Rows that are Python objects at a time."""
 SHORTEST_PASSAGE = 8
-"""Words below which a passage of a document is left out."""
+"""Passages with fewer words are left out."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Pairs:
     table: pa.Table
     """Texts in the columns `anchor`, `positive`, `negative_1` …; scored pairs have `score`."""
     hash: str
-    """The hash of the files that they are from, or of the commit."""
-    origin: str
-    """A sentence for people on how they came about."""
+    """The hash of their files, or of the commit."""
+    description: str
+    """Tells people where the pairs come from."""
 
     @property
     def rows(self) -> list[tuple[Any, ...]]:
@@ -65,7 +65,7 @@ class Pairs:
 def to_arrow(
     rows: Iterable[Sequence[Any]], columns: Sequence[str], progress: console.Tracker | None = None
 ) -> pa.Table:
-    """Make a table of rows, piece by piece: as Python objects they take several times the memory."""
+    """Make a table of rows, piece by piece, because Python objects take several times the memory."""
     schema = pa.schema([(name, pa.float64() if name == "score" else pa.string()) for name in columns])
     pieces, remaining = [schema.empty_table()], iter(rows)
     while piece := list(islice(remaining, PIECE_ROWS)):
@@ -76,13 +76,13 @@ def to_arrow(
 
 
 def read_pairs(source: PairSource, seed: int) -> Pairs:
-    """Read all rows of a source. Raises `InputError` naming file and line for a row that is no pair of texts."""
+    """Read all rows of a source. Raises `InputError` for a row that is no pair of texts, with its file and line."""
     if source.path is None:
         return pairs_from_text(source, str(source.from_text), seed)
     rows, columns, is_scored = open_pairs(source)
     if not source.columns:
         console.err.print(f"{source.path}: pairs are its columns {', '.join(columns)}", markup=False)
-    names = ("anchor", "positive", *(f"negative_{number + 1}" for number in range(len(columns) - 2)))
+    names = ("anchor", "positive", *(f"negative_{index + 1}" for index in range(len(columns) - 2)))
     names = ("anchor", "positive", "score") if is_scored else names
     with console.track(f"read {Path(source.path).name}", source.limit, "rows") as progress:
         checked = check_rows(islice(rows, source.limit), columns, is_scored)
@@ -98,8 +98,8 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
 
 
 def check_paths(recipe: EmbeddingRecipe) -> None:
-    """Raise `InputError` for paths of a recipe that are not here or cannot be used, by a look at the first rows, and
-    for an `out` that holds something else; the hub is not asked for pairs."""
+    """Raise `InputError` for paths of a recipe that do not exist or hold no pairs in their first row, and for an `out`
+    that holds something else. Pairs on the hub are not checked."""
     out = Path(recipe.out)
     if out.exists() and out.resolve() == Path(recipe.model).expanduser().resolve():
         raise InputError(f"out: {out} is the model that is trained: give another folder")
@@ -118,31 +118,31 @@ def check_paths(recipe: EmbeddingRecipe) -> None:
 
 
 def open_pairs(source: PairSource) -> tuple[Iterator[PlacedRow], tuple[str, ...], bool]:
-    """Open a file, or the split `train` of a hub data set (`owner/name[:config]`): return its rows, each with its
-    place, the columns that are its pairs, and whether the third of them is a score. Raises `InputError` where the first
-    row lacks a column."""
+    """Open a file, or the split `train` of a hub data set (`owner/name[:config]`). Returns its placed rows, the columns
+    of its pairs, and whether the third column is a score. Raises `InputError` where the first row lacks a column."""
     assert source.path is not None
-    file = Path(source.path).expanduser()
-    if not is_local(source.path):
+    if is_local(source.path):
+        form = FileForm(quotes=source.quotes, delimiter=source.delimiter)
+        rows = rows_of_file(Path(source.path).expanduser(), form)
+    else:
         id, _, config = source.path.partition(":")
         rows = read_hub_split(id, None, config or None, "train")
-    else:
-        rows = rows_of_file(file, FileForm(quotes=source.quotes, delimiter=source.delimiter))
     first = next(rows, None)
     if first is None:
         raise InputError(f"{source.path} has no rows")
-    columns = source.columns or guess_columns(source.path, first[1])
-    lacking = [column for column in columns if column not in first[1]]
+    row = first[1]
+    columns = source.columns or guess_columns(source.path, row)
+    lacking = [column for column in columns if column not in row]
     if lacking or len(columns) < 2:
-        message = f"no column '{lacking[0] if lacking else '?'}'; it has {', '.join(first[1])}"
+        message = f"no column '{lacking[0] if lacking else '?'}'; it has {', '.join(row)}"
         raise InputError(f"{source.path}: {message}: name two or more with columns")
     may_be_scored = len(columns) == 3 and not columns[2].startswith("negative")
-    is_scored = may_be_scored and (columns[2] in SCORES or is_number(first[1][columns[2]]))
+    is_scored = may_be_scored and (columns[2] in SCORES or as_number(row[columns[2]]) is not None)
     return chain([first], rows), columns, is_scored
 
 
 def is_local(path: str) -> bool:
-    """Tell a path that is here from the name of a hub data set. Raises `InputError` where it is neither."""
+    """Tell a path of this machine from the name of a hub data set. Raises `InputError` where it is neither."""
     if Path(path).expanduser().exists():
         return True
     if path.startswith((".", "/", "~")) or path.count("/") != 1 or Path(path.partition("/")[0]).exists():
@@ -152,22 +152,24 @@ def is_local(path: str) -> bool:
 
 def check_rows(rows: Iterable[PlacedRow], columns: Sequence[str], is_scored: bool) -> Iterator[tuple[Any, ...]]:
     """Yield the texts of each row, or two texts and their score."""
-    for where, row in rows:
+    for location, row in rows:
         values: list[Any] = []
         for column in columns[:2] if is_scored else columns:
-            values.append(check_text(where, column, row.get(column)))
+            values.append(check_text(location, column, row.get(column)))
             if not values[-1].strip():
-                raise InputError(f"{where}: '{column}' is empty: mend the row or take it out")
+                raise InputError(f"{location}: '{column}' is empty: mend the row or take it out")
         if is_scored:
-            values.append(score_number(where, columns[2], row.get(columns[2])))
+            values.append(read_number(location, columns[2], row.get(columns[2])))
             if not 0 <= values[-1] <= 5:
-                raise InputError(f"{where}: '{columns[2]}' is {values[-1]:g}: scores are from 0 to 1, or from 0 to 5")
+                raise InputError(
+                    f"{location}: '{columns[2]}' is {values[-1]:g}: scores are from 0 to 1, or from 0 to 5"
+                )
         yield tuple(values)
 
 
 def hash_pairs(source: PairSource) -> str:
-    """Return the hash of what a source holds, which is `Pairs.hash` where it was read: of a file, of all files of a
-    folder, or of the newest commit of a hub data set."""
+    """Hash the contents of a source: a file, all files of a folder, or the newest commit of a hub data set. Equals
+    `Pairs.hash`."""
     if source.path is None:
         return hash_text(str(source.from_text), find_text_sources([str(source.from_text)]))
     path = Path(source.path).expanduser()
@@ -177,7 +179,7 @@ def hash_pairs(source: PairSource) -> str:
 
 
 def hash_text(name: str, sources: Sequence[TextSource]) -> str:
-    """Hash a file, the files of a folder that are texts, all that a glob matches, or commits."""
+    """Hash a file, the text files of a folder, the files that a glob matches, or commits."""
     path = Path(name).expanduser()
     if path.exists():
         return hash_files(path.resolve(), {source.path for source in sources if source.path})
@@ -185,17 +187,18 @@ def hash_text(name: str, sources: Sequence[TextSource]) -> str:
 
 
 def hash_files(path: Path, files: Iterable[Path]) -> str:
-    """Hash a file, or these files of a folder by their names there."""
+    """Hash a file, or these files of a folder with their names."""
     if path.is_file():
         return file_hash(path)
     return content_hash([[str(file.relative_to(path)), file_hash(file)] for file in sorted(files)])
 
 
 def guess_columns(name: str, row: dict[str, Any]) -> tuple[str, ...]:
+    """Guess the columns of pairs from the names in a row, or from its only two texts. Raises `InputError` otherwise."""
     columns = next((guess for guess in GUESSES if set(guess) <= row.keys()), None)
     if columns is not None and columns[-1] == "positive":
         columns = (*columns, *(column for column in row if re.fullmatch(r"negative_?\d+", column)))
-    texts = tuple(column for column, value in row.items() if isinstance(value, str) and not is_number(value))
+    texts = tuple(column for column, value in row.items() if isinstance(value, str) and as_number(value) is None)
     if columns is None and len(texts) == 2 and len(row) <= 3:
         scores = [column for column in row if column not in texts and column in SCORES]
         columns = (*texts, *scores)
@@ -204,21 +207,13 @@ def guess_columns(name: str, row: dict[str, Any]) -> tuple[str, ...]:
     return columns
 
 
-def is_number(value: Any) -> bool:
-    """Tell whether a field is a score: a number, or in tables a text that is one."""
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
 # Pairs out of plain text
 
 
 def pairs_from_text(source: PairSource, path: str, seed: int) -> Pairs:
-    """Make pairs of one's own documents, in their order. The same text, settings and seed give the same pairs."""
-    draw, sources = random.Random(seed), find_text_sources([path])
+    """Make pairs of documents, in their order. The same text, settings and seed give the same pairs."""
+    draw = random.Random(seed)
+    sources = find_text_sources([path])
     content = hash_text(path, sources)
     num_documents = num_used = 0
 
@@ -239,13 +234,13 @@ def pairs_from_text(source: PairSource, path: str, seed: int) -> Pairs:
 
 
 def cut_passages(text: str, passage_words: int) -> list[list[str]]:
-    """Cut a text into passages of about equal length; a last one too short to say anything is left out."""
+    """Cut a text into passages of about equal length, without a last one that is too short to say anything."""
     return [passage for passage in cut_words(text, passage_words) if len(passage) >= SHORTEST_PASSAGE]
 
 
 def crops(document: str, passage_words: int, draw: random.Random) -> Iterator[tuple[str, str]]:
-    """Yield for each passage a short and a longer piece of it, drawn independently (Contriever's crops). The short one
-    is as long as a question would be: 4 to 16 words."""
+    """Yield a short and a longer piece of each passage, drawn independently (Contriever's crops). The short one has the
+    length of a question: 4 to 16 words."""
     for passage in cut_passages(document, passage_words):
         short = min(draw.randint(4, 16), len(passage) // 2)
         long = draw.randint(max(short, len(passage) // 2), len(passage))
@@ -261,7 +256,7 @@ def neighbours(document: str, passage_words: int, draw: random.Random) -> Iterat
 
 
 def titles(document: str, passage_words: int, draw: random.Random) -> Iterator[tuple[str, str]]:
-    """Yield the first line of a document, where it is short, with a passage drawn from the text below it."""
+    """Yield the first line of a document, if it is short, with a passage drawn from the text below it."""
     title, _, body = document.strip().partition("\n")
     passages = cut_passages(body, passage_words)
     if passages and len(cut_words(title, 20)) == 1:  # a title has 1 to 20 words
@@ -272,19 +267,19 @@ PAIR_MAKERS = {"crops": crops, "neighbours": neighbours, "titles": titles}
 
 
 def check_stage(stage: EmbeddingStage, sources: Sequence[Pairs]) -> None:
-    """Raise `InputError` for a stage whose sources are too small for its batches or its hard negatives."""
+    """Raise `InputError` where a source of a stage is too small for a batch or for hard negatives."""
     for source, pairs in zip(stage.data, sources, strict=True):
         distinct = {f"pairs at weight {source.weight:g}": round(min(1, source.weight) * len(pairs.table))}
         if pairs.kind == "pairs":
             distinct |= {f"{name}s": pc.count_distinct(pairs.table[name]).as_py() for name in ("anchor", "positive")}
-        fewest, number = min(distinct.items(), key=lambda item: item[1])
-        if number < (stage.batch_size if pairs.kind == "pairs" else 2):
-            message = f"{pairs.name} has {number:,} different {fewest}, too few for a batch of {stage.batch_size}"
+        fewest, num_distinct = min(distinct.items(), key=lambda item: item[1])
+        if num_distinct < (stage.batch_size if pairs.kind == "pairs" else 2):
+            message = f"{pairs.name} has {num_distinct:,} different {fewest}, too few for a batch of {stage.batch_size}"
             raise InputError(f"stage {stage.name}: {message}: lower batch_size, or give more pairs")
         mined = stage.hard_negatives
         if mined and len(pairs.table.columns) > 2:
             message = f"hard_negatives are for pairs alone, and {pairs.name} has scores or negatives of its own"
             raise InputError(f"stage {stage.name}: {message}: leave hard_negatives out, or name two of its columns")
-        if mined and mined.first_rank + mined.number > min(mined.last_rank, number):
-            message = f"ranks {mined.first_rank} to {mined.last_rank} of the {number:,} {fewest} of {pairs.name}"
+        if mined and mined.first_rank + mined.number > min(mined.last_rank, num_distinct):
+            message = f"ranks {mined.first_rank} to {mined.last_rank} of the {num_distinct:,} {fewest} of {pairs.name}"
             raise InputError(f"stage {stage.name}: hard_negatives: {message} do not hold {mined.number} negatives")

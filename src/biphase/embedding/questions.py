@@ -1,8 +1,7 @@
-"""What a user asks of an index → questions, conditions on columns, and who ranks; checked before PyTorch is loaded."""
+"""A search as a user writes it → questions and conditions on columns, checked before PyTorch is loaded."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
@@ -12,12 +11,13 @@ from biphase.corpus.rows import PlacedRow, Row, column, ending_of, read_text_lin
 from biphase.corpus.text import are_names
 from biphase.encoder.models import find_ranker
 from biphase.errors import InputError, nearest
+from biphase.tasks.examples import as_number
 
 By = Literal["both", "bm25", "embeddings"]
-"""What ranks passages: BM25, their embeddings, or both."""
+"""Passages are ranked by BM25, by their embeddings, or by both."""
 
 QUESTION_COLUMNS = ("question", "query", "text")
-"""Columns in which a row may have its question; the first that is there is taken."""
+"""Columns that may hold the question of a row, in order of preference."""
 
 SIGNS: dict[str, Callable[[Any, Any], bool]] = {">=": ge, "<=": le, "!=": ne, "=": eq, ">": gt, "<": lt}
 
@@ -31,50 +31,53 @@ class Condition:
     value: str
 
     def holds(self, row: Row) -> bool:
-        """Tell whether a row has the column and meets the condition: by numbers where both sides are, else by texts,
-        which can only be equal or not."""
+        """Tell whether a row has the column and meets the condition. Two numbers are compared as numbers; anything else
+        as texts, which can only be equal or not."""
         if self.column not in row:
             return False
-        value, number, other = row[self.column], as_number(row[self.column]), as_number(self.value)
-        if number is not None and other is not None:
-            return SIGNS[self.sign](number, other)
+        value = row[self.column]
+        number = as_number(value)
+        wanted = as_number(self.value)
+        if number is not None and wanted is not None:
+            return SIGNS[self.sign](number, wanted)
         text = str(value).lower() if isinstance(value, bool) else str(value)
         return self.sign in ("=", "!=") and SIGNS[self.sign](text, self.value)
 
 
 @dataclass(frozen=True)
 class UserQuestion:
-    """A question; the id that it came with or its number in its file, empty for one that is asked alone."""
+    """A question of a user."""
 
     id: str
+    """Its own id, or its number in the file; empty where one question is asked alone."""
     text: str
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of an index."""
+    """A search in an index."""
 
     questions: Sequence[UserQuestion]
     top: int
-    """Passages that answer a question."""
+    """The number of passages for each question."""
     by: By | None
-    """Who ranks; None leaves it to the index."""
+    """None leaves the choice to the index."""
     conditions: Sequence[Condition]
-    """Conditions, all of which a passage's document meets."""
+    """The document of a passage must meet them all."""
     ranker: str | None
-    """The cross-encoder that orders the best passages anew."""
+    """The cross-encoder that reorders the best passages."""
 
 
 def read_request(question: Any, questions: Any, top: int, by: By | None, where: Any, rerank: Any) -> Request:
-    """Check what a user asks (`api.networks.search`). Raises `InputError` for what cannot be answered by any index."""
+    """Check a search (the arguments of `api.networks.search`). Raises `InputError` for one that no index answers."""
     if question is not None and questions is not None:
         raise InputError("a question and a file of questions are given: give one of them")
     if question is None and questions is None:
         raise InputError("no question is given: give one, or a file of them as questions (--questions)")
     asked = [UserQuestion("", question)] if questions is None else list(read_questions(questions))
-    for one in asked:
-        if not isinstance(one.text, str) or not one.text.strip() or re.search(r"[\ud800-\udfff]", one.text):
-            raise InputError(f"the question {f'{one.id} ' if one.id else ''}is {one.text!r}: give a text")
+    for item in asked:
+        if not isinstance(item.text, str) or not item.text.strip() or re.search(r"[\ud800-\udfff]", item.text):
+            raise InputError(f"the question {f'{item.id} ' if item.id else ''}is {item.text!r}: give a text")
     if not asked:
         raise InputError(f"{questions} has no question")
     if top < 1:
@@ -88,23 +91,27 @@ def read_request(question: Any, questions: Any, top: int, by: By | None, where: 
 
 
 def read_questions(questions: Any) -> Iterator[UserQuestion]:
-    """Yield the questions of a file, a line each or in rows, or of rows or texts in memory."""
+    """Yield the questions of a file, one for each line or row, or of rows or texts in memory."""
     rows: Iterable[PlacedRow]
     if not are_names(questions):
-        rows = ((f"question {number}", row) for number, row in enumerate(rows_in_memory(questions, "question")))
+        rows = (
+            (f"question {line_number}", row) for line_number, row in enumerate(rows_in_memory(questions, "question"))
+        )
     elif ending_of(Path(questions)) == ".txt":
         lines = read_text_lines(Path(questions))
-        rows = ((f"{questions}:{number}", {"question": line.strip()}) for number, line, _ in lines if line.strip())
+        rows = (
+            (f"{questions}:{line_number}", {"question": line.strip()}) for line_number, line, _ in lines if line.strip()
+        )
     else:
         rows = rows_of_file(Path(questions))
-    for number, (place, row) in enumerate(rows, start=1):
+    for row_number, (location, row) in enumerate(rows, start=1):
         name = next((name for name in QUESTION_COLUMNS if name in row), "question")
-        text = column(place, row, name, "give the column with the questions this name")
-        yield UserQuestion(str(row.get("id", row.get("_id", number))) or str(number), text)
+        text = column(location, row, name, "give the column with the questions this name")
+        yield UserQuestion(str(row.get("id", row.get("_id", row_number))) or str(row_number), text)
 
 
 def parse_condition(text: str) -> Condition:
-    """Parse `COLUMN=VALUE` or the like. Raises `InputError` where it is none, or compares with what is no number."""
+    """Parse `COLUMN=VALUE` or the like. Raises `InputError` for anything else, and for a size that is no number."""
     match = re.fullmatch(r"\s*(.+?)\s*(>=|<=|!=|=|>|<)\s*(.*?)\s*", text)
     if match is None:
         raise InputError(f"where '{text}': give a column and a value, such as year=2020 or year>=2020")
@@ -112,10 +119,3 @@ def parse_condition(text: str) -> Condition:
     if condition.sign not in ("=", "!=") and as_number(condition.value) is None:
         raise InputError(f"where '{text}': {condition.sign} compares numbers, and '{condition.value}' is none")
     return condition
-
-
-def as_number(value: Any) -> float | None:
-    """Return a number, or a text that is one, as a number; None for anything else."""
-    with suppress(TypeError, ValueError):
-        return None if isinstance(value, bool) else float(value)
-    return None

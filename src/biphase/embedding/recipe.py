@@ -1,4 +1,4 @@
-"""A YAML file → what an embedding model is trained on, stage by stage. Inert, like `biphase.config`."""
+"""The recipe of an embedding model, as a YAML file describes it: a network, and stages of training."""
 
 import re
 from pathlib import Path
@@ -20,34 +20,35 @@ LOSSES: dict[str, str] = {
     "cosent": "CoSENTLoss",
     "distill": "EmbedDistillLoss",
 }
-"""The names of losses → classes of sentence-transformers. `auto`: cached_mnrl, and cosent for scored pairs."""
+"""Names of losses → classes of sentence-transformers. `auto` takes cached_mnrl, and cosent for scored pairs."""
 
 
 class PairSource(Strict):
-    """A source of texts that belong together: exactly one of `path` and `from_text`."""
+    """A source of texts that belong together. Give exactly one of `path` and `from_text`."""
 
     later: ClassVar[frozenset[str]] = frozenset({"quotes", "delimiter"})
 
     path: str | None = None
-    """A .csv, .tsv, .jsonl (.gz, .zst) or .parquet file with pairs, triplets or scored pairs, or a hub data set."""
+    """A hub data set, or a .csv, .tsv, .jsonl (.gz, .zst) or .parquet file, of pairs, triplets or scored pairs."""
     columns: tuple[str, ...] = ()
-    """Its columns: anchor, positive, then negatives, or two texts and a score. Not given: guessed, and told."""
+    """The columns of `path`: anchor, positive and negatives, or two texts and a score. Unless given, they are guessed
+    and printed."""
     quotes: bool | None = None
-    """Whether fields of a .tsv may stand in quotes. None: what the header shows, or an error where it shows nothing."""
+    """Whether fields of a .tsv may stand in quotes. None: the header decides; where it cannot, that is an error."""
     delimiter: Delimiter | None = None
-    """What divides the fields of a .csv. None: a comma, or a semicolon where the header has one and no comma."""
+    """The delimiter of a .csv. None: a comma, or a semicolon where the header has one and no comma."""
     from_text: str | None = None
-    """Files or a folder of texts, out of which pairs are made."""
+    """Files or a folder of texts, from which pairs are made."""
     pairs: Literal["crops", "neighbours", "titles"] = "crops"
-    """How, with `from_text`: two crops of one document; a passage and the one after it; a document's first line and a
-    passage below it."""
+    """The pairs made by `from_text`: `crops` are two crops of one passage, `neighbours` a passage and the next one,
+    `titles` the first line of a document and a passage below it."""
     passage_words: PositiveCount = 100
-    """With `from_text`: about how long a passage is, and the longest crop."""
+    """With `from_text`: the words of a passage, about, and of the longest crop."""
     text_field: str = "text"
     limit: PositiveCount | None = None
-    """At most so many pairs, the first ones."""
+    """Take only this many pairs, from the first."""
     weight: PositiveFloat = 1.0
-    """How often an epoch goes through it; 0.5: through half of it, drawn with the seed."""
+    """How often an epoch goes through the source: 0.5 takes half of it, drawn with the seed."""
 
     @model_validator(mode="after")
     def one_source(self) -> "PairSource":
@@ -59,17 +60,17 @@ class PairSource(Strict):
 
 
 class HardNegatives(Strict):
-    """Passages that the network before a stage ranks high for an anchor without being its positive."""
+    """Passages that the network ranks high for an anchor before a stage, but that are not its positive."""
 
     number: PositiveCount = 3
     margin: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """How much lower than the positive's a negative's score must be, as a share of it: nearer ones may be right."""
+    """How far a negative must score below the positive, as a share of its score: a nearer passage may be relevant."""
     first_rank: Annotated[int, Field(ge=0)] = 0
     last_rank: PositiveCount = 50
 
 
 class EmbeddingStage(Strict):
-    """A training of the network, from where the stage before left it."""
+    """One training of the network, which continues where the stage before it ended."""
 
     later: ClassVar[frozenset[str]] = frozenset({"orthogonal_weight"})
 
@@ -77,24 +78,24 @@ class EmbeddingStage(Strict):
     data: Annotated[tuple[PairSource, ...], Field(min_length=1)]
     loss: LossName = "auto"
     loss_settings: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of the loss under sentence-transformers' names, such as `hardness_mode: hard_negatives` with
+    """Further arguments of the loss by sentence-transformers' names, such as `hardness_mode: hard_negatives` with
     `hardness_strength: 5`."""
     temperature: PositiveFloat = 0.05
-    """Scores are divided by it, in losses that have one."""
+    """Divides the scores, in losses that have a temperature."""
     orthogonal_weight: Annotated[float, Field(ge=0)] = 0.0
-    """How much the global orthogonal regularizer (arXiv 1708.06320, 2509.20354) counts beside `mnrl` or `cosent`: texts
-    of one column that do not belong together are to lie at right angles. `auto` is then `mnrl`."""
+    """The weight of the global orthogonal regularizer (arXiv 1708.06320, 2509.20354) beside `mnrl` or `cosent`. It
+    pushes the texts of one column towards right angles to each other. `auto` then takes `mnrl`."""
     teacher: str | None = None
-    """With `loss: distill`: the embedding model to learn from, a folder or a hub id."""
+    """With `loss: distill`: the embedding model that is imitated, a folder or a hub id."""
     projection: bool = False
-    """With `teacher`: learn a map to its dimension where it has another one."""
+    """With `teacher`: learn a linear map to its dimension, which may then differ."""
     hard_negatives: HardNegatives | None = None
     epochs: PositiveFloat = 1.0
     max_steps: PositiveCount | None = None
     batch_size: Annotated[int, Field(ge=2)] = 128
-    """Anchors of a step: each has the positives of all others as negatives."""
+    """Anchors in a step. Each has the positives of all others as negatives."""
     mini_batch_tokens: PositiveCount = 16_384
-    """With cached_mnrl: how many tokens are in the network at a time; decides memory, not the result."""
+    """With cached_mnrl: the tokens that pass through the network at a time. It changes memory, not the result."""
     learning_rate: PositiveFloat = 2e-4
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.1
     weight_decay: float = 0.01
@@ -110,19 +111,19 @@ class EmbeddingStage(Strict):
 
 
 class Prompts(Strict):
-    """Words put before queries and before documents. Saved with the model: `encode_query`, `encode_document`."""
+    """Words in front of queries and of documents, saved for `encode_query` and `encode_document`."""
 
     query: str = ""
     document: str = ""
 
 
 def set_name(path: str) -> str:
-    """Name judged texts by their file: `data/sts.jsonl.gz` → `sts`."""
+    """Name judged texts by their file: `data/sts.jsonl.gz` is `sts`."""
     return re.sub(r"\.(csv|tsv|jsonl|ndjson|json|parquet)(\.gz|\.zst)?$", "", Path(path).name)
 
 
 def refuse_equal_names(paths: tuple[str, ...]) -> tuple[str, ...]:
-    """Raise `InputError` where two sets of judged texts have one name: their scores would be taken for each other's."""
+    """Raise `InputError` where two sets of judged texts have one name, which would mix up their scores."""
     refuse_doubles("judged texts:", [set_name(path) for path in dict.fromkeys(paths)])
     return paths
 
@@ -132,44 +133,45 @@ JudgedPaths = Annotated[tuple[str, ...], AfterValidator(refuse_equal_names)]
 
 
 class EmbeddingRecipe(Strict):
-    """A recipe of an embedding model: a network, stages, the folder that it is written to."""
+    """The recipe of an embedding model: its network, its stages and its folder."""
 
     later: ClassVar[frozenset[str]] = frozenset({"token_embedding_rms", "whiten_token_embeddings", "dense"})
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     model: str
-    """`RUN[@STEP]`, a model folder or a hub id; a decoder comes out bidirectional."""
+    """`RUN[@STEP]`, a model folder or a hub id. A decoder becomes bidirectional."""
     out: str
     stages: Annotated[tuple[EmbeddingStage, ...], Field(min_length=1)]
     weights: Literal["pretrained", "random"] = "pretrained"
-    """`random`: the same network untrained, as a control."""
+    """`random` takes the same network untrained, as a control."""
     max_length: PositiveCount | None = None
-    """Tokens after which a text is cut; not given: 512, or what the network has positions for."""
+    """Texts are cut after this many tokens. None: 512, or the positions of the network where they are fewer."""
     pooling: Literal["mean", "cls", "lasttoken", "max", "weightedmean"] = "mean"
     prompts: Prompts = Prompts()
     token_embedding_rms: PositiveFloat | None = None
-    """The root mean square that the table of token embeddings is scaled to before training. Pretraining leaves it small
-    beside what the layers add, so that an embedding model learns slowly which words texts share; larger is faster."""
+    """Scale the table of token embeddings to this root mean square before training. Pretraining leaves it small beside
+    the outputs of the layers, so that an embedding model is slow to learn which words texts share. Larger is faster."""
     whiten_token_embeddings: bool = False
-    """With `token_embedding_rms`: all directions of the table are made equally strong first. Pretraining crowds tokens
-    into few of them, so that they are hard to tell apart."""
+    """With `token_embedding_rms`: first make all directions of the table equally strong. Pretraining crowds tokens into
+    few directions, in which they are hard to tell apart."""
     dense: bool = False
-    """A linear map after pooling, learnt with the rest: networks end in a norm that gives every token of a text the
-    same weight in the mean, and the map can make those small that say little. sentence-transformers' `2_Dense`."""
+    """Learn a linear map after pooling (sentence-transformers' `2_Dense`). Networks end in a norm, so every token
+    weighs the same in the mean; the map can shrink tokens that say little."""
     matryoshka: bool | Annotated[tuple[PositiveCount, ...], Field(min_length=1)] = True
-    """Train the first dimensions of embeddings to serve alone: halves down to 32, or the ones given."""
+    """Train the first dimensions of embeddings for use without the others: halves of the width down to 32, or the
+    numbers given."""
     merge: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """The share of the network before training in the one that is written: against forgetting (BidirLM: 0.5)."""
+    """The share of the original weights in the weights that are written, against forgetting (BidirLM: 0.5)."""
     seed: int = 0
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     languages: tuple[str, ...] = ()
     license: str | None = None
-    """For the model card."""
+    """The license on the model card."""
     evaluation: JudgedPaths = ()
-    """Folders in BEIR's layout, or files of scored pairs, that are scored before and after training, for the card."""
+    """Folders in BEIR's layout, or files of scored pairs. The card has their scores before and after training."""
     tracking: TrackingName | None = None
-    """As in a recipe of pretraining: the loss of each stage over the steps of all, at the end the scores."""
+    """As in a recipe of pretraining: log the loss of each step, counted over all stages, and the scores at the end."""
 
     @model_validator(mode="after")
     def stages_fit(self) -> "EmbeddingRecipe":
@@ -183,7 +185,7 @@ class EmbeddingRecipe(Strict):
         return self
 
     def identity(self, model_hash: str, data_hashes: list[str]) -> str:
-        """Hash everything that decides the weights. Paths are replaced by what they hold."""
+        """Hash everything that decides the weights: contents stand in for paths."""
         tree = self.model_dump(
             mode="json", exclude={"name", "out", "languages", "license", "evaluation", "tracking", "merge"}
         )

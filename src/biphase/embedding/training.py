@@ -1,15 +1,13 @@
-"""A recipe → an embedding model in one folder: sources checked, stages trained one after the other, the best kept safe.
+"""A recipe → an embedding model in one folder: check the sources, then train one stage after the other.
 
 runs/NAME-HASH8/  config.yaml  stages/NAME/{FILES}  done.json
 
 A stage's FILES: pairs.json, trainer/, negatives-N.arrow, taught-N.arrow, model/, done.json.
 
-Each stage is written last, renamed and marked done; a stage that was interrupted goes on from its last checkpoint.
+Each stage is written last, renamed and marked done. An interrupted stage continues from its last checkpoint. The
+trainer and the losses are sentence-transformers'.
 
-A study has one recipe for all its models: a pretrained network and that recipe → an embedding model, its scores as
-cells.
-
-Stages are trained by sentence-transformers' trainer and losses.
+A study trains each of its models by the same recipe, and stores the scores as cells.
 """
 
 import copy
@@ -58,37 +56,39 @@ from biphase.tasks.spec import EVALUATED_SPLITS
 EMBEDDER_MAX_LENGTH = 512
 TRAINED = "this model"
 FURTHER_MODULES = "modules.safetensors"
-"""The weights of the modules behind the network."""
+"""The file with the weights of the modules behind the network."""
 NOTED_ROWS = 1000
-"""The first rows of a source, and their number, tell one way of making pairs from another."""
+"""The first rows of a source are hashed, with the number of all, to tell one way of making pairs from another."""
 SMALLEST_DIM = 32
-"""Matryoshka's halves of the width end here."""
+"""The smallest half of the width that Matryoshka trains."""
 LOGGING_STEPS = 10
 LOSS_WEIGHTS = "losses.safetensors"
 
 
 def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str, Any]]:
-    """Train what is missing and write the folder `recipe.out`; the same call goes on after a stop or a kill.
+    """Train the missing stages and write the folder `recipe.out`. After a stop or a kill the same call continues.
 
-    Returns: the folder, and what is in its card.
+    Returns: the folder, and the facts on its card.
 
     Raises:
-        InputError: before anything trains, for what is wrong with the recipe, its sources, its model or its folder.
+        InputError: before anything trains, for a mistake in the recipe, its sources, its model or its folder.
         StoppedError: after SIGTERM or SIGINT while a stage trains, once its state is saved.
     """
+    # 1. Models, pairs and judged texts, checked before anything trains.
     out = Path(recipe.out)
     console.check_tracking(recipe.tracking)
     check_paths(recipe)
     device = choose_device(recipe.device)
-    dtype = choose_dtype(recipe.precision, device)
     before, model = open_models(recipe)
     computing = explain_computing(recipe.precision, device, before[0].network)
     console.err.print(f"{computing} · not compiled (too short a run)")
     stage_runs = open_stages(recipe, model)
     datasets = [read_judged_set(Path(path)) for path in recipe.evaluation]
+    # 2. The folder of the run, named by all that decides its weights.
     hashes = [pairs.hash for run in stage_runs for pairs in run.sources]
     hashes += [embedders.hash_embedder(stage.teacher) for stage in recipe.stages if stage.teacher is not None]
-    identity = recipe.identity(embedders.hash_embedder(recipe.model), [*hashes, str(dtype)])
+    hashes.append(str(choose_dtype(recipe.precision, device)))
+    identity = recipe.identity(embedders.hash_embedder(recipe.model), hashes)
     folder = runs / f"{recipe.name}-{identity[:8]}"
     for run in stage_runs:
         run.folder = folder / "stages" / run.stage.name
@@ -98,22 +98,24 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
         files.write_text(folder / "config.yaml", yaml.safe_dump(settings, sort_keys=False))
         tracking = None if (folder / "done.json").exists() else recipe.tracking
         with console.open_tracking(tracking, folder, settings) as send:
+            # 3. The stages.
             model.to(device)
             records = run_stages(stage_runs, send)
             cosines = layer_cosines(model[0], before[0])
             if recipe.merge:
                 merge_weights(model[0], before[0], recipe.merge)
+            # 4. Scores, and facts for the card.
             model.eval()
             models = {TRAINED: model, "before training": before}
             scores = {dataset.name: score_arms(models, dataset) for dataset in datasets}
-            # A teacher's embeddings are learnt in all dimensions at once.
-            is_whole = recipe.stages[-1].loss == "distill"
-            dims = matryoshka_dims(embedders.width_of(model), recipe.matryoshka and not is_whole)
+            is_distilled = recipe.stages[-1].loss == "distill"  # which learns all dimensions at once
+            dims = matryoshka_dims(embedders.width_of(model), recipe.matryoshka and not is_distilled)
             facts = {"stages": records, "dims": dims, "cosines": cosines, "scores": scores}
             record: dict[str, Any] = {"kind": "validation", "step": sum(stage["steps"] for stage in records)}
             for name, arms in scores.items():
                 record |= {f"{name}/{metric}": score for metric, score in arms[TRAINED].items()}
             send(record)
+        # 5. The model's folder, proved on some of the texts.
         texts = [text for pairs in stage_runs[0].sources for text in pairs.table["positive"][:8].to_pylist()]
         embedders.write_embedder(model, recipe, facts, [*texts, "a"], out)
         files.write_json(folder / "done.json", facts | {"out": str(out)})
@@ -121,8 +123,9 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
 
 
 def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
-    """Make the network before training, from the recipe's seed where it is random, and its copy to train. Raises
-    `InputError` where no folder for sentence-transformers could be written, or token embeddings cannot be scaled."""
+    """Make the model before training, from the recipe's seed where it is random, and a copy to train. Raises
+    `InputError` for a tokenizer that sentence-transformers would misread, and token embeddings that cannot be
+    scaled."""
     console.err.print(f"loading {recipe.model}")
     tell_unused_modules(recipe)
     torch.manual_seed(recipe.seed)
@@ -143,7 +146,7 @@ def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
 
 
 def tell_unused_modules(recipe: EmbeddingRecipe) -> None:
-    """Tell what an embedding model has beside its network, which alone is trained."""
+    """Name the modules of an embedding model beside its network: training starts without them."""
     folder = find_folder(recipe.model)
     left_out = []
     for module in read_modules(folder):
@@ -158,16 +161,14 @@ def tell_unused_modules(recipe: EmbeddingRecipe) -> None:
 
 
 def open_stages(recipe: EmbeddingRecipe, model: SentenceTransformer) -> list["StageRun"]:
-    """Load all teachers, read all sources and make each loss once: mistakes are reported before anything trains. What
-    was read decides the folders of the stages, which are not known yet."""
+    """Load all teachers, read all sources and try each loss, so that mistakes are reported before anything trains. The
+    stages get their folders later, because the sources decide them."""
     width = embedders.width_of(model)
-    teachers: dict[str | None, Any] = {None: None}
+    names = dict.fromkeys(stage.teacher for stage in recipe.stages)
+    teachers: dict[str | None, Any] = {name: name and embedders.load_embedder(name) for name in names}
     for stage in recipe.stages:
-        if stage.teacher is None:
-            continue
-        if stage.teacher not in teachers:
-            teachers[stage.teacher] = embedders.load_embedder(stage.teacher)
-        if (dimension := embedders.width_of(teachers[stage.teacher])) != width and not stage.projection:
+        dimension = width if stage.teacher is None else embedders.width_of(teachers[stage.teacher])
+        if dimension != width and not stage.projection:
             message = f"teacher {stage.teacher} has {dimension} dimensions, the model {width}"
             raise InputError(f"stage {stage.name}: {message}: say projection: true, or take another teacher")
     stage_runs: list[StageRun] = []
@@ -178,19 +179,19 @@ def open_stages(recipe: EmbeddingRecipe, model: SentenceTransformer) -> list["St
         for kind in {pairs.kind for pairs in sources}:
             make_loss(run, kind)
         for pairs in sources:
-            console.err.print(f"stage {stage.name}: {pairs.name}: {pairs.origin}", markup=False)
+            console.err.print(f"stage {stage.name}: {pairs.name}: {pairs.description}", markup=False)
         stage_runs.append(run)
     return stage_runs
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """Return the newest `checkpoint-STEP` of a trainer that is whole: with its mark, which is written last."""
+    """Return the newest whole `checkpoint-STEP` of a trainer: one with its mark, which is written last."""
     whole = [path.parent for path in folder.glob(f"checkpoint-*/{files.MARK}")]
     return max(whole, key=lambda path: int(path.name.partition("-")[2]), default=None)
 
 
 def run_stages(stage_runs: Sequence["StageRun"], send: console.Send) -> list[dict[str, Any]]:
-    """Train the stages that are not done, one after the other; returns the record of each."""
+    """Train the stages that are not done, one after the other. Returns the record of each."""
     records: list[dict[str, Any]] = []
     for run in stage_runs:
         folder, network = run.folder / "model", run.model[0]
@@ -199,7 +200,7 @@ def run_stages(stage_runs: Sequence["StageRun"], send: console.Send) -> list[dic
             network.backbone = load_backbone(folder).to(run.model.device)
             if run.recipe.dense:
                 nn.Sequential(*list(run.model)[1:]).load_state_dict(load_file(folder / FURTHER_MODULES))
-            console.err.print(f"stage {run.stage.name}: done before", markup=False)
+            console.err.print(f"stage {run.stage.name}: done already", markup=False)
             records.append(files.read_json(run.folder / "done.json"))
         else:
             run.send, run.steps_before = send, sum(record["steps"] for record in records)
@@ -208,32 +209,35 @@ def run_stages(stage_runs: Sequence["StageRun"], send: console.Send) -> list[dic
 
 
 def run_stage(run: "StageRun") -> dict[str, Any]:
-    """Train the model in place, keep it, and return the record of the stage. Raises `InputError` where the stage began
+    """Train the model in place, save it, and return the record of the stage. Raises `InputError` where the stage began
     on other pairs."""
-    stage, folder, sources = run.stage, run.folder, run.sources
+    # 1. The pairs. The same text may have been cut in another way when the stage began.
+    stage = run.stage
+    folder = run.folder
     disable_progress_bars()
     folder.mkdir(parents=True, exist_ok=True)
-    # The same text may have been cut in another way when the stage began.
-    begun = files.content_hash([[len(pairs.table), pairs.table.slice(0, NOTED_ROWS).to_pydict()] for pairs in sources])
-    if (folder / "pairs.json").exists() and files.read_json(folder / "pairs.json") != begun:
+    noted = [[len(pairs.table), pairs.table.slice(0, NOTED_ROWS).to_pydict()] for pairs in run.sources]
+    if (folder / "pairs.json").exists() and files.read_json(folder / "pairs.json") != files.content_hash(noted):
         raise InputError(f"stage {stage.name} began on pairs that were made in another way: delete {folder}")
-    files.write_json(folder / "pairs.json", begun)
+    files.write_json(folder / "pairs.json", files.content_hash(noted))
     tables = stage_tables(run)
+    # 2. Training.
     names = {loss_name(stage, kind) for kind, _ in tables.values()}
     is_cached = any(name.startswith("cached") for name in names)
     key = f"mini_batch_tokens ({stage.mini_batch_tokens:,})" if is_cached else f"batch_size ({stage.batch_size:,})"
     with memory_told(f"stage {stage.name}: lower {key}"):
         trained = train_stage(run, tables)
+    # 3. Its model and its record; what only its training needed goes.
     record = {
         "name": stage.name,
-        "data": [f"{Path(pairs.name).name}: {pairs.origin}" for pairs in sources],
+        "data": [f"{Path(pairs.name).name}: {pairs.description}" for pairs in run.sources],
         "loss": ", ".join(sorted(names)),
         "last_loss": trained["losses"][-1]["loss"] if trained["losses"] else float("nan"),
         **trained,
     }
     with files.whole_folder(folder / "model") as whole:
-        network: Any = run.model[0]
-        network.network.save_pretrained(whole)
+        packed: Any = run.model[0]
+        packed.network.save_pretrained(whole)
         if run.recipe.dense:
             save_file(nn.Sequential(*list(run.model)[1:]).state_dict(), whole / FURTHER_MODULES)
         files.write_mark(whole, "model")
@@ -245,27 +249,28 @@ def run_stage(run: "StageRun") -> dict[str, Any]:
     return record
 
 
-def stage_tables(run: "StageRun") -> dict[str, tuple[str, Dataset]]:
-    """Make the tables that a stage trains on: of each source, its kind and its rows, with hard negatives or a teacher's
-    embeddings. Both are made once and kept in the folder."""
+def stage_tables(run: "StageRun") -> "Tables":
+    """Make the tables that a stage trains on, with hard negatives or a teacher's embeddings, which are made once and
+    kept in the folder."""
     stage = run.stage
+    seed = run.recipe.seed
     tables: dict[str, tuple[str, Dataset]] = {}
-    for number, (source, pairs) in enumerate(zip(stage.data, run.sources, strict=True)):
-        # An epoch goes through all rows `weight` times: through a fraction that is drawn with the seed, in order.
-        whole, part = divmod(source.weight, 1)
-        num_rows, seed = len(pairs.table), run.recipe.seed
+    for index, (source, pairs) in enumerate(zip(stage.data, run.sources, strict=True)):
+        # An epoch goes through all rows as often as `weight` says; the seed draws the rows of a fraction.
+        whole, fraction = divmod(source.weight, 1)
+        num_rows = len(pairs.table)
         is_drawn = np.zeros(num_rows, dtype=bool)
-        is_drawn[random.Random(seed).sample(range(num_rows), round(part * num_rows))] = True
+        is_drawn[random.Random(seed).sample(range(num_rows), round(fraction * num_rows))] = True
         rows = pa.concat_tables([*[pairs.table] * int(whole), pairs.table.filter(pa.array(is_drawn))])
-        # With a fingerprint, as `datasets` would make one of all texts, copied.
+        # `datasets` would copy all texts to make a fingerprint.
         fingerprint = files.content_hash([pairs.hash, source.weight, seed])[:16]
         table = Dataset(InMemoryTable(rows), fingerprint=fingerprint)
         if stage.hard_negatives is not None:
-            path = run.folder / f"negatives-{number}.arrow"
+            path = run.folder / f"negatives-{index}.arrow"
             table = embedders.mine_once(table, run.model, stage.name, stage.hard_negatives, path)
         if run.teacher is not None:
-            table = embedders.teach_once(table, run.teacher, stage.name, run.folder / f"taught-{number}.arrow")
-        tables[f"source_{number}"] = pairs.kind, table
+            table = embedders.teach_once(table, run.teacher, stage.name, run.folder / f"taught-{index}.arrow")
+        tables[f"source_{index}"] = pairs.kind, table
     return tables
 
 
@@ -273,7 +278,7 @@ def stage_tables(run: "StageRun") -> dict[str, tuple[str, Dataset]]:
 
 
 def loss_name(stage: EmbeddingStage, kind: str) -> str:
-    """Return the recipe's name of the loss for pairs of a kind. Raises `InputError` for a loss of the other kind."""
+    """Name the loss for pairs of a kind. Raises `InputError` where the stage's loss needs the other kind."""
     if stage.loss == "auto":
         return "cosent" if kind == "scored" else "mnrl" if stage.orthogonal_weight else "cached_mnrl"
     is_scored = stage.loss == "cosent"
@@ -284,11 +289,10 @@ def loss_name(stage: EmbeddingStage, kind: str) -> str:
 
 
 def make_loss(run: "StageRun", kind: str) -> nn.Module:
-    """Make the stage's loss for a kind of pairs, over several widths of embeddings unless the recipe says otherwise.
-
-    Raises `InputError` for a setting that the loss does not have.
-    """
-    model, stage = run.model, run.stage
+    """Make the stage's loss for a kind of pairs, over several widths of embeddings unless `matryoshka` is off. Raises
+    `InputError` for a setting that the loss does not have."""
+    model = run.model
+    stage = run.stage
     name = loss_name(stage, kind)
     make = getattr(losses, LOSSES[name])
     offered: dict[str, Any] = {"scale": 1 / stage.temperature, "mini_batch_num_tokens": stage.mini_batch_tokens}
@@ -309,11 +313,13 @@ def make_loss(run: "StageRun", kind: str) -> nn.Module:
 
 
 class WithOrthogonality(nn.Module):
-    """A loss with the weighted global orthogonal regularizer added, from the same embeddings."""
+    """A loss plus the weighted global orthogonal regularizer of the same embeddings."""
 
     def __init__(self, model: SentenceTransformer, loss: Any, weight: float) -> None:
         super().__init__()
-        self.model, self.loss, self.weight = model, loss, weight
+        self.model = model
+        self.loss = loss
+        self.weight = weight
         self.regularizer = losses.GlobalOrthogonalRegularizationLoss(model)
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor) -> Tensor:
@@ -323,7 +329,7 @@ class WithOrthogonality(nn.Module):
 
 
 def matryoshka_dims(width: int, matryoshka: bool | Sequence[int]) -> list[int]:
-    """List the widths that are trained, largest first: 384 gives 384, 192, 96, 48."""
+    """List the widths to train, largest first: 384, 192, 96, 48 for a width of 384."""
     if matryoshka is False:
         return [width]
     if matryoshka is True:
@@ -337,34 +343,33 @@ def matryoshka_dims(width: int, matryoshka: bool | Sequence[int]) -> list[int]:
 
 
 class CardlessTrainer(SentenceTransformerTrainer):
-    """Trains without the model card of sentence-transformers, for which it would embed texts behind a bar of its own:
-    the card is written with the folder."""
+    """A trainer without the card of sentence-transformers, which embeds texts for it behind its own progress bar."""
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         pass
 
 
 Tables = Mapping[str, tuple[str, Dataset]]
-"""Sources by their names: of each its kind, and its rows."""
+"""The kind and the rows of each source, by its name."""
 
 
 @dataclass(eq=False)
 class StageRun(TrainerCallback):
-    """A stage at work, as a callback of the trainer: it shows losses and sends them to TensorBoard or W&B. A process
-    that is asked to stop does so at the end of a step, with a checkpoint, and the loss up to there."""
+    """A stage while it trains, and the trainer's callback: it shows losses and sends them to TensorBoard or W&B. After
+    a signal to stop, training ends with the step, a checkpoint and a last loss."""
 
     recipe: EmbeddingRecipe
     stage: EmbeddingStage
     model: SentenceTransformer
-    """It is trained in place."""
+    """Trained in place."""
     folder: Path = Path()
     sources: Sequence[Pairs] = ()
     teacher: SentenceTransformer | None = None
     send: console.Send = lambda record: None
     steps_before: int = 0
-    """Steps of the stages before it: losses are counted on from there."""
+    """Steps of the earlier stages; the steps of its losses continue from there."""
     loss_weights: dict[str, nn.Parameter] = field(default_factory=dict)
-    """Weights that losses learn beside the model: a map to a teacher's dimension."""
+    """Weights that the losses learn beside the model: a map to a teacher's dimension."""
     stop_signals: list[int] = field(default_factory=list)
     note: str = ""
     tracker: console.Tracker | None = None
@@ -381,7 +386,7 @@ class StageRun(TrainerCallback):
             control.should_log = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Complete a checkpoint, mark it as whole by the hash of each file, and delete the one before."""
+        """Complete a checkpoint, mark it as whole by the hash of each file, and delete the earlier one."""
         folder = Path(args.output_dir)
         checkpoint = folder / f"checkpoint-{state.global_step}"
         if self.loss_weights:
@@ -402,7 +407,9 @@ class StageRun(TrainerCallback):
 
 def arguments_of(run: StageRun, tables: Tables) -> SentenceTransformerTrainingArguments:
     """Make the trainer's arguments. Scored pairs have no prompts: neither side is a query."""
-    recipe, stage, device = run.recipe, run.stage, run.model.device
+    recipe = run.recipe
+    stage = run.stage
+    device = run.model.device
     prompts: dict[str, Any] = {}
     for name, (kind, table) in tables.items():
         if kind == "pairs" and any(recipe.prompts.model_dump().values()):
@@ -434,13 +441,15 @@ def arguments_of(run: StageRun, tables: Tables) -> SentenceTransformerTrainingAr
 
 def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
     """Train the model in place, from the last checkpoint in the stage's folder where there is one, with a loss for each
-    source. Returns the steps taken, the rows and the losses that were logged, which are sent too.
+    source. Returns the number of steps and rows, and the logged losses.
 
     Raises:
-        InputError: the checkpoint is damaged, or the weights end up as no numbers.
+        InputError: the checkpoint is damaged, or the trained weights are not finite.
         StoppedError: after SIGTERM or SIGINT, once there is a checkpoint.
     """
-    stage, model = run.stage, run.model
+    # 1. The trainer, with the weights that losses learn.
+    stage = run.stage
+    model = run.model
     torch.manual_seed(run.recipe.seed)  # a loss may draw weights, whatever was drawn before
     loss_modules = {name: make_loss(run, kind) for name, (kind, _) in tables.items()}
     rows = {name: table for name, (_, table) in tables.items()}
@@ -449,6 +458,7 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
     of_model = {id(parameter) for parameter in model.parameters()}
     learnt = nn.ModuleDict(loss_modules).named_parameters()
     run.loss_weights = {name: weight for name, weight in learnt if id(weight) not in of_model}
+    # 2. The checkpoint to continue from.
     last = last_checkpoint(run.folder / "trainer")
     if last is None and any((run.folder / "trainer").glob("checkpoint-*")):
         console.err.print(f"stage {stage.name}: begins anew, its checkpoint was not finished", markup=False)
@@ -459,6 +469,7 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
             with files.reading(last / LOSS_WEIGHTS, f"delete {last} and rerun"):
                 for name, weight in load_file(last / LOSS_WEIGHTS).items():
                     run.loss_weights[name].data.copy_(weight)
+    # 3. Training, and what it came to.
     try:
         with stop_signals(run.stop_signals.append):
             trainer.train(resume_from_checkpoint=str(last) if last else None)
@@ -467,11 +478,11 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
             run.tracker.close()
     step, steps = trainer.state.global_step, trainer.state.max_steps
     if run.stop_signals and step < steps:
-        line = f"stage {stage.name}: stopped at step {step} of {steps}; run the same command to go on"
-        raise StoppedError(line, run.stop_signals[0])
-    trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # else it would go on in bf16 where it trained so
+        message = f"stage {stage.name}: stopped at step {step} of {steps}; run the same command to go on"
+        raise StoppedError(message, run.stop_signals[0])
+    trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # else it would still compute in bf16
     if not all(torch.isfinite(weight).all() for weight in model.parameters()):
-        shutil.rmtree(run.folder / "trainer")  # else the same command would go on from there
+        shutil.rmtree(run.folder / "trainer")  # else the same command would continue from there
         raise InputError(f"stage {stage.name}: training diverged; lower its learning_rate ({stage.learning_rate:g})")
     logged = [{"step": log["step"], "loss": log["loss"]} for log in trainer.state.log_history if "loss" in log]
     return {"steps": step, "rows": sum(map(len, rows.values())), "losses": logged}
@@ -489,53 +500,53 @@ def score_embedding(
     config: FinetuneConfig,
     out: Path,
 ) -> list[Score]:
-    """Train what is missing, keep the embedding model in `out`, and score it on every set (`paths`: name → path).
-
-    `trained_on` names the recipe; `config` says the seed, and whether weights are random.
-    """
+    """Train an embedding model in `out`, and score it on every set (`paths`: name → path), unless that is done. The
+    recipe has the name `trained_on`, and takes its seed and weights from `config`."""
+    # 1. The cells, one for each set.
     identity = identify(model)
-    model_hash = identity.hash
     settings = config.model_dump(mode="json", exclude=PLACEMENT)
-    hashes = {name: files.content_hash([PROTOCOL, model_hash, trained_on, name, settings]) for name in paths}
+    hashes = {name: files.content_hash([PROTOCOL, identity.hash, trained_on, name, settings]) for name in paths}
     folders = {name: out / f"{name.replace(':', '-')}-{digest[:16]}" for name, digest in hashes.items()}
     unscored = [name for name, folder in folders.items() if not (folder / "score.json").exists()]
-    if unscored:
+    if not unscored:
+        return list(map(read_score, folders.values()))
+    # 2. The embedding model; its sets are read before it trains.
+    started = time.perf_counter()
+    run_name = f"{trained_on.replace(':', '-')}-{config.weights}-{config.seed}"
+    changes: dict[str, Any] = {"name": run_name, "model": model, "out": str(out / run_name)}
+    changes |= {"seed": config.seed, "weights": config.weights}
+    embedding_recipe = parse_config(EmbeddingRecipe, {**recipe, **changes}, origin="evaluation.embed")
+    sets = {name: read_judged_set(Path(paths[name])) for name in unscored}
+    pair_hashes = [hash_pairs(source) for stage in embedding_recipe.stages for source in stage.data]
+    folder, facts = train_embedder(embedding_recipe, out / "runs")
+    embedder = embedders.load_embedder(str(folder))
+    seconds = time.perf_counter() - started
+    losses = [logged["loss"] for stage in facts["stages"] for logged in stage["losses"]]
+    for name, dataset in sets.items():  # 3. Its scores.
         started = time.perf_counter()
-        run_name = f"{trained_on.replace(':', '-')}-{config.weights}-{config.seed}"
-        changes = {"name": run_name, "model": model, "seed": config.seed, "weights": config.weights}
-        changes["out"] = str(out / run_name)
-        embedding_recipe = parse_config(EmbeddingRecipe, {**recipe, **changes}, origin="evaluation.embed")
-        sets = {name: read_judged_set(Path(paths[name])) for name in unscored}
-        pairs = [hash_pairs(source) for stage in embedding_recipe.stages for source in stage.data]
-        embedder_folder, facts = train_embedder(embedding_recipe, out / "runs")
-        embedder, seconds = embedders.load_embedder(str(embedder_folder)), time.perf_counter() - started
-        losses = [logged["loss"] for stage in facts["stages"] for logged in stage["losses"]]
-        for name, dataset in sets.items():
-            started = time.perf_counter()
-            metrics, judgements = score_embedder(embedder, dataset)
-            rows = list(judgements)
-            contents = [dataset.documents, dataset.queries, dataset.relevance, dataset.pairs]
-            spent = {"train": seconds, "evaluate": time.perf_counter() - started}
-            if dataset.documents:
-                metrics = metrics | {BM25: score_bm25(dataset)["ndcg_at_10"]}
-            score = Score(
-                protocol=PROTOCOL,
-                cell=hashes[name],
-                model=label,
-                model_hash=model_hash,
-                task=name,
-                trained_on=trained_on,
-                source=paths[name],
-                data_hash=files.content_hash([files.content_hash(contents), pairs]),
-                metric=dataset.metric,
-                config=config,
-                metrics=dict.fromkeys(EVALUATED_SPLITS, metrics),
-                num_examples=dict.fromkeys(EVALUATED_SPLITS, len(rows)),
-                num_steps=sum(stage["steps"] for stage in facts["stages"]),
-                final_loss=losses[-1] if losses else None,
-                seconds={part: round(value, 3) for part, value in spent.items()},
-                machine=describe_machine(choose_device(embedding_recipe.device)),
-            )
-            refuse_replaced(identity)
-            write_cell(folders[name], score, losses, {"test": rows})
-    return [read_score(folder) for folder in folders.values()]
+        metrics, rows = score_embedder(embedder, dataset)
+        evaluated = time.perf_counter() - started
+        if dataset.documents:
+            metrics = metrics | {BM25: score_bm25(dataset)["ndcg_at_10"]}
+        contents = [dataset.documents, dataset.queries, dataset.relevance, dataset.pairs]
+        score = Score(
+            protocol=PROTOCOL,
+            cell=hashes[name],
+            model=label,
+            model_hash=identity.hash,
+            task=name,
+            trained_on=trained_on,
+            source=paths[name],
+            data_hash=files.content_hash([files.content_hash(contents), pair_hashes]),
+            metric=dataset.metric,
+            config=config,
+            metrics=dict.fromkeys(EVALUATED_SPLITS, metrics),
+            num_examples=dict.fromkeys(EVALUATED_SPLITS, len(rows)),
+            num_steps=sum(stage["steps"] for stage in facts["stages"]),
+            final_loss=losses[-1] if losses else None,
+            seconds={"train": round(seconds, 3), "evaluate": round(evaluated, 3)},
+            machine=describe_machine(choose_device(embedding_recipe.device)),
+        )
+        refuse_replaced(identity)
+        write_cell(folders[name], score, losses, {"test": rows})
+    return list(map(read_score, folders.values()))

@@ -1,4 +1,4 @@
-"""Outputs on validation → what makes a kept model's probabilities honest, and its sets of labels better.
+"""Outputs on validation → a temperature for honest probabilities, or thresholds for better sets of labels.
 
 Letters: N examples, C classes or choices, B bins.
 """
@@ -14,15 +14,15 @@ from biphase.config import Strict
 
 
 class Calibration(Strict):
-    """What validation says of a network's outputs. The defaults change nothing."""
+    """How to read a network's outputs. The defaults change nothing."""
 
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    """By it logits are divided before their softmax, which changes no label. The weights of a kept head are so divided
+    """Divides the logits before their softmax, which changes no label. The weights of a kept head are divided
     already."""
     thresholds: tuple[float, ...] = ()
-    """Several classes: the probability above which each is predicted; () for 0.5 of each."""
+    """Sets of classes: each class is predicted above its threshold; () for 0.5 each."""
     on_test: tuple[float, float] | None = None
-    """The calibration error on test, or the macro F1 of several classes, before and after."""
+    """The calibration error on test, or for sets of classes the macro F1, before and after."""
 
 
 AS_THEY_ARE = Calibration()
@@ -30,12 +30,12 @@ AS_THEY_ARE = Calibration()
 NUM_BINS = 15
 LEAST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.05, 20.0
 SIGNIFICANT_RATIO = 3.841
-"""The 95 % quantile of χ² with one degree of freedom: twice the log of a likelihood ratio has it where 1 is right."""
+"""The 95 % quantile of χ² with one degree of freedom, the law of twice a log likelihood ratio if 1 is right."""
 
 
 def calibration_error(rows: Iterable[Mapping[str, Any]]) -> float:
-    """Compute the expected calibration error of rows of predictions (Guo et al. 2017, 15 bins of equal width): how far
-    the probability of the predicted label is from the share that is right, on average."""
+    """Compute the expected calibration error of rows of predictions (Guo et al. 2017, 15 bins of equal width): the mean
+    distance between the probability of the predicted label and the accuracy."""
     pairs_N2 = np.array([(row["probability"], row["gold"] == row["predicted"]) for row in rows], dtype=np.float64)
     confidence_N, is_right_N = pairs_N2.T
     bins_N = np.ceil(confidence_N * NUM_BINS).astype(np.int64)  # a bin holds its upper end
@@ -46,9 +46,8 @@ def calibration_error(rows: Iterable[Mapping[str, Any]]) -> float:
 def fit_temperature(logits_NC: np.ndarray, gold_N: np.ndarray) -> float:
     """Find the temperature with the lowest negative log-likelihood (Guo et al. 2017).
 
-    It is 1 where a likelihood-ratio test does not reject 1: such a temperature follows the noise of these examples, and
-    makes others worse. It is 1 too where every example is right, for then the likelihood rises without end as it
-    falls. A choice that a question lacks is -inf.
+    It stays 1 unless a likelihood-ratio test rejects 1: otherwise it would follow the noise of these examples. It stays
+    1 too if every example is right, because the likelihood then has no maximum. Choices that a question lacks are -inf.
     """
     from scipy.optimize import minimize_scalar
 
@@ -67,8 +66,8 @@ def fit_temperature(logits_NC: np.ndarray, gold_N: np.ndarray) -> float:
 
 
 def choose_thresholds(probabilities_NC: np.ndarray, gold_NC: np.ndarray) -> tuple[float, ...]:
-    """Choose for each class the threshold with the highest F1; of equal ones that nearest to 0.5, which stands between
-    two probabilities that it parts."""
+    """Choose for each class the threshold with the highest F1, between two probabilities; of equal ones the
+    nearest to 0.5."""
     thresholds = []
     for probability_N, is_gold_N in zip(probabilities_NC.T.astype(np.float64), gold_NC.T, strict=True):
         # A threshold between the n-th highest probability and the next predicts the class for n examples.
@@ -77,7 +76,7 @@ def choose_thresholds(probabilities_NC: np.ndarray, gold_NC: np.ndarray) -> tupl
         low_N = np.append(high_N[1:], 0.0)
         num_right_N = np.cumsum(is_gold_N[order])
         f1_N = 2 * num_right_N / (np.arange(len(order)) + 1 + is_gold_N.sum())
-        f1_N[low_N == high_N] = 0.0  # equal probabilities cannot be parted
+        f1_N[low_N == high_N] = 0.0  # no threshold separates equal probabilities
         thresholds_N = np.where((low_N <= 0.5) & (high_N > 0.5), 0.5, (low_N + high_N) / 2)
         best = np.flatnonzero(f1_N == f1_N.max())
         nearest = float(thresholds_N[best][np.abs(thresholds_N[best] - 0.5).argmin()])

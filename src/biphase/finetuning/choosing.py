@@ -1,9 +1,9 @@
-"""Scores of a grid give the learning rate that validation chooses for each model on each task, and the scores there.
+"""Scores of a grid → the learning rate that validation chooses for each model on each task.
 
-The rate is chosen by a function that sees validation scores only. Each seed is tested at the rate that the other seeds
-choose, or where there is none the other pretraining seeds: validation and test come from the same weights, so a seed
-that chose its own rate would bring its luck along. How far a test score hangs on the choice is told by what other
-validation examples and other seeds would have chosen.
+Only validation scores choose a rate. Each seed is tested at the rate that the other seeds choose, or, if there are
+none, the other pretraining seeds: a seed that chose its own rate would carry its luck on validation into the test,
+because both use the same weights. Draws of other validation examples and seeds show how far a test score depends on the
+choice.
 
 Letters: K rates, S seeds, N validation examples, B draws.
 """
@@ -21,49 +21,48 @@ from biphase.tasks.spec import EvaluatedSplit
 
 NUM_DRAWS = 10_000
 MOST_EXAMPLES = 500
-"""So many of the validation examples, evenly over the file, show how much a mean over all of them varies."""
+"""Validation examples, evenly over the file, that measure how much the mean over all varies."""
 REACH = 3.0
-"""A mean over N shares has a standard error of at most 1/√N beside another on the same examples: a rate that is more
-than so many of these behind is not the one that other examples choose."""
+"""The difference of two means over the same N values from 0 to 1 has a standard error of at most 1/√N. Other examples
+would not choose a rate that is more than this many errors behind."""
 
 
 @dataclass(frozen=True)
 class ChoiceNoise:
-    """How far a choice of rate hangs on the validation examples and seeds that made it."""
+    """How far a choice of rate depends on its validation examples and seeds."""
 
     shares: Mapping[float, float]
-    """With which probability each rate would be chosen on other examples by other seeds, where it can be at all."""
+    """The probability of each possible rate under other examples and seeds."""
     variance: float
-    """The variance of the mean test score over such choices; nan where nothing is known of them."""
+    """The variance of the mean test score over such choices; nan if it is unknown."""
     why_unknown: str = ""
-    """Why it is not known what other examples would have chosen."""
+    """Why the choices of other examples are unknown."""
 
 
 @dataclass
 class RateChoice:
-    """The scores of a model on a task among which validation chose."""
+    """The scores of a model on a task, among which validation chose."""
 
     by_rate: Mapping[float, Sequence[Score]]
-    """The scores at each rate, of seeds that did not diverge."""
+    """The scores at each rate, without seeds that diverged."""
     metric: str
     noise: ChoiceNoise | None = None
-    """What `draw_noise` returns, once it was called."""
+    """The result of `draw_noise`, once it was called."""
 
     @property
     def num_examples(self) -> int:
-        """Count the validation examples that chose: 0 where there was one rate alone."""
+        """The number of validation examples that chose: 0 for a single rate."""
         if len(self.by_rate) == 1:
             return 0
         return min(score.num_examples.get("validation", 0) for scores in self.by_rate.values() for score in scores)
 
     @property
     def degrees(self) -> int:
-        """The degrees of freedom of the spread over seeds; without one, those of the spread over examples."""
+        """The degrees of freedom of the spread over seeds or, without seeds, over examples."""
         return sum(len(scores) - 1 for scores in self.by_rate.values()) or self.num_examples - 1
 
     def draw_noise(self) -> ChoiceNoise:
-        """Draw what other validation examples and seeds would have chosen. Predictions are read, and choices drawn,
-        once."""
+        """Draw the choices of other validation examples and seeds, once."""
         if self.noise is None:
             self.noise = measure_noise(self)
         return self.noise
@@ -74,7 +73,7 @@ class RateChoice:
 
 def measure_noise(choice: RateChoice) -> ChoiceNoise:
     """Draw the noise of a choice, as `RateChoice.draw_noise` returns it."""
-    # 1. The rates, from the lowest, that other examples or seeds could have chosen at all.
+    # 1. The rates, from the lowest, that other examples or seeds could choose.
     values_KS = [[score.metrics["validation"][choice.metric] for score in seeds] for seeds in choice.by_rate.values()]
     seed_variances = dict(zip(choice.by_rate, other_seeds(values_KS), strict=True))
     error = math.sqrt(2 * max(seed_variances.values())) + 1 / math.sqrt(max(choice.num_examples, 1))
@@ -83,13 +82,13 @@ def measure_noise(choice: RateChoice) -> ChoiceNoise:
     if len(rivals) == 1:
         return ChoiceNoise({rivals[0]: 1.0}, variance=0.0)
 
-    # 2. How their means vary over seeds and, where predictions were kept, over examples.
+    # 2. The variation of their means over seeds and, if predictions were kept, over examples.
     by_rate = {rate: choice.by_rate[rate] for rate in rivals}
     covariance_KK = np.diag([seed_variances[rate] for rate in rivals])
     over_examples_KK, why_unknown = vary_over_examples(by_rate, "validation")
     shares_K = draw_choices(np.array([means[rate] for rate in rivals]), covariance_KK + over_examples_KK)
 
-    # 3. How far the test scores lie apart where these choices fall.
+    # 3. The spread of the test scores over these choices.
     scores_K = np.array([choice.mean(rate, "test") for rate in rivals])
     variance = spread_of_choices(shares_K, scores_K, vary_over_examples(by_rate, "test")[0])
     if why_unknown and not any(seed_variances.values()):
@@ -98,8 +97,8 @@ def measure_noise(choice: RateChoice) -> ChoiceNoise:
 
 
 def vary_over_examples(by_rate: Mapping[float, Sequence[Score]], split: EvaluatedSplit) -> tuple[np.ndarray, str]:
-    """Return the covariance, [K, K], of the rates' mean scores over the examples of a split; and why nothing is known
-    of it, where it is zero for that."""
+    """Return the covariance, [K, K], of the rates' mean scores over the examples of a split; or zeros, and why it is
+    unknown."""
     none_KK = np.zeros((len(by_rate), len(by_rate)))
     scores = [score for of_rate in by_rate.values() for score in of_rate]
     num_examples = min(score.num_examples.get(split, 0) for score in scores)
@@ -116,10 +115,9 @@ def vary_over_examples(by_rate: Mapping[float, Sequence[Score]], split: Evaluate
 def spread_of_choices(shares_K: np.ndarray, scores_K: np.ndarray, covariance_KK: np.ndarray) -> float:
     """Return the variance of the true test score over choices that fall on the rates with these shares.
 
-    The measured scores lie further apart than the true ones: by what the test examples make of each, which is no matter
-    of the choice and stands in the error over examples already. That part, known from `covariance_KK`, is taken off.
-    The noise of seeds stays: the seeds that are lucky at a rate choose it for each other, so that their scores have in
-    common what their spread does not show.
+    Measured scores spread further than true ones, by the noise of the test examples, which the error over examples
+    already counts. `covariance_KK` tells that part, and it is subtracted. The noise of seeds stays: seeds that are
+    lucky at a rate choose it for each other, so they share luck that their spread does not show.
     """
     spread = shares_K @ (scores_K - shares_K @ scores_K) ** 2
     of_examples = shares_K @ np.diag(covariance_KK) - shares_K @ covariance_KK @ shares_K
@@ -127,8 +125,8 @@ def spread_of_choices(shares_K: np.ndarray, scores_K: np.ndarray, covariance_KK:
 
 
 def other_seeds(values_KS: Sequence[Sequence[float]]) -> list[float]:
-    """[K] the variance of the mean of all other seeds but one around the mean of these seeds, at each rate:
-    σ² (1/S + 1/(S-1)), with one σ for the seeds of all rates. 0 where no rate has two seeds."""
+    """Return, for each rate, [K], the variance of the mean of S - 1 other seeds around the mean of these seeds:
+    σ² (1/S + 1/(S-1)), with one σ for the seeds of all rates. 0 if no rate has two seeds."""
     degrees = sum(len(values_S) - 1 for values_S in values_KS)
     squares = sum(float(np.var(values_S)) * len(values_S) for values_S in values_KS)
     variance = squares / degrees if degrees else 0.0
@@ -136,7 +134,7 @@ def other_seeds(values_KS: Sequence[Sequence[float]]) -> list[float]:
 
 
 def draw_choices(means_K: np.ndarray, covariance_KK: np.ndarray) -> np.ndarray:
-    """Draw how often, [K], each rate, from the lowest, is best where its mean on validation varies so."""
+    """Draw validation means, and return the share of draws in which each rate, from the lowest, is best, [K]."""
     drawn_BK = np.random.default_rng(0).multivariate_normal(means_K, covariance_KK, NUM_DRAWS, method="eigh")
     # Of equal rates the lowest, as `choose_rate` has it; a millionth is rounding.
     best_B = np.argmax(drawn_BK >= drawn_BK.max(axis=1, keepdims=True) - 1e-6, axis=1)
@@ -144,11 +142,8 @@ def draw_choices(means_K: np.ndarray, covariance_KK: np.ndarray) -> np.ndarray:
 
 
 def find_scored_model(scores: ScoreSet, name: str) -> str:
-    """Find the model that a user means: by its whole name or the last part of its path, with its settings where it has
-    some.
-
-    Raises `InputError` when there is none (with the nearest) or more than one (with all).
-    """
+    """Find a model by its whole name or the last part of its path, with its settings if it has some. Raises
+    `InputError` for no match (naming the nearest) or several (naming all)."""
     model_name = name.rstrip("/")
     if model_name in scores.models:
         return model_name
@@ -164,17 +159,17 @@ def find_scored_model(scores: ScoreSet, name: str) -> str:
 def choose_rate(validation: Mapping[float, Sequence[float | None]]) -> float:
     """Choose the learning rate with the best mean validation score over its seeds; of equal ones the lowest.
 
-    None stands for a seed that diverged. A rate with more diverged seeds ranks below every rate with fewer: the mean of
-    those that survived is no estimate of what the next seed will do.
+    None stands for a seed that diverged. A rate with more diverged seeds ranks below every rate with fewer, because the
+    mean of the survivors does not predict the next seed.
 
-    Raises `InputError` when no seed of any rate survived.
+    Raises `InputError` if no seed of any rate survived.
     """
     ranks = {}
     for rate, values in validation.items():
         survivors = [value for value in values if value is not None]
         assert all(math.isfinite(value) for value in survivors)
         if survivors:
-            # fsum is exact, so that the order of the seeds decides no tie.
+            # fsum is exact, so the order of the seeds breaks no tie.
             ranks[rate] = (len(survivors) - len(values), math.fsum(survivors) / len(survivors), -rate)
     if not ranks:
         raise InputError("training diverged at every learning rate with every seed; try lower rates")
@@ -184,11 +179,11 @@ def choose_rate(validation: Mapping[float, Sequence[float | None]]) -> float:
 def choose_for_each_seed(
     validation: Mapping[float, Mapping[int, float | None]], peers: Mapping[float, Sequence[float | None]]
 ) -> dict[int, float]:
-    """Choose the learning rate at which each seed is tested: the one that `choose_rate` takes from all other seeds.
+    """Choose the learning rate at which each seed is tested: `choose_rate` takes it from all other seeds.
 
-    For a seed without others that survived its peers choose, which are the seeds of other pretrainings; without any it
-    chooses for itself, and no verdict follows from one seed alone. `validation` holds the scores by rate, then by seed;
-    at some rate a seed has survived.
+    If no other seed survived, the peers choose: the seeds of other pretrainings. Without peers, the seed chooses for
+    itself, but no verdict follows from a single seed. `validation` holds the scores by rate, then by seed; some seed
+    has survived at some rate.
     """
     rates = {}
     for seed in sorted({seed for by_seed in validation.values() for seed in by_seed}):
@@ -215,7 +210,7 @@ def validation_by_rate(scores: Iterable[Score], metric: str) -> dict[float, list
 
 
 def validation_of(score: Score, metric: str) -> float | None:
-    """Return a score on validation, None if it diverged. Raises `InputError` where a split has no such metric."""
+    """Return a score on validation, None if it diverged. Raises `InputError` if a split lacks the metric."""
     for values in score.metrics.values():
         if metric not in values:
             raise InputError(f"{score.folder} has no metric '{metric}'{nearest(metric, values)}")

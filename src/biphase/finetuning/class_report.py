@@ -1,7 +1,7 @@
-"""Rows of predictions → how good they are class by class: as a record, in words, as a table and as a picture.
+"""Rows of predictions → scores of each class: a record, sentences, a table and a picture.
 
-What is counted are examples with one label or several, words with tags, or, where tags are of entities, whole entities
-by their type. The numbers are those of scikit-learn's `classification_report` and of seqeval's.
+The units are examples with one label or several, words with tags, or, if tags are of entities, whole entities by type.
+The values equal scikit-learn's `classification_report` and seqeval's.
 
 Letters: U units that carry a label (examples or words), L classes or types of entities, E entities.
 """
@@ -17,13 +17,13 @@ from biphase import files
 from biphase.console import PlainConsole, out, print_rows
 from biphase.errors import InputError, first_of
 from biphase.finetuning.calibration import calibration_error
-from biphase.finetuning.metrics import find_entities, is_sentence, number_tags, one_hot
+from biphase.finetuning.metrics import find_entities, index_tags, is_sentence, one_hot
 from biphase.finetuning.scores import Score
 from biphase.style import INK, PLOT_STYLE, check_picture
 from biphase.tasks.spec import EvaluatedSplit
 
 CLASSES_IN_TABLE = 12
-"""Classes that are shown in a terminal, half of them the worst and half the best; and named in a sentence."""
+"""Classes in a terminal's table, half of them the worst and half the best, and in a sentence."""
 
 
 Unit = Literal["examples", "words", "entities"]
@@ -31,16 +31,16 @@ Unit = Literal["examples", "words", "entities"]
 
 @dataclass(frozen=True)
 class ClassScore:
-    """How good the predictions of a class are, as shares; 0 where nothing is to be divided."""
+    """The scores of a class, from 0 to 1; 0 for a division by zero."""
 
     name: str
     precision: float
     recall: float
     f1: float
     support: int
-    """How often it is right."""
+    """Units whose gold label it is."""
     predicted: int
-    """How often it is predicted."""
+    """Units whose predicted label it is."""
 
 
 @dataclass(frozen=True)
@@ -48,40 +48,41 @@ class ClassReport:
     unit: Unit
     classes: tuple[ClassScore, ...]
     averages: tuple[ClassScore, ...]
-    """The micro average over all units; the macro average over the classes that are right or predicted anywhere (over
-    all where an example has several); and that weighted by support."""
+    """The micro average over all units, the macro average, and the average weighted by support. The last two take the
+    classes in gold or predictions, but all classes if an example has several."""
     majority: str | None
-    """The most frequent class. None where a unit may have none or several."""
+    """The most frequent class. None if a unit may have no class or several."""
     never_predicted: tuple[str, ...]
-    """The classes that are right somewhere, and predicted nowhere."""
+    """The classes in gold that are never predicted."""
     labels: tuple[str, ...]
     """The names of the rows and columns of `confusion`."""
     confusion: tuple[tuple[int, ...], ...]
-    """How often each label (row) is predicted as each (column), word by word for tags; () where an example has
-    several."""
+    """How often each label (row) is predicted as each (column), word by word for tags; () if an example has several."""
     calibration_error: float | None
-    """How far the probability of the predicted label is from the share that is right (`calibration_error`)."""
+    """The expected calibration error (`calibration.calibration_error`)."""
 
 
 def report_classes(rows: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> ClassReport:
-    """Count how often each class is right, is predicted and is both, and what is confused with what."""
+    """Count for each class the units that are right, predicted and gold, and which classes are confused."""
+    # 1. Counts, [3, L]: right, predicted, gold.
     unit: Unit = "words" if is_sentence(rows[0]) else "examples"
     has_several = unit == "examples" and isinstance(rows[0]["gold"], list)
-    names, labels, confusion_LL = tuple(classes), tuple(classes), np.zeros((0, 0), dtype=np.int64)
+    names = tuple(classes)
+    confusion_LL = np.zeros((0, 0), dtype=np.int64)
     if has_several:
-        labels = ()
         gold_UL, predicted_UL = (one_hot([row[key] for row in rows], classes) for key in ("gold", "predicted"))
         counts_3L = np.stack([part_UL.sum(axis=0) for part_UL in (gold_UL * predicted_UL, predicted_UL, gold_UL)])
     else:
         sentences = rows if unit == "words" else [{key: [row[key]] for key in ("gold", "predicted")} for row in rows]
-        gold_U, predicted_U, bounds_S1, _ = number_tags(sentences, classes)
+        gold_U, predicted_U, bounds_S1, _ = index_tags(sentences, classes)
         confused_LL = np.zeros((len(classes), len(classes) + 1), dtype=np.int64)
-        np.add.at(confused_LL, (gold_U, predicted_U), 1)  # the last column is of words that were cut off
+        np.add.at(confused_LL, (gold_U, predicted_U), 1)  # the last column counts words that were cut off
         confusion_LL = confused_LL[:, :-1]
         counts_3L = np.stack([confusion_LL.diagonal(), confusion_LL.sum(axis=0), confused_LL.sum(axis=1)])
     if unit == "words" and classes[0] == "O":
         unit = "entities"
         names, counts_3L = count_types(gold_U, predicted_U, bounds_S1, classes)
+    # 2. Scores of each class, and their averages.
     scores = [score_class(name, *counts) for name, counts in zip(names, counts_3L.T.tolist(), strict=True)]
     seen = [score for score in scores if has_several or score.support or score.predicted]
     has_one = unit != "entities" and not has_several
@@ -95,7 +96,7 @@ def report_classes(rows: Sequence[Mapping[str, Any]], classes: Sequence[str]) ->
         ),
         majority=max(scores, key=lambda score: score.support).name if has_one else None,
         never_predicted=tuple(score.name for score in scores if score.support and not score.predicted),
-        labels=labels,
+        labels=() if has_several else tuple(classes),
         confusion=tuple(map(tuple, confusion_LL.tolist())),
         calibration_error=calibration_error(rows) if has_one and "probability" in rows[0] else None,
     )
@@ -104,19 +105,19 @@ def report_classes(rows: Sequence[Mapping[str, Any]], classes: Sequence[str]) ->
 def count_types(
     gold_U: np.ndarray, predicted_U: np.ndarray, bounds_S1: np.ndarray, classes: Sequence[str]
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    """Name the types of entities, and count those of each that are found, predicted and in gold, [3, L]."""
+    """Name the types of entities, and count the right, predicted and gold entities of each, [3, L]."""
     names = tuple(dict.fromkeys(label[2:] for label in classes[1:]))
-    number_L = np.searchsorted(np.unique([label[2:] for label in classes]), names)  # as `find_entities` numbers types
+    types_L = np.searchsorted(np.unique([label[2:] for label in classes]), names)  # indices as in `find_entities`
     gold_E, predicted_E = (find_entities(tags_U, bounds_S1, classes)[0] for tags_U in (gold_U, predicted_U))
     counts = []
     for entities_E in (np.intersect1d(gold_E, predicted_E), predicted_E, gold_E):
-        counts.append(np.bincount(entities_E % len(classes), minlength=len(classes))[number_L])
+        counts.append(np.bincount(entities_E % len(classes), minlength=len(classes))[types_L])
     return names, np.stack(counts)
 
 
 def score_class(name: str, right: int, predicted: int, gold: int) -> ClassScore:
-    precision, recall, f1 = right / max(predicted, 1), right / max(gold, 1), 2 * right / max(predicted + gold, 1)
-    return ClassScore(name, precision, recall, f1, gold, predicted)
+    f1 = 2 * right / max(predicted + gold, 1)
+    return ClassScore(name, right / max(predicted, 1), right / max(gold, 1), f1, support=gold, predicted=predicted)
 
 
 def average_classes(name: str, scores: Sequence[ClassScore], weights_L: np.ndarray) -> ClassScore:
@@ -127,7 +128,7 @@ def average_classes(name: str, scores: Sequence[ClassScore], weights_L: np.ndarr
 
 
 def read_report(score: Score, split: EvaluatedSplit = "test") -> ClassReport | None:
-    """Read the predictions that a cell has kept. None for a task without classes, and where none are kept."""
+    """Report on the predictions of a cell. None for a task without classes, or without stored predictions."""
     path = (score.folder or Path()) / f"{split}.jsonl"
     if not score.classes or score.folder is None or not path.exists():
         return None
@@ -137,7 +138,7 @@ def read_report(score: Score, split: EvaluatedSplit = "test") -> ClassReport | N
 
 
 def tell_report(report: ClassReport, in_train: Mapping[str, int]) -> list[str]:
-    """Say in sentences what a score alone hides. `in_train`: how often classes stand in train, where that is known."""
+    """Write sentences on what a score alone hides. `in_train` counts classes in train, if that is known."""
     sentences = []
     supports = {score.name: score.support for score in report.classes}
     if report.majority is not None:
@@ -157,38 +158,39 @@ def tell_report(report: ClassReport, in_train: Mapping[str, int]) -> list[str]:
 
 
 def print_report(report: ClassReport, in_train: Mapping[str, int], console: PlainConsole = out) -> None:
-    """Print a table of the classes, where there are many of the worst and the best, then the sentences."""
-    shown, title = list(report.classes), f"{report.unit}, in %"
+    """Print a table of the classes, or of the worst and the best of many, then the sentences."""
+    shown = list(report.classes)
+    title = f"{report.unit}, in %"
     if len(shown) > CLASSES_IN_TABLE:
         half = CLASSES_IN_TABLE // 2
         by_f1 = sorted((score for score in shown if score.support), key=lambda score: score.f1)
         shown = by_f1 if len(by_f1) <= CLASSES_IN_TABLE else [*by_f1[:half], *by_f1[-half:]]
         title += f"; the {half} worst and {half} best of {len(report.classes)} classes by F1"
-    lines = []
+    rows = []
     for score in (*shown, *report.averages):
-        shares = [f"{100 * share:.1f}" for share in (score.precision, score.recall, score.f1)]
-        lines.append([score.name, *shares, f"{score.support:,}", f"{score.predicted:,}"])
-    print_rows(("class", "precision", "recall", "F1", "support", "predicted"), lines, title, console)
+        percents = [f"{100 * value:.1f}" for value in (score.precision, score.recall, score.f1)]
+        rows.append([score.name, *percents, f"{score.support:,}", f"{score.predicted:,}"])
+    print_rows(("class", "precision", "recall", "F1", "support", "predicted"), rows, title, console)
     for sentence in tell_report(report, in_train):
         console.prose(sentence)
 
 
 MOST_COUNTS, LONGEST_LABEL = 25, 30
-"""Labels up to which a picture shows counts; and the characters that it shows of a label."""
+"""The most labels with which a picture shows counts, and the characters that it shows of a label."""
 
 
 def draw_confusion(report: ClassReport | None, path: Path) -> None:
-    """Draw the confusion matrix as SVG, PNG or PDF: counts, and as colour the share of each row. Raises `InputError`
-    where there is none."""
+    """Draw the confusion matrix as SVG, PNG or PDF: counts, coloured by their share of the row. Raises `InputError` for
+    a report without one."""
     import matplotlib
     from matplotlib.figure import Figure
 
     check_picture(path)
     if report is None or not report.confusion:
-        raise InputError(
-            f"{path}: a picture is drawn of a finished cell or a file where one of several classes is right"
-        )
-    confusion_LL, num = np.array(report.confusion), len(report.labels)
+        message = "a picture is drawn of a finished cell or a file where one of several classes is right"
+        raise InputError(f"{path}: {message}")
+    confusion_LL = np.array(report.confusion)
+    num = len(report.labels)
     shares_LL = confusion_LL / np.maximum(confusion_LL.sum(axis=1, keepdims=True), 1)
     inches = min(2.2 + 0.34 * num, 16)
     with matplotlib.rc_context({"svg.hashsalt": "biphase", "axes.grid": False}, PLOT_STYLE):

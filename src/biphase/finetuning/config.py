@@ -1,6 +1,6 @@
-"""The configuration of a cell: all that it does, apart from which encoder and which task, and what of that names it.
+"""The settings of a fine-tuning, and the hash that names its cell.
 
-A cell's name is the hash of the bytes of model and data, and of all that decides its result.
+The hash covers the bytes of model and data, and every setting that decides the result.
 """
 
 import math
@@ -23,27 +23,26 @@ from biphase.tasks.sources import DataDirs, TaskSource, find_task_sources
 from biphase.tasks.spec import PAPER_TASKS, Task
 
 PROTOCOL = 4
-"""A part of every cell's name: raise it when the same configuration no longer gives the same scores, or another name.
+"""Part of every cell's name. Raise it when the same configuration gives other scores, or another name.
 
-4: the configuration is named and kept as `settle_config` gives it; `max_train_examples` counts questions; with
-`max_eval_examples` retrieval searches what it searches without.
+4: a cell is named by its settled configuration (`settle_config`); `max_train_examples` counts questions;
+`max_eval_examples` leaves the searched documents as they are.
 """
 
-
 PLACEMENT = {"device", "microbatch_tokens", "keep_texts", "tracking"}
-"""Settings that decide where and how fast a cell runs and what is kept of it, not what comes out."""
+"""Settings that decide where a cell runs, how fast, and what it stores, not its scores."""
 
 FAMILY_SETTINGS = {setting for kind in KINDS.values() for setting in kind.settings}
-"""The settings that do not matter to all families."""
+"""Settings that only some families use."""
 
 PAPER_SEARCH = {"judged_only": True, "max_answer_tokens": 30}
-"""What these settings are for the paper's tasks, where nobody gives them; and wherever they do not matter."""
+"""Defaults of the paper's tasks, and the values of these settings in tasks that do not use them."""
 
 DEFAULT_MAX_LENGTH = 2028
 
 
 def list_weights(value: Any) -> Any:
-    """Turn a mapping of classes to weights into pairs: configurations are hashed."""
+    """Turn a mapping of classes to weights into sorted pairs, which can be hashed."""
     pairs = sorted((str(name), weight) for name, weight in value.items()) if isinstance(value, dict) else value
     weights = [pair[-1] for pair in pairs] if isinstance(pairs, list | tuple) else []
     are_weights = bool(weights) and all(type(weight) in (int, float) and weight > 0 for weight in weights)
@@ -56,7 +55,7 @@ ClassWeights = Annotated[Literal["balanced"] | tuple[tuple[str, float], ...] | N
 
 
 class FinetuneConfig(Strict):
-    """All that a cell does, apart from which encoder and which task. Defaults are the paper's where it has a value."""
+    """The settings of a fine-tuning. Defaults are the paper's where it states a value."""
 
     later: ClassVar[frozenset[str]] = frozenset(
         {"frozen", "shots", "keep_texts", "ranking", "head", "class_weights", "label_smoothing"}
@@ -65,77 +64,77 @@ class FinetuneConfig(Strict):
 
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5e-5
     seed: Count = 0
-    """The seed of the order of examples, the head's weights and dropout."""
+    """Seeds the order of examples, the weights of the head, and dropout."""
     batch_size: PositiveCount = 32
     max_steps: PositiveCount = 1000
     epochs: PositiveCount = 1
-    """Training ends after `max_steps` or after this many epochs, whichever comes first; with `shots`, 1 is no limit."""
+    """Training ends after `max_steps` or this many epochs, whichever comes first. With `shots`, 1 sets no limit."""
     warmup_ratio: Share = 0.1
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
-    """Weight decay is on matrices (embeddings included); not on norms and biases."""
+    """Applies to matrices, embeddings included, but not to norms and biases."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     class_weights: ClassWeights = None
-    """Classification of texts and words: what each class weighs in the loss, as torch's `weight` (`pos_weight` where
-    texts have several classes): a mapping, in which a class without a weight has 1; or `balanced`: the number of
-    examples trained on, divided by the number of classes and by that of the class (of several classes: those without
-    the class, divided by those with it)."""
+    """Classification of texts and words: the weight of each class in the loss. Give a mapping, in which missing classes
+    weigh 1, or `balanced`, which weighs a class by n / (k · n_c): n training examples, k classes, n_c examples of the
+    class. Torch calls it `weight`; where texts have several classes, `pos_weight`, and `balanced` then divides the
+    number of examples without the class by the number with it."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Classification into one class: this share of each label is divided among all classes, as torch has it."""
+    """Classification into one class: the share of each label that is spread over all classes, as in torch."""
     load_best_model_at_end: bool = False
-    """Score validation after each epoch, of fewer than four after each quarter of the steps, and return to the weights
-    that were best there; of equal ones the first. The paper takes the last."""
+    """Score validation after each epoch, or after each quarter of the steps where there are fewer than four epochs, and
+    end with the weights that scored best, the earliest of equal ones. The paper ends with the last weights."""
     max_length: Annotated[int, Field(ge=2)] = DEFAULT_MAX_LENGTH
-    """The longest input in tokens, end-of-text included; a network made for fewer positions sets a lower limit. Of a
-    pair that is too long, the longer text is cut."""
+    """The longest input in tokens, end-of-text included. A network with fewer positions lowers it. A pair that is too
+    long loses tokens of its longer text."""
     weights: Literal["pretrained", "random"] = "pretrained"
-    """`random`: the same network with fresh weights (drawn with `seed`), the control that pretraining must beat."""
+    """`random` draws fresh weights with `seed`: the control that pretraining must beat."""
     max_train_examples: PositiveCount | None = None
-    """Train on a fixed random subset, the same for every seed: of texts, sentences, questions (with all windows of
-    their contexts), or pairs of a query and a relevant document."""
+    """Train on a fixed random subset of this size, the same for every seed. It counts texts, sentences, questions (with
+    all windows of their contexts), or pairs of a query and a relevant document."""
     shots: PositiveCount | None = None
-    """Few-shot: train on so many examples of each class of texts, or, of other tasks, on so many in all, drawn by
-    `seed`, the same for all models. Validation, which chooses the rate, stays whole unless `max_eval_examples` says
-    otherwise."""
+    """Few-shot: train on this many examples of each class of texts; in other tasks, on this many examples in all.
+    `seed` draws them, the same for all models. Validation, which chooses the rate, stays whole unless
+    `max_eval_examples` limits it."""
     frozen: bool = False
-    """Linear probe: the encoder stays as it is, and one linear layer is trained on its mean over tokens, or on each
-    token. It needs higher rates, such as 1e-3 to 1e-1. Retrieval has no layer to train."""
+    """Linear probe: freeze the encoder, and train one linear layer on its mean over tokens, or on each token. It needs
+    higher rates, such as 1e-3 to 1e-1. Retrieval has no layer to train."""
     max_eval_examples: PositiveCount | None = None
-    """Evaluate on a fixed random subset of validation and of test, of so many examples each. In retrieval: of so many
-    queries; the documents that are searched stay the same, and with them most of the time that it takes."""
+    """Evaluate on fixed random subsets of validation and test, each of this size. In retrieval it limits the queries,
+    but not the documents, whose search takes most of the time."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """The type of the arithmetic. `auto`: bf16 where the device has units for it."""
+    """The type of the arithmetic. `auto` takes bf16 where the device has units for it."""
     weight_dtype: Literal["fp32", "bf16"] = "fp32"
-    """The type of weights and moments. `bf16`: as the paper did, where updates at low rates round away."""
+    """The type of weights and moments. The paper took `bf16`, in which rounding loses the updates of low rates."""
     head: Literal["paper", "transformers"] = "paper"
-    """The head on the network: the paper's, the same on all networks, whose scores compare; or that of the network's
-    class in transformers, with its dropout, on padded batches. `finetune --keep` trains the second where the class has
-    another head than the paper's."""
+    """`paper` puts the paper's head on every network, so that scores compare. `transformers` trains the head of the
+    network's own class in transformers, with its dropout, on padded batches. `finetune --keep` trains that one where it
+    differs from the paper's."""
     head_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """The dropout of the paper's token classifier; its other heads have none."""
+    """The dropout of the paper's token classifier. Its other heads have none."""
     qa_head: Literal["span", "token"] = "span"
-    """Question answering by start and end of a span, or, as in the paper, by classifying tokens."""
+    """Question answering: predict the start and end of a span, or classify tokens as the paper does."""
     doc_stride: Count = 128
-    """Question answering: tokens that two windows of a long context share. The token head has one window."""
+    """Question answering: the tokens that two windows of a long context share. The token head has one window."""
     max_answer_tokens: PositiveCount | None = None
-    """Question answering: the longest answer that is predicted. None: 30 for the paper's tasks, for others what 99 % of
-    train's answers fit into, and at least 30."""
+    """Question answering: the longest answer to predict. None: 30 for the paper's tasks; for others the length that
+    holds 99 % of the answers in train, and at least 30."""
     scale: Annotated[float, Field(gt=0)] = 20.0
-    """Retrieval: what cosines are multiplied with in the loss (1 / temperature)."""
+    """Retrieval: the factor on cosines in the loss (1 / temperature)."""
     ranking: Literal["embeddings", "pairs"] = "embeddings"
-    """Retrieval: `pairs` trains a cross-encoder, which reads a query with a document, on the right documents beside
-    others that BM25 finds, and orders BM25's 100 best anew."""
+    """Retrieval: `pairs` trains a cross-encoder, which reads a query and a document together. It learns from relevant
+    documents beside others that BM25 finds, and reorders the 100 best of BM25."""
     judged_only: bool | None = None
-    """Retrieval: search only the documents that the split's judgements name. None: as in the paper for its tasks, else
-    all documents are searched."""
+    """Retrieval: search only the documents that the judgements of the split name. None: yes for the paper's tasks, as
+    in the paper, and no for others."""
     microbatch_tokens: PositiveCount = 65_536
-    """A batch of more tokens than this is computed in parts, which changes memory, not the gradient."""
+    """Compute a batch of more tokens than this in parts. It changes memory, not the gradient."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     keep_texts: bool = False
-    """Predictions that are kept beside a score carry their inputs too; a cell that is finished stays as it is."""
+    """Store the inputs beside the predictions. A finished cell stays as it is."""
     tracking: TrackingName | None = None
-    """Where the loss of each step and the scores are sent, as in a recipe: `tensorboard` or `wandb`."""
+    """Send the loss of each step and the scores to `tensorboard` or `wandb`, as in a recipe."""
 
     @model_validator(mode="after")
     def settings_fit(self) -> "FinetuneConfig":
@@ -144,17 +143,18 @@ class FinetuneConfig(Strict):
         return self
 
     def schedule(self, num_steps: int) -> Schedule:
-        """Return the schedule of so many updates: warm-up, then decay. The decay equals that of transformers' linear
-        schedule; the warm-up is ahead of it by one step, whose first update has rate 0."""
+        """Return the schedule of this many updates: warm-up, then decay. The decay equals transformers' linear
+        schedule; the warm-up is one step ahead of it, because transformers starts with a rate of 0."""
         warmup_steps = math.ceil(self.warmup_ratio * num_steps)
         return Schedule(warmup_steps=warmup_steps, decay_steps=num_steps - warmup_steps)
 
 
 def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> FinetuneConfig:
-    """The configuration that decides the result of what is asked: two that ask for the same become one.
+    """Reduce a configuration to what matters for this task, so that equal requests have one name.
 
-    What does not matter to the task stands at its default, and `max_length` is not above that of the network (see
-    `encoder.models.Encoder`). Where a cell runs and what `auto` means there are left as they are.
+    Settings that the task does not use take their defaults, and `max_length` is at most the network's
+    (`encoder.models.Encoder`). The settings of `PLACEMENT` and a precision of `auto` stay. Raises `InputError` for
+    settings that the task cannot have.
     """
     if config.frozen and task.kind.is_search:
         raise InputError(f"frozen: {task.name} has no head to train; zero-shot:FOLDER scores embeddings as they are")
@@ -181,7 +181,7 @@ def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> Finetu
 
 
 def settings_that_matter(config: FinetuneConfig, task: Task) -> set[str]:
-    """List the settings of the task's family that decide something, as the other settings are."""
+    """List the settings of the task's family that have an effect under this configuration."""
     matters = {*task.kind.settings}
     if task.family == "question_answering":
         matters.remove("head_dropout" if config.qa_head == "span" else "doc_stride")
@@ -193,10 +193,7 @@ def settings_that_matter(config: FinetuneConfig, task: Task) -> set[str]:
 
 
 def resolve_precision(config: FinetuneConfig) -> FinetuneConfig:
-    """Replace a `precision` of `auto` by what it means on this machine.
-
-    Raises `InputError` for a GPU that is asked for and not there.
-    """
+    """Replace a `precision` of `auto` by its meaning on this machine. Raises `InputError` for a GPU that is missing."""
     if config.precision != "auto":
         return config
     if config.device == "cpu" or (config.device == "auto" and not visible_gpus()):
@@ -210,7 +207,7 @@ def resolve_precision(config: FinetuneConfig) -> FinetuneConfig:
 
 @dataclass(frozen=True)
 class CellPlan:
-    """A cell to come says what is trained and evaluated on what, and has its name."""
+    """A cell before it runs: its model, task and data, and its name."""
 
     model: Encoder
     task: Task
@@ -219,7 +216,7 @@ class CellPlan:
     config: FinetuneConfig
     """The configuration as `settle_config` gives it."""
     hash: str
-    """The hash of everything that decides the result."""
+    """The hash of everything that decides the scores."""
 
     def folder(self, out: Path) -> Path:
         return out / f"{self.task.name}-{self.hash[:16]}"
@@ -231,16 +228,14 @@ class CellPlan:
 def plan_cells(
     model: str, tasks: Sequence[str], config: FinetuneConfig, data_dirs: DataDirs, label: str | None = None
 ) -> list[CellPlan]:
-    """Plan the cells of a model, whose scores call it `label` in place of `model`."""
+    """Plan the cells of a model on some tasks. Scores name the model `label` instead of `model` where it is given."""
     identity, config = replace(identify(model), name=label or model), resolve_precision(config)
     return [plan_cell(identity, *find_task_sources(task, data_dirs), config) for task in tasks]
 
 
 def plan_cell(model: Encoder, train: TaskSource, evaluation: TaskSource, config: FinetuneConfig) -> CellPlan:
-    """Names a cell by the bytes of model and data, not their paths, and by what decides its result.
-
-    `config` comes from `resolve_precision`. Reads nothing.
-    """
+    """Plan a cell, named by the bytes of model and data, not their paths. Reads no file; `config` comes from
+    `resolve_precision`."""
     task = evaluation.task
     config = settle_config(config, task, model.max_length)
     settings = config.model_dump(mode="json", exclude=PLACEMENT)

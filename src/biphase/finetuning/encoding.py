@@ -1,7 +1,7 @@
-"""Texts become flat token ids, the splits of a task are made of them, and packed batches of those, without padding.
+"""Texts → flat token ids → the splits of a task → packed batches, without padding.
 
-An input is its text and the tokenizer's end-of-text token; where a tokenizer opens inputs with a classification token
-(BERT's), that comes first. Names of special tokens inside a text are read as ordinary text.
+An input is its text and the tokenizer's end-of-text token. Where the tokenizer has a classification token (BERT's),
+that comes first. Names of special tokens inside a text are ordinary text.
 
 Letters: T tokens, S samples, I training items, U tokens in use.
 """
@@ -28,15 +28,15 @@ from biphase.tasks.examples import FilledText
 from biphase.tasks.spec import Task, TaskSplit
 
 TEXTS_PER_CALL = 50_000
-"""How many texts the tokenizer gets at a time, so that its own records of a large task never fill the memory."""
+"""Texts that the tokenizer gets at a time, so that its records of a large task do not fill the memory."""
 
 BatchModel = Callable[["Batch"], Tensor]
-"""What gives outputs for a batch: a network with a head, or one of transformers behind `heads.padded_logits`."""
+"""A network with a head, or one of transformers behind `heads.padded_logits`: a batch → its outputs."""
 
 
 @dataclass(frozen=True)
 class HashedTokenizer:
-    """A tokenizer and the hash of what it does, by which encoded texts are kept."""
+    """A tokenizer and its hash, which names encoded texts."""
 
     pretrained: Any = field(repr=False)
     """The tokenizer of transformers."""
@@ -61,9 +61,9 @@ class HashedTokenizer:
         return max_length - len(self.opening) - 1
 
     def tokenize(self, texts: Sequence[str], *, with_spans: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Tokenize each text, in order, neither opened nor closed nor cut.
+        """Tokenize texts in order, without opening, closing or cutting them.
 
-        With each comes where its tokens begin and end, [T, 2], in characters; nothing is in there without `with_spans`.
+        Yields the ids of each text and the span of each token in characters, [T, 2]; no spans without `with_spans`.
         """
         backend = Tokenizer.from_str(self.pretrained.backend_tokenizer.to_str())
         backend.no_padding()
@@ -78,32 +78,32 @@ class HashedTokenizer:
                 yield np.array(encoding.ids, dtype=np.int32), spans_T2
 
     def concatenate(self, parts: Iterable[np.ndarray], max_length: int) -> "TokenizedTexts":
-        """Lay samples of at most `max_length` tokens, opened and closed, end to end."""
-        opening, closing = np.array(self.opening, np.int32), np.array([self.closing], np.int32)
+        """Open, close and cut samples to `max_length` tokens, and lay them end to end."""
+        opening = np.array(self.opening, np.int32)
+        closing = np.array([self.closing], np.int32)
         room = self.room(max_length)
         assert room >= 1
-        pieces, lengths, truncated = [], [], []
-        for number, ids in enumerate(parts):
-            if len(ids) > room:
-                truncated.append(number)
+        lengths = []
+        pieces = [np.zeros(0, np.int32)]
+        for ids in parts:
+            lengths.append(len(ids))
             pieces += [opening, ids[:room], closing]
-            lengths.append(len(opening) + min(len(ids), room) + len(closing))
-        tokens_T = np.concatenate([np.zeros(0, np.int32), *pieces])
-        return TokenizedTexts(tokens_T, to_bounds(lengths), np.array(truncated, dtype=np.int64))
+        lengths_S = np.array(lengths, dtype=np.int64)
+        bounds_S1 = to_bounds(np.minimum(lengths_S, room) + len(opening) + 1)
+        return TokenizedTexts(np.concatenate(pieces), bounds_S1, np.flatnonzero(lengths_S > room))
 
     def encode_texts(self, texts: Sequence[str], max_length: int) -> "TokenizedTexts":
         return self.concatenate((ids for ids, _ in self.tokenize(texts)), max_length)
 
     def encode_filled(self, filled: Sequence[FilledText], max_length: int) -> "TokenizedTexts":
-        """Encode texts that may be made of several columns: of one that is too long, the longest columns are cut, as
-        transformers' `longest_first` does; what stands around them is kept."""
+        """Encode filled templates. Of one that is too long, the longest columns are cut, as transformers'
+        `longest_first` does, but not the text around them."""
         room = self.room(max_length)
-        texts, columns = [text for text, _ in filled], [columns for _, columns in filled]
-        parts = [ids for ids, _ in self.tokenize(texts)]
-        long = [number for number, ids in enumerate(parts) if len(ids) > room and len(columns[number]) > 1]
-        spans = self.tokenize([texts[number] for number in long], with_spans=True)
-        for number, (ids, spans_T2) in zip(long, spans, strict=True):
-            parts[number] = ids[cut_longest(spans_T2, columns[number], room)]
+        parts = [ids for ids, _ in self.tokenize([text for text, _ in filled])]
+        long = [index for index, ids in enumerate(parts) if len(ids) > room and len(filled[index][1]) > 1]
+        tokenized = self.tokenize([filled[index][0] for index in long], with_spans=True)
+        for index, (ids, spans_T2) in zip(long, tokenized, strict=True):
+            parts[index] = ids[cut_longest(spans_T2, filled[index][1], room)]
         encoded = self.concatenate(parts, max_length)
         return replace(encoded, truncated=np.union1d(encoded.truncated, np.array(long, dtype=np.int64)))
 
@@ -129,13 +129,13 @@ class TokenizedTexts:
 
     @cached_property
     def used_U(self) -> np.ndarray:
-        """The tokens that occur, ascending."""
+        """The ids that occur, ascending."""
         is_used = np.zeros(int(self.tokens_T.max(initial=0)) + 1, dtype=bool)
         is_used[self.tokens_T] = True
         return np.flatnonzero(is_used)
 
     def compute(self, model: "BatchModel", samples: np.ndarray, cell: "CellContext") -> tuple["Batch", Tensor]:
-        """Compute the model's output for the given samples as one batch; return both."""
+        """Compute the model's output for some samples as one batch. Returns the batch and the output."""
         batch = pack(self, samples, cell)
         with torch.autocast(cell.device.type, cell.dtype, enabled=cell.dtype != torch.float32):
             return batch, model(batch)
@@ -143,17 +143,17 @@ class TokenizedTexts:
     def outputs(
         self, model: "BatchModel", samples: np.ndarray, cell: "CellContext"
     ) -> Iterator[tuple["Batch", Tensor]]:
-        """The model's output for the given samples, longest first, batch by batch. Call under `torch.no_grad`."""
+        """Yield batches of some samples, longest first, with the model's outputs. Call under `torch.no_grad`."""
         most = cell.config.microbatch_tokens
         if cell.device.type == "cpu":
-            most = min(4096, most)  # what its caches hold
+            most = min(4096, most)  # more do not fit into its caches
         ordered = samples[np.argsort(-self.lengths_S[samples], kind="stable")]
         for part in split_by_tokens(ordered, self.lengths_S, most):
             yield self.compute(model, part, cell)
 
     def predict(self, model: "BatchModel", cell: "CellContext", width: int | None = None) -> np.ndarray:
-        """Compute the model's outputs for each sample, [S, C], or, in families of tokens, for each token, [T, C], fp32.
-        Call under `torch.no_grad`. `width` is C where that is not `cell.num_outputs`."""
+        """Compute the model's outputs in fp32: [S, C], or [T, C] in families of tokens. Call under `torch.no_grad`. C
+        is `width`, or else `cell.num_outputs`."""
         num_rows = len(self.tokens_T) if cell.is_of_tokens else self.num_samples
         outputs_XC = np.zeros((num_rows, width or cell.num_outputs), dtype=np.float32)
         for batch, output in self.outputs(model, np.arange(self.num_samples), cell):
@@ -163,29 +163,29 @@ class TokenizedTexts:
 
 @dataclass(frozen=True)
 class EncodedSplit(ABC):
-    """One split of a task as token ids. Each family of tasks adds its targets to it, its loss, what it predicts and how
-    that is scored; it knows neither where data is from nor how training goes.
+    """One split of a task as token ids. Each family of tasks adds its targets, its loss, its predictions and their
+    scores.
 
-    What training draws its batches from are *items*: mostly the examples themselves.
+    Training draws batches of *items*, which mostly are the examples themselves.
     """
 
     ids: list[str]
-    """The ids that predictions are named by."""
+    """The ids of the predictions."""
     texts: TokenizedTexts
     num_examples: int
     num_truncated: int
 
     @property
     def strata(self) -> np.ndarray:
-        """The class of each example, where few shots are drawn from each class; else one for all."""
+        """The class of each example, if few shots are drawn from each class; else the same for all."""
         return np.zeros(self.num_examples, dtype=np.int64)
 
     def balanced_weights(self, items: np.ndarray, cell: "CellContext") -> np.ndarray:
-        """The weights, [C], that balance the classes of some training items, in families of classes."""
+        """Compute the weights, [C], that balance the classes of some training items."""
         raise AssertionError(f"{cell.task.name} has no classes to weigh: `settle_config` refuses them")
 
     def items_of(self, examples: np.ndarray) -> np.ndarray:
-        """The training items of examples."""
+        """List the training items of some examples."""
         return examples
 
     @cached_property
@@ -195,35 +195,35 @@ class EncodedSplit(ABC):
 
     @abstractmethod
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: "CellContext") -> Tensor:
-        """The mean loss over some training items, and its gradient added to that of the parameters, over microbatches
-        that fit into memory. Under `torch.no_grad` a split with a loss that adds up has the loss alone."""
+        """Compute the mean loss over some training items, in microbatches that fit into memory, and add its gradient to
+        the parameters'. Under `torch.no_grad` only an `AdditiveSplit` has a loss."""
 
     def predict(self, model: "BatchModel", cell: "CellContext") -> Any:
-        """The predictions for all examples, unless a family has its own the outputs for each sample, [S, C]. Called
+        """Predict all examples: the outputs of each sample, [S, C], unless the family has its own predictions. Call
         under `torch.no_grad`, with a model in evaluation mode."""
         return self.texts.predict(model, cell)
 
     @property
-    def class_numbers(self) -> np.ndarray:
-        """The number of every class, or tag, of every example; empty where the task has no classes."""
+    def class_indices(self) -> np.ndarray:
+        """The index of every class or tag of every example; empty for a task without classes."""
         return np.zeros(0, dtype=np.int64)
 
     def calibrate(self, model: "BatchModel", cell: "CellContext") -> Calibration | None:
-        """What this split, of validation, tells to do to outputs, for a task with classes. None in families without."""
+        """Calibrate outputs on this split, which is validation. None in families without classes."""
         return None
 
     @abstractmethod
     def judge(self, predictions: Any, cell: "CellContext") -> Judgement:
-        """Every metric of the family by its name, as a share between 0 and 1; and a row for each example, as it is
-        written to `test.jsonl`: its id, what was predicted, and its score."""
+        """Score predictions: every metric of the family by name, between 0 and 1; and a row for each example, as in
+        `test.jsonl`: its id, prediction and score."""
 
 
 @dataclass(frozen=True)
 class AdditiveSplit(EncodedSplit):
-    """A split whose loss adds up over its items, so that each microbatch has its share in it."""
+    """A split whose loss is a sum over items, so that microbatches add their parts."""
 
     def samples_of(self, items: np.ndarray) -> np.ndarray:
-        """The samples of training items, which stand in one batch."""
+        """List the samples of some training items."""
         return items
 
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: "CellContext") -> Tensor:
@@ -238,16 +238,16 @@ class AdditiveSplit(EncodedSplit):
 
     @abstractmethod
     def loss(self, output: Tensor, batch: "Batch", items: np.ndarray, cell: "CellContext") -> Tensor:
-        """The share that a batch of some of these training items has in the mean loss over all of them."""
+        """Compute the part that a batch of some of these items adds to the mean loss over all of them."""
 
 
 EncodedTask = tuple[dict[TaskSplit, Any], int]
-"""The splits of a task as token ids, and the number of its rows without a gold label."""
+"""The splits of a task as token ids, and the number of rows without a gold label."""
 
 
 def cut_longest(spans_T2: np.ndarray, columns: Sequence[tuple[int, int]], room: int) -> np.ndarray:
-    """Choose the tokens to keep of a text of several columns, ascending, at most `room`."""
-    last_T = np.maximum(spans_T2[:, 1] - 1, spans_T2[:, 0])  # the character by which a token belongs to a column
+    """Choose at most `room` tokens of a text with several columns, ascending."""
+    last_T = np.maximum(spans_T2[:, 1] - 1, spans_T2[:, 0])  # a token belongs to the column of its last character
     inside = [np.flatnonzero((last_T >= begin) & (last_T < end)) for begin, end in columns]
     lengths = [len(tokens) for tokens in inside]
     caps = share_room(lengths, room - (len(last_T) - sum(lengths)))
@@ -256,12 +256,13 @@ def cut_longest(spans_T2: np.ndarray, columns: Sequence[tuple[int, int]], room: 
 
 
 def share_room(lengths: Sequence[int], room: int) -> list[int]:
-    """Share `room` among the parts of a text: return how many tokens each keeps.
+    """Divide `room` among the parts of a text: return how many tokens each keeps.
 
-    Parts of 9, 2 and 6 tokens keep 5, 2 and 5 of 12: going up in length, each gets its share of what is left, and what
-    a short one does not need goes to those after it.
+    Parts of 9, 2 and 6 tokens keep 5, 2 and 5 of 12. From the shortest to the longest, each gets an equal part of the
+    room that is left; the surplus of a short one goes to those after it.
     """
-    caps, left = list(lengths), max(room, 0)
+    caps = list(lengths)
+    left = max(room, 0)
     for rank, part in enumerate(np.argsort(lengths, kind="stable").tolist()):
         caps[part] = min(lengths[part], left // (len(lengths) - rank))
         left -= caps[part]
@@ -269,13 +270,13 @@ def share_room(lengths: Sequence[int], room: int) -> list[int]:
 
 
 def balance_classes(counts_C: np.ndarray) -> np.ndarray:
-    """Weights as scikit-learn's `balanced`: of n targets of k classes, n / (k · n_c). A class without any weighs 1."""
+    """Compute scikit-learn's `balanced` weights: n / (k · n_c) for n targets of k classes. An absent class weighs 1."""
     weights_C = counts_C.sum() / (np.count_nonzero(counts_C) * np.maximum(counts_C, 1))
     return np.where(counts_C > 0, weights_C, 1.0)
 
 
 def count_touched(bounds_G1: np.ndarray, samples: np.ndarray) -> int:
-    """Count the groups of neighbouring samples, between these bounds, that hold one of the given samples."""
+    """Count the groups of neighbouring samples, between these bounds, that hold any of some samples."""
     return len(np.unique(np.searchsorted(bounds_G1, samples, side="right")))
 
 
@@ -285,7 +286,7 @@ def to_bounds(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def segment_logsumexp(logits_TC: Tensor, bounds_S1: Tensor) -> Tensor:
-    """[S, C], over the rows of each segment."""
+    """Compute logsumexp over the rows of each segment, [S, C]."""
     segments_T = torch.repeat_interleave(torch.arange(len(bounds_S1) - 1, device=logits_TC.device), bounds_S1.diff())
     highest = torch.segment_reduce(logits_TC.detach(), "max", offsets=bounds_S1, axis=0)
     sums = torch.zeros_like(highest).index_add(0, segments_T, (logits_TC - highest[segments_T]).exp())
@@ -294,7 +295,7 @@ def segment_logsumexp(logits_TC: Tensor, bounds_S1: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class CellContext:
-    """The context of a cell says what it is about, and where and in which type it computes: the same throughout it."""
+    """What is the same throughout a cell: its task and settings, its device and type of arithmetic."""
 
     task: Task
     config: FinetuneConfig
@@ -302,10 +303,12 @@ class CellContext:
     dtype: torch.dtype
     """The type of the arithmetic; autocast from the type of the weights."""
     class_weights_C: Tensor | None = None
-    """What each class weighs in the loss, fp32, once it is known what is trained on (`with_class_weights`)."""
+    """The weight of each class in the loss, fp32 (`with_class_weights`)."""
+    calibration: Calibration = AS_THEY_ARE
+    """Outputs are read as they are, unless a network is kept."""
 
     def with_class_weights(self, balanced_C: np.ndarray) -> "CellContext":
-        """Weigh the classes as the configuration says; `balanced_C` are the weights that balance them."""
+        """Weigh the classes as configured; `balanced_C` are the weights that balance them."""
         weights_C = balanced_C
         if self.config.class_weights != "balanced":
             weights = dict(self.config.class_weights or ())
@@ -313,36 +316,32 @@ class CellContext:
         return replace(self, class_weights_C=self.on_device(weights_C.astype(np.float32)))
 
     def cross_entropy(self, logits_XC: Tensor, targets_X: np.ndarray, all_targets: np.ndarray) -> Tensor:
-        """The share of some targets (-100: none) in the cross-entropy of all targets of a batch: torch's weighted and
-        smoothed mean over these."""
-        weights_C, targets = self.class_weights_C, self.on_device(targets_X)
+        """Compute the part of some targets (-100: none) in torch's weighted and smoothed mean over all targets."""
+        weights_C = self.class_weights_C
+        targets = self.on_device(targets_X)
         smoothing = self.config.label_smoothing
         loss = nn.functional.cross_entropy(logits_XC, targets, weights_C, reduction="sum", label_smoothing=smoothing)
         if weights_C is None or len(all_targets) == 0:
             return loss / max(len(all_targets), 1)
         return loss / weights_C[self.on_device(all_targets)].sum()
 
-    calibration: Calibration = AS_THEY_ARE
-    """How outputs are read: as they are, unless a network is kept."""
-
     @property
     def is_embedder(self) -> bool:
-        """Whether the network gives embeddings, and has no head."""
+        """Whether the network gives embeddings, without a head."""
         return self.task.kind.is_search and self.config.ranking == "embeddings"
 
     @property
     def is_of_tokens(self) -> bool:
-        """Whether the network gives something for each token, not for each sample."""
+        """Whether the network has an output for each token, not for each sample."""
         return self.task.kind.has_token_outputs
 
     @property
     def num_outputs(self) -> int:
-        """Count the numbers that a head gives for a sample or a token: one for each class, one where texts are scored,
-        two where answers are found."""
+        """The width of the head's output: the number of classes; 1 for a score; 2 for the start and end of answers."""
         return self.task.kind.num_outputs or len(self.task.classes)
 
     def on_device(self, targets: np.ndarray) -> Tensor:
-        """Targets as int64, or fp32 where they are fractions."""
+        """Copy targets to the device, as int64, or fp32 for fractions."""
         kind = np.float32 if np.issubdtype(targets.dtype, np.floating) else np.int64
         return to_device(np.ascontiguousarray(targets, dtype=kind), self.device)
 
@@ -355,17 +354,17 @@ class Batch:
     positions_T: Tensor
     layout: PackedLayout
     texts: TokenizedTexts
-    """The texts that the samples are from."""
+    """The texts of the samples."""
     samples: np.ndarray
-    """The numbers of the samples in these texts."""
+    """The indices of the samples in these texts."""
     indices_T: np.ndarray
-    """Where each token stands in `TokenizedTexts.tokens_T`, so that targets are looked up as `targets[indices_T]`."""
+    """The index of each token in `TokenizedTexts.tokens_T`: `targets[indices_T]` are its targets."""
 
 
 def pack(texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Batch:
-    """The given samples in the given order.
+    """Pack samples, in the given order.
 
-    Of texts with the bounds 0, 3, 5, 9, the samples 2 and 0 give bounds 0, 4, 7, positions 0 1 2 3 0 1 2 and indices
+    Of texts with the bounds 0, 3, 5, 9, the samples 2 and 0 have bounds 0, 4, 7, positions 0 1 2 3 0 1 2 and indices
     5 6 7 8 0 1 2.
     """
     lengths = texts.lengths_S[samples]

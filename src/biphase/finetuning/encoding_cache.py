@@ -1,10 +1,8 @@
-"""A task's source → its splits as token ids with targets, of the kind that its family has.
-
-They are made once for each tokenizer and kept on disk:
+"""A task's source → its splits as token ids with targets, made once for each tokenizer and kept on disk:
 
     encoded/TASK-KEY.safetensors
 
-Arrays are mapped into memory, so that processes share them. What was written is checked by its hash before it is used.
+Arrays are mapped into memory, so that processes share them. A file is checked by its hash before use.
 """
 
 import json
@@ -30,14 +28,13 @@ from biphase.tasks.sources import TaskSource
 from biphase.tasks.spec import TASK_SPLITS
 
 ENCODING = 8
-"""Part of the name of what is kept on disk: raise it when the same text no longer gives the same arrays, or when they
-are kept in another form."""
+"""Part of the name of a file. Raise it when the same text gives other arrays, or the form of the file changes."""
 
 NO_ARRAYS = "json"
-"""The array that holds, as JSON, what is none: a header of safetensors ends at 100 MB."""
+"""The array that holds all other values as JSON, because a header of safetensors ends at 100 MB."""
 
 encodings: dict[Path, EncodedTask] = {}
-"""The tasks that were loaded last."""
+"""The tasks that were loaded last; the oldest go first."""
 NUM_ENCODINGS = 8
 
 
@@ -49,11 +46,8 @@ def cache_folder() -> Path:
 
 
 def load_encoded(source: TaskSource, encoder: Encoder, config: FinetuneConfig) -> EncodedTask:
-    """Read the examples of a source as token ids from the disk; make them first where they are not there.
-
-    They are kept in the `cache_folder`, which is safe to delete. Raises `InputError` where special tokens leave no room
-    for a question and its context, or positions run out.
-    """
+    """Read the encoded splits of a source from the `cache_folder`, which is safe to delete; encode them first if they
+    are not there. Raises `InputError` for a `max_length` without room for text, or beyond the network's positions."""
     task, tokenizer = source.task, encoder.tokenizer
     least = len(tokenizer.opening) + 1 + 2
     if config.max_length > encoder.max_length:
@@ -77,14 +71,15 @@ def load_encoded(source: TaskSource, encoder: Encoder, config: FinetuneConfig) -
 
 
 def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask:
-    """Encode the examples of a source as token ids. Tells what training and scores will not see, or see twice."""
+    """Encode the examples of a source. Prints what training and scores will not see, or see twice."""
     assert config.judged_only is not None, "the configuration is settled"
-    task, data = source.task, load_examples(source, config.judged_only, config.max_eval_examples)
-    for split, number in count_shared(data).items():
-        if number:
-            console.err.print(f"{task.name}: {number:,} inputs of {split} stand in train too")
+    task = source.task
+    data = load_examples(source, config.judged_only, config.max_eval_examples)
+    for split, num_shared in count_shared(data).items():
+        if num_shared:
+            console.err.print(f"{task.name}: {num_shared:,} inputs of {split} stand in train too")
     splits = family_module(task, config).encode(data, tokenizer, config)
-    if data.left_out and task.missing == "refuse":  # else its reader has told so
+    if data.left_out and task.missing == "refuse":  # else `load_examples` has printed it
         console.err.print(f"{task.name}: {data.left_out:,} rows without a gold label are left out")
     cut = [f"{split.num_truncated:,} of {name}" for name, split in splits.items() if split.num_truncated]
     if cut:
@@ -93,11 +88,11 @@ def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: Finetu
 
 
 def save_encoded(path: Path, encoded: EncodedTask) -> None:
-    """Write one file. What several splits share (the documents of a retrieval) is written once."""
+    """Write one file. Values that several splits share (documents of a retrieval task) are written once."""
     arrays: dict[str, np.ndarray] = {}
     values: dict[str, Any] = {}
-    names: dict[int, str] = {}  # of each value, by its id(): where it was met first
-    first_names: dict[str, str] = {}  # the same, by where it is
+    names: dict[int, str] = {}  # id() of a value → its first name
+    first_names: dict[str, str] = {}  # each name → the first name of its value
     splits, num_left_out = encoded
     for split_name, split in splits.items():
         for name, value in leaves_of(split, f"{split_name}."):
@@ -106,13 +101,13 @@ def save_encoded(path: Path, encoded: EncodedTask) -> None:
     content = {"left_out": num_left_out, "values": values, "places": first_names}
     arrays[NO_ARRAYS] = np.frombuffer(json.dumps(content, ensure_ascii=False).encode(), np.uint8)
     path.touch()
-    mode = path.stat().st_mode  # safetensors leaves its files to their owner alone, whatever the umask says
+    mode = path.stat().st_mode  # safetensors ignores the umask, and lets only the owner read its files
     save_file(arrays, path)
     path.chmod(mode)
 
 
 def leaves_of(record: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values in a dataclass and in those inside it, by dotted names: `train.texts.tokens_T`."""
+    """Yield the values of a dataclass, and of dataclasses inside it, by dotted names: `train.texts.tokens_T`."""
     for item in fields(record):
         value = getattr(record, item.name)
         if is_dataclass(value):
@@ -122,7 +117,7 @@ def leaves_of(record: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def read_encoded(path: Path, kind: Any) -> EncodedTask:
-    """Read splits of a kind that `save_encoded` wrote; arrays are mapped from the disk, read-only."""
+    """Read splits that `save_encoded` wrote; arrays are mapped from the disk, read-only."""
     leaves: dict[str, Any] = {}
     for name, tensor in load_file(path).items():  # torch's: numpy's would copy the file into memory
         leaves[name] = tensor.numpy()
@@ -134,7 +129,7 @@ def read_encoded(path: Path, kind: Any) -> EncodedTask:
 
 
 def build_record(kind: Any, leaves: dict[str, Any], prefix: str) -> Any:
-    """The dataclass of which `leaves_of` gave the values."""
+    """Build a dataclass from the values that `leaves_of` gave."""
     values = {}
     for item in fields(kind):
         name = f"{prefix}{item.name}"

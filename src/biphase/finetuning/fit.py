@@ -1,9 +1,8 @@
 """One cell: (encoder, task, configuration with rate and seed) → one `Score` with per-example predictions.
 
 The protocol is the paper's: 1,000 steps of 32 examples or one epoch, AdamW, 10 % warm-up, linear decay, no early
-stopping. What many cells share (weights on disk, encoded tasks) is loaded once per process and never changed; a cell
-trains a copy with a new head. Tasks that are trained on another's pairs (NQ and MLDR on MS MARCO's) are scored after
-one training.
+stopping. A process loads weights and encoded tasks once for many cells and never changes them; each cell trains a copy
+with a new head. One training serves all tasks that train on the same pairs (NQ and MLDR on MS MARCO's).
 """
 
 import math
@@ -12,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import Any
@@ -44,9 +43,9 @@ from biphase.tasks.splits import Collection, TaskData, draw_indices
 def train_network(
     network: nn.Module, split: EncodedSplit, cell: CellContext, validation: EncodedSplit | None = None
 ) -> tuple[list[float], dict[str, Any]]:
-    """Update `network` in place; returns the losses, and what a `Score` says of a training, which stops early only at a
-    loss or gradient that is not finite. `validation` chooses the weights where `load_best_model_at_end` is set."""
-    # 1. What is trained on, and for how long.
+    """Train `network` in place. Returns the losses, and the fields of `Score` about training, which stops early only at
+    a loss or gradient that is not finite. With `load_best_model_at_end`, `validation` chooses the weights."""
+    # 1. The items, and the number of steps.
     config = cell.config
     items, num_steps = choose_items(split, config)
     if config.class_weights:
@@ -57,10 +56,11 @@ def train_network(
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     optimizer, schedule = make_optimizer(parameters, config), config.schedule(num_steps)
     set_training(network, config)
-    # 3. Updates. What a step gives stays on the device for up to 25 steps or a second, so that few steps wait for it.
-    unseen: list[Tensor] = []
+    # 3. Updates. Losses stay on the device for up to 25 steps or a second, so that few steps wait for them.
+    unread: list[Tensor] = []
     losses: list[float] = []
-    diverged_at, num_tokens, started, shown_at = None, 0, time.perf_counter(), time.perf_counter()
+    diverged_at, num_tokens = None, 0
+    started = shown_at = time.perf_counter()
     with console.track(f"fine-tune {cell.task.name}", num_steps, "steps") as progress:
         for step, indices in enumerate(training_order(len(items), config.batch_size, num_steps, config.seed)):
             for group in optimizer.param_groups:
@@ -69,22 +69,20 @@ def train_network(
             norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
             optimizer.step()
             optimizer.zero_grad()
-            unseen.append(torch.stack([loss.float(), norm.float()]))
+            unread.append(torch.stack([loss.float(), norm.float()]))
             num_tokens += int(split.lengths_I[items[indices]].sum())
             if step + 1 in checks and validation is not None:
                 best = choose_weights(best, step + 1, network, validation, cell)
-            if len(unseen) == 25 or step + 1 == num_steps or time.perf_counter() - shown_at > 1:
-                for step_loss, step_norm in torch.stack(unseen).tolist():
-                    if not (math.isfinite(step_loss) and math.isfinite(step_norm)):
-                        diverged_at = len(losses)
-                        break
-                    losses.append(step_loss)
-                progress.advance(len(unseen), f"loss {losses[-1]:.3f}" if losses else "")
-                unseen.clear()
+            if len(unread) == 25 or step + 1 == num_steps or time.perf_counter() - shown_at > 1:
+                finite = finite_losses(unread)
+                losses += finite
+                progress.advance(len(unread), f"loss {losses[-1]:.3f}" if losses else "")
+                if len(finite) < len(unread):
+                    diverged_at = len(losses)
+                    break
+                unread.clear()
                 shown_at = time.perf_counter()
-            if diverged_at is not None:
-                break
-    # 4. The weights that were best on validation. The last update may itself have broken the weights: no loss saw it.
+    # 4. The best weights on validation. No loss has seen the last update, which may have broken them.
     if diverged_at is None and not all(parameter.isfinite().all() for parameter in parameters):
         diverged_at = num_steps - 1
     best = best if diverged_at is None else None
@@ -103,8 +101,14 @@ def train_network(
     }
 
 
+def finite_losses(steps: Sequence[Tensor]) -> list[float]:
+    """Read losses from pairs of a loss and a gradient norm, up to the first pair that is not finite."""
+    finite = takewhile(lambda pair: all(map(math.isfinite, pair)), torch.stack(list(steps)).tolist())
+    return [loss for loss, _ in finite]
+
+
 def make_optimizer(parameters: Sequence[nn.Parameter], config: FinetuneConfig) -> torch.optim.Optimizer:
-    """AdamW, with weight decay on matrices, not on norms and biases."""
+    """Make AdamW, with weight decay on matrices, but not on norms and biases."""
     groups = [
         {"params": [parameter for parameter in parameters if parameter.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [parameter for parameter in parameters if parameter.ndim < 2], "weight_decay": 0.0},
@@ -121,18 +125,18 @@ def set_training(network: nn.Module, config: FinetuneConfig) -> None:
 
 @dataclass(frozen=True)
 class BestWeights:
-    """The weights of a training that are the best so far."""
+    """The best weights of a training so far."""
 
     value: float
     """Their score on validation."""
     step: int
-    """The number of steps that they had."""
+    """The number of updates before them."""
     parameters: dict[str, Tensor]
-    """What is trained, by its names, on the CPU."""
+    """The trained parameters by name, on the CPU."""
 
 
 def steps_to_validate(config: FinetuneConfig, num_items: int, num_steps: int) -> set[int]:
-    """List the numbers of steps after which validation is scored: none unless `load_best_model_at_end`."""
+    """List the steps after which validation is scored; none unless `load_best_model_at_end`."""
     if not config.load_best_model_at_end:
         return set()
     num_checks = max(4, math.ceil(num_steps / math.ceil(num_items / config.batch_size)))
@@ -143,7 +147,7 @@ def steps_to_validate(config: FinetuneConfig, num_items: int, num_steps: int) ->
 def choose_weights(
     best: BestWeights | None, step: int, network: nn.Module, validation: EncodedSplit, cell: CellContext
 ) -> BestWeights | None:
-    """Score a network in the middle of its training; return its weights where they are better than the best so far."""
+    """Score a network in the middle of its training, and return its weights if they are better than the best so far."""
     if not all(parameter.isfinite().all() for parameter in network.parameters()):
         return best
     value = validation.judge(validation.predict(network.eval(), cell), cell)[0][cell.task.metric]
@@ -155,8 +159,7 @@ def choose_weights(
 
 
 def choose_items(split: EncodedSplit, config: FinetuneConfig) -> tuple[np.ndarray, int]:
-    """The items that are trained on, of all examples or of a subset, and for how many updates: `max_steps`, or as many
-    as some epochs have."""
+    """List the items to train on, of all examples or a subset, and count the updates."""
     if config.shots is None:
         examples = draw_indices(split.num_examples, config.max_train_examples or split.num_examples)
     else:
@@ -168,11 +171,11 @@ def choose_items(split: EncodedSplit, config: FinetuneConfig) -> tuple[np.ndarra
 
 
 def draw_shots(strata: np.ndarray, shots: int, seed: int) -> np.ndarray:
-    """The indices, ascending, of so many examples of each class. Raises `InputError` where one has fewer."""
+    """Draw the indices, ascending, of `shots` examples of each class. Raises `InputError` if a class has fewer."""
     order = np.random.default_rng(seed).permutation(len(strata))
     drawn = []
-    for number in np.unique(strata):
-        members = order[strata[order] == number]
+    for stratum in np.unique(strata):
+        members = order[strata[order] == stratum]
         if len(members) < shots:
             raise InputError(f"shots={shots}: a class of the train split has only {len(members)} examples")
         drawn.append(members[:shots])
@@ -180,7 +183,7 @@ def draw_shots(strata: np.ndarray, shots: int, seed: int) -> np.ndarray:
 
 
 def training_order(num_items: int, batch_size: int, num_steps: int, seed: int) -> Iterator[np.ndarray]:
-    """The items of each step: every epoch a new seeded permutation, its last batch as short as it comes."""
+    """Yield the indices of each step's items: a new seeded permutation each epoch, whose last batch may be short."""
     steps_per_epoch = -(-num_items // batch_size)
     for step in range(num_steps):
         epoch, batch = divmod(step, steps_per_epoch)
@@ -192,9 +195,10 @@ def training_order(num_items: int, batch_size: int, num_steps: int, seed: int) -
 def evaluate_cell(
     network: nn.Module, encoded: EncodedTask, plan: CellPlan, cell: CellContext, training: dict[str, Any]
 ) -> tuple[Score, dict[str, Rows]]:
-    """Predict validation and test of one task, unless training diverged, and say how good that is; with the rows of the
-    predictions of each split. `training` is what `train_network` says of it."""
-    (splits, num_left_out), started = encoded, time.perf_counter()
+    """Predict and score validation and test of a task, unless training diverged. Returns also the rows of predictions
+    of each split. `training` is what `train_network` returns."""
+    splits, num_left_out = encoded
+    started = time.perf_counter()
     metrics: dict[str, dict[str, float]] = {}
     rows: dict[str, Rows] = {}
     network.eval()
@@ -232,34 +236,34 @@ def evaluate_cell(
 def name_never_predicted(
     train: EncodedSplit, predictions: Mapping[str, Rows], classes: Sequence[str]
 ) -> dict[str, dict[str, int]]:
-    """Name, by split, the classes that are right and never predicted, and count them in train."""
+    """Name the classes that are right in a split and never predicted, and count them in train."""
     if not classes:
         return {}
     in_train: Counter[str] = Counter()
-    for name, number in zip(classes, np.bincount(train.class_numbers, minlength=len(classes)).tolist(), strict=True):
-        in_train[name.removeprefix("B-") if classes[0] == "O" else name] += number  # entities by their type
+    for name, count in zip(classes, np.bincount(train.class_indices, minlength=len(classes)).tolist(), strict=True):
+        in_train[name.removeprefix("B-") if classes[0] == "O" else name] += count  # entities by their type
     reports = {split: report_classes(rows, classes) for split, rows in predictions.items()}
     return {split: {name: in_train[name] for name in report.never_predicted} for split, report in reports.items()}
 
 
 @torch.no_grad()
 def calibrate_cell(network: Any, splits: Mapping[Any, EncodedSplit], cell: CellContext) -> CellContext:
-    """Add to a cell what its validation tells to do to outputs, and say what that changes on test."""
+    """Calibrate a cell on validation, and print the effect on test."""
     chosen = splits["validation"].calibrate(network, cell) if cell.task.classes else None
     if chosen is None:
         return cell
-    test, measured = splits["test"], []
+    test = splits["test"]
     outputs = test.predict(network, cell)
+    measured = []
     for calibration in (cell.calibration, chosen):
         metrics, rows = test.judge(outputs / calibration.temperature, replace(cell, calibration=calibration))
         measured.append(metrics["macro_f1"] if chosen.thresholds else calibration_error(rows))
-    what, how = "macro F1", "a threshold for each class"
-    if not chosen.thresholds:
-        what, how = "calibration error", f"a temperature of {chosen.temperature:.2f}"
-    changed = f"with {how}, of validation, {measured[1]:.1%}"
+    what = "macro F1" if chosen.thresholds else "calibration error"
+    how = "a threshold for each class" if chosen.thresholds else f"a temperature of {chosen.temperature:.2f}"
+    effect = f"with {how}, of validation, {measured[1]:.1%}"
     if chosen == cell.calibration:
-        changed = "no temperature is clearly better on validation, so none is kept"
-    console.err.print(f"{what} on test {measured[0]:.1%}; {changed}")
+        effect = "no temperature is clearly better on validation, so none is kept"
+    console.err.print(f"{what} on test {measured[0]:.1%}; {effect}")
     return replace(cell, calibration=chosen.model_copy(update={"on_test": tuple(measured)}))
 
 
@@ -267,14 +271,12 @@ def calibrate_cell(network: Any, splits: Mapping[Any, EncodedSplit], cell: CellC
 def fit_cells(plans: Sequence[CellPlan], out: Path, keep: Path | None = None) -> list[Score]:
     """Fine-tune a model once for cells that share a training (`Task.trained_on`), and evaluate their tasks.
 
-    A result appears as the folder `out/TASK-HASH` when it is finished, and a finished cell is read, not rerun. On a CPU
-    the same cell gives the same scores to the last bit. Training that diverges is a result, not an error. Many cells in
-    one process load the model and encode the task once.
+    A finished cell appears as the folder `out/TASK-HASH`, and is read, not rerun. On a CPU the same cell gives the same
+    scores to the last bit. A training that diverges is a result, not an error.
 
     Args:
-        keep: the trained network, which `heads.check_keepable` lets pass, becomes a model folder there
-            (`kept.keep_network`); a finished cell is trained again for it, its score stays. A training that diverges
-            leaves none.
+        keep: the model folder for the trained network (`kept.keep_network`), which `heads.check_keepable` must let
+            pass. A finished cell trains again for it and keeps its score. A diverged training leaves no folder.
 
     Raises `BusyError` when another process is at work on one of the cells.
     """
@@ -292,7 +294,7 @@ def fit_cells(plans: Sequence[CellPlan], out: Path, keep: Path | None = None) ->
 
 
 def add_inputs(predictions: Mapping[str, Rows], data: TaskData | Collection) -> None:
-    """Add to the rows of the predictions what the network saw of each example."""
+    """Add the input of each example to the rows of predictions."""
     for split in EVALUATED_SPLITS:
         if isinstance(data, Collection):
             inputs = [text for id, text in data.queries.items() if id in data.relevance[split]]
@@ -305,8 +307,8 @@ def add_inputs(predictions: Mapping[str, Rows], data: TaskData | Collection) -> 
 def train_copy(
     encoder: Encoder, cell: CellContext, trained: Mapping[Any, EncodedSplit], splits: Iterable[EncodedSplit]
 ) -> tuple[nn.Module, list[float], dict[str, Any]]:
-    """Train a copy of the encoder for the texts of these splits, with a new head, as `train_network` does. Head and
-    dropout draw from torch's generator, under the seed."""
+    """Train a copy of the encoder, for the texts of these splits, with a new head. Head and dropout draw from torch's
+    generator, under the seed. Returns the network, and what `train_network` returns."""
     is_on_gpu = cell.device.type == "cuda"
     if is_on_gpu:
         torch.cuda.reset_peak_memory_stats(cell.device)
@@ -317,7 +319,7 @@ def train_copy(
 
 
 def track_cell(plan: CellPlan, out: Path | None) -> AbstractContextManager[console.Send]:
-    """Open what a cell's `tracking` names, in a folder of its own below `out`; where that is not given, nothing."""
+    """Open a cell's tracking in its own folder below `out`; nothing where `out` is not given."""
     config = plan.config
     name = f"{short_name(plan.model.name)}-{plan.task.name}-lr{config.learning_rate:g}-seed{config.seed}"
     folder = (out or Path()) / "tracking" / f"{name}-{plan.hash[:8]}"
@@ -328,18 +330,18 @@ def track_cell(plan: CellPlan, out: Path | None) -> AbstractContextManager[conso
 
 
 def run_cells(plans: Sequence[CellPlan], out: Path | None, keep: Path | None) -> None:
-    """Train once, then evaluate each task. Its cell is written below `out`, and its network to `keep`, where these are
-    given."""
-    source, config = plans[0].train, plans[0].config
+    """Train once, then evaluate each task. Write the cells below `out`, and the network to `keep`, if given."""
+    source = plans[0].train
+    config = plans[0].config
     assert all(plan.train.hash == source.hash for plan in plans), "these tasks do not share a training"
     assert all(plan.config == config for plan in plans), "tasks of one training have one configuration"
-    # 1. The encoder, and where it computes.
+    # 1. The encoder and the device.
     encoder = open_encoder(plans[0].model)
     device = choose_device(config.device)
     computing = explain_computing(config.precision, device, encoder.backbone)
     console.err.print(f"{computing} · not compiled (too short a run)")
     config = config.model_copy(update={"device": device.type})
-    # 2. The data as token ids: of the task that is trained on, and of those that are evaluated.
+    # 2. The token ids of the task to train on, and of the tasks to evaluate.
     trained, _ = load_encoded(source, encoder, config)
     evaluated = [load_encoded(plan.evaluation, encoder, config) for plan in plans]
     # 3. A copy of the encoder with a new head, trained.

@@ -1,6 +1,6 @@
-"""Models × tasks × rates × seeds → cells. The missing ones are run, by workers here or on a Ray cluster, none twice.
+"""Models × tasks × rates × seeds → cells. Workers here or on a Ray cluster run the missing ones, each once.
 
-PyTorch is loaded by the workers only.
+Only workers load PyTorch.
 """
 
 import math
@@ -34,7 +34,7 @@ class Grid:
     models: tuple[str, ...]
     tasks: tuple[str, ...]
     config: FinetuneConfig
-    """The settings of all cells, apart from rate and seed."""
+    """The settings of all cells except rate and seed."""
     out: Path
     learning_rates: tuple[float, ...] = PAPER_LEARNING_RATES
     seeds: tuple[int, ...] = PAPER_SEEDS
@@ -42,18 +42,16 @@ class Grid:
 
 
 SharedTraining = list[CellPlan]
-"""The cells that one training gives: several where tasks share it (`Task.trained_on`). Their configuration is the same,
-for they are of one family."""
+"""The cells of one training, which tasks may share (`Task.trained_on`). They have one configuration."""
 
 
 def plan_grid(grid: Grid, part: str | None = None) -> list[SharedTraining]:
-    """Plan all trainings of a grid, finished or not. Reads models and data to hash them; loads neither.
+    """Plan all trainings of a grid, finished or not. Hashes models and data, but loads neither.
 
     Args:
-        part: `3/16`: every sixteenth training, from the third (parts count from 0). For the arrays of Slurm and the
-            like.
+        part: `3/16` for every sixteenth training from the third, counted from 0, as in job arrays of Slurm.
 
-    Raises `InputError` for an unknown task, a model or data that are not there, and for what is named twice.
+    Raises `InputError` for an unknown task, a missing model or missing data, and for anything that is named twice.
     """
     names = tuple(find_task(task).name for task in grid.tasks)
     values = {"model": grid.models, "task": names, "rate": grid.learning_rates, "seed": grid.seeds}
@@ -69,7 +67,8 @@ def plan_grid(grid: Grid, part: str | None = None) -> list[SharedTraining]:
         if twin != model:
             raise InputError(f"{twin} and {model} are the same model under two names")
     sources = {task: find_task_sources(task, grid.data_dirs) for task in grid.tasks}
-    base, trainings = resolve_precision(grid.config), list[SharedTraining]()
+    base = resolve_precision(grid.config)
+    trainings: list[SharedTraining] = []
     for identity in models.values():
         shared: dict[tuple[str, FinetuneConfig], SharedTraining] = {}  # tasks of one training may settle differently
         for task, rate, seed in product(grid.tasks, grid.learning_rates, grid.seeds):
@@ -79,10 +78,10 @@ def plan_grid(grid: Grid, part: str | None = None) -> list[SharedTraining]:
         trainings += shared.values()
     if part is None:
         return trainings
-    number, _, total = part.partition("/")
-    if not re.fullmatch(r"[0-9]{1,9}/[0-9]{1,9}", part) or int(number) >= int(total):
+    index, _, total = part.partition("/")
+    if not re.fullmatch(r"[0-9]{1,9}/[0-9]{1,9}", part) or int(index) >= int(total):
         raise InputError(f"part '{part}' must be NUMBER/TOTAL with NUMBER from 0 to TOTAL - 1, such as 0/16")
-    return trainings[int(number) :: int(total)]
+    return trainings[int(index) :: int(total)]
 
 
 def missing_trainings(trainings: Iterable[SharedTraining], out: Path) -> list[SharedTraining]:
@@ -92,11 +91,8 @@ def missing_trainings(trainings: Iterable[SharedTraining], out: Path) -> list[Sh
 
 
 def resolve_for(config: FinetuneConfig, engine: Engine) -> FinetuneConfig:
-    """The configuration with a `precision` of `auto` replaced by what it means where the engine's units run.
-
-    A part of the cells' names, so it must be known before. A Ray cluster is asked, by a unit: this process may stand
-    where there is no GPU. Raises `InputError` when it has no answer.
-    """
+    """Replace a `precision` of `auto` by its meaning where the engine runs units, because it is part of a cell's name.
+    A unit asks a Ray cluster, as this process may have no GPU. Raises `InputError` if it has no answer."""
     if engine.kind == "local" or config.precision != "auto":
         return resolve_precision(config)
     [outcome] = run_units([Unit("find out the precision", resolve_precision, {"config": config})], engine)
@@ -106,21 +102,23 @@ def resolve_for(config: FinetuneConfig, engine: Engine) -> FinetuneConfig:
 
 
 def run_grid(grid: Grid, engine: Engine, part: str | None = None, keep: Path | None = None) -> list[Failure]:
-    """Run what is missing of a grid, or of a part of it; returns what failed. Cells that another process is at are left
-    to it. The best network of each model and task is kept below `keep`."""
+    """Run the missing cells of a grid, or of a part of it, except those that another process works on. Keep the best
+    network of each model and task below `keep`. Returns the failures."""
     tell_downloads(grid)
     trainings = plan_grid(grid, part)
     best = {} if keep is None else check_keep(trainings, keep)
-    missing, num_cells = missing_trainings(trainings, grid.out), sum(map(len, trainings))
+    missing = missing_trainings(trainings, grid.out)
+    num_cells = sum(map(len, trainings))
     err.print(f"{num_cells:,} cells, {num_cells - sum(map(len, missing)):,} of them finished")
-    units, spent = grid_units(grid, missing), measure_grid(grid, trainings)
+    units = grid_units(grid, missing)
+    spent = measure_grid(grid, trainings)
     failures = run_batch(units, engine, grid.out, label="evaluate", things="cells", spent=spent)
     keep_best_networks(best, grid.out)
     return failures
 
 
 def tell_downloads(grid: Grid) -> None:
-    """Say how large a grid with data of the hub is, before that is fetched."""
+    """Print the size of a grid with data of the hub, before the data is fetched."""
     fetched = []
     for task in map(find_task, grid.tasks):
         place = grid.data_dirs.get(task.name, "biphase" if task.bundled else HUB)
@@ -137,24 +135,24 @@ def tell_downloads(grid: Grid) -> None:
 
 @dataclass(frozen=True)
 class MissingCells:
-    """What a grid lacks, and how long that takes."""
+    """The missing cells of a grid, and a forecast of their time."""
 
     rates: tuple[float, ...]
     seeds: tuple[int, ...]
     cells: list[dict[str, Any]]
-    """For each model on each task, how many `cells` it has, and how many of these are `finished` and `missing`."""
+    """The number of `cells` of each model on each task, and how many are `finished` and `missing`."""
     workers: int
     seconds_of_one_worker: float | None
-    """For the trainings that finished ones of their tasks can judge; None where these judge none."""
+    """The time of the known trainings; None if there are only unknown ones."""
     known_trainings: int
-    """How many these are."""
+    """Missing trainings on a task that has a finished one, which tells their time."""
     unknown_trainings: int
     failed: list[Failure]
-    """What failed when it was last tried."""
+    """Failures of the last attempt."""
 
 
 def plan_missing(grid: Grid, engine: Engine, part: str | None = None) -> MissingCells:
-    """Count the cells that are missing, and forecast how long they take."""
+    """Count the missing cells, and forecast their time."""
     trainings = plan_grid(grid, part)
     missing = missing_trainings(trainings, grid.out)
     totals = Counter((cell.model.name, cell.task.name) for cell in chain(*trainings))
@@ -179,14 +177,17 @@ def plan_missing(grid: Grid, engine: Engine, part: str | None = None) -> Missing
 
 
 def grid_units(grid: Grid, trainings: Iterable[SharedTraining]) -> list[Unit]:
-    """Make a unit of each training, and before them one for each (model, task) that turns the task's texts into token
-    ids. Trainings on one task take time by the size of their model's weights."""
-    named = {find_task(task).name: task for task in grid.tasks}  # by its name, or by its file
+    """Make a unit of each training, and before them a unit for each (model, task) that encodes its texts. The cost of a
+    training is the size of its model's weights."""
+    named = {find_task(task).name: task for task in grid.tasks}  # a name, or a file
     encodings: dict[str, Unit] = {}
     units = []
     for cells in trainings:
-        first, tasks = cells[0], [cell.task.name for cell in cells]
-        model, config, trained_on = first.model.name, first.config, first.train.task.name
+        first = cells[0]
+        tasks = [cell.task.name for cell in cells]
+        model = first.model.name
+        config = first.config
+        trained_on = first.train.task.name
         shared = {"model": model, "config": config, "data_dirs": dict(grid.data_dirs)}
         encoded = tasks if first.task.part_of else [trained_on, *tasks]
         needs = {f"encode {task} for {model}": named.get(task, task) for task in encoded}
@@ -210,8 +211,9 @@ def grid_units(grid: Grid, trainings: Iterable[SharedTraining]) -> list[Unit]:
 
 
 def measure_grid(grid: Grid, trainings: Iterable[SharedTraining]) -> dict[str, Pace]:
-    """Measure the trainings that gave a score, as `measure_cells` does."""
-    finished, scores = list[SharedTraining](), list[Score]()
+    """Measure the finished trainings of a grid, as `measure_cells` does."""
+    finished: list[SharedTraining] = []
+    scores: list[Score] = []
     for training in trainings:
         folders = [cell.folder(grid.out) for cell in training if cell.is_finished(grid.out)]
         training_scores = [score for folder in folders for score in read_scores(folder).scores]
@@ -221,8 +223,8 @@ def measure_grid(grid: Grid, trainings: Iterable[SharedTraining]) -> dict[str, P
 
 
 def measure_cells(finished: Iterable[Unit], scores: Iterable[Score]) -> dict[str, Pace]:
-    """Add up the fine-tunings that gave some scores, by the task that they are trained on: it tells how long others on
-    the task take. `finished` are their units."""
+    """Measure the pace of finished trainings by the task that they train on, for forecasts. `finished` are the units of
+    these scores."""
     costs: dict[str, list[float]] = {}
     for unit in finished:
         costs.setdefault(unit.kind, []).append(unit.cost)
@@ -234,7 +236,7 @@ def measure_cells(finished: Iterable[Unit], scores: Iterable[Score]) -> dict[str
     return paces
 
 
-# What a worker does. PyTorch is loaded there only
+# Work of a worker, which alone loads PyTorch
 
 
 def encode_unit(model: str, task: str, config: FinetuneConfig, data_dirs: DataDirs) -> list[str]:
@@ -254,18 +256,15 @@ def fit_unit(
     return [score.headline() for score in fit_cells(plans, out)]
 
 
-# What is kept of a grid: the best fine-tuned network of each model and task
+# The best fine-tuned network of each model and task
 
 BestCells = dict[Path, list[CellPlan]]
-"""For each folder to write, the cells of one model and task to choose from."""
+"""The cells of one model and task, by the folder for the best of them."""
 
 
 def check_keep(trainings: Iterable[SharedTraining], folder: Path) -> BestCells:
-    """Each model and task is kept in `folder/MODEL-TASK`.
-
-    Raises `InputError`, before anything is trained, for a folder of other things than a kept network, two models of
-    one name, and a network that cannot be kept.
-    """
+    """Group the cells by their folder `folder/MODEL-TASK`. Raises `InputError`, before anything trains, for a folder
+    with other contents than a kept network, two models of one name, and a network that cannot be kept."""
     from biphase.finetuning.heads import check_keepable, open_encoder
 
     candidates: BestCells = {}
@@ -284,10 +283,11 @@ def check_keep(trainings: Iterable[SharedTraining], folder: Path) -> BestCells:
 
 
 def keep_best_networks(candidates: BestCells, out: Path) -> None:
-    """Train the best cell of each model and task once more, and keep its network: at the rate that validation chooses
-    over all seeds, the seed that is best on validation.
+    """Train the best cell of each model and task again, and keep its network: the seed with the best validation score
+    at the rate that validation chooses over all seeds.
 
-    One that is kept already stays, another one of ours is replaced. While cells are missing nothing is kept.
+    A folder with that network stays; a kept network of another cell is replaced. Nothing is kept while cells of the
+    model and task are missing.
     """
     from biphase.finetuning.fit import fit_cells
 

@@ -1,15 +1,15 @@
-"""A model's name becomes the network with its tokenizer, shared by cells; a cell's copy of it, with a head on top; and
-that copy, trained, a network of transformers.
+"""A model's name → a network with its tokenizer, which cells share → a cell's copy with a head → that copy, trained, as
+a network of transformers.
 
-The copy has those rows of the embedding only that the cell's texts use. The other rows get no gradient and are looked
-up by nobody, so scores stay the same; but every step they would cost their share of gradients, norm and optimizer: with
-a vocabulary of 128,256 and small batches, more than all else.
+The copy holds only the rows of the embedding that the cell's texts use. The other rows get no gradient, so scores stay
+the same; but with a vocabulary of 128,256 and small batches, their gradients, norm and optimizer would cost more than
+all else.
 
-What is trained goes into transformers' own classes, so that their `pipeline` predicts as ours does. Where such a class
-has another head than the paper's, `head: transformers` trains that one: what is kept computes what was scored.
+A trained network is kept as a class of transformers, whose `pipeline` predicts as ours does. Where such a class has
+another head than the paper's, `head: transformers` trains that one, so the kept network computes what was scored.
 
-A frozen encoder's rows are computed once for all cells of a process: rates and seeds train their layer on rows that are
-looked up. Rows are made in blocks of neighbours, so that a row is the same to the last bit whichever cell asked first.
+A frozen encoder computes its outputs once for all cells of a process, which train their layer on them. It computes them
+in blocks of neighbours, so that an output is the same to the last bit whichever cell asks first.
 
 Letters: V vocabulary, U tokens in use, T tokens of a batch, S samples, D width, C classes.
 """
@@ -40,23 +40,23 @@ from biphase.hub import AFTER_PADDING, load_model_config, output_width
 from biphase.tasks.spec import Task
 
 UNUSED_EMBEDDINGS = 1024
-"""More rows of an embedding than this, or than a twentieth of it, are not there for a round number alone."""
+"""More unused rows of an embedding, and more than a twentieth of it, do more than round its size up."""
 
 
 def load_encoder(name: str) -> Encoder:
-    """The encoder behind a name (see `cells`)."""
+    """Load the encoder behind a name."""
     return open_encoder(identify(name))
 
 
 @lru_cache(maxsize=1)
 def open_encoder(model: Encoder) -> Encoder:
-    """Load a model that was found. The last one is kept: it costs nothing to ask again while its files stay."""
+    """Load an identified model. The last one stays in memory."""
     backbone = load_backbone(model.folder)
     pretrained = find_tokenizer(model.folder, str(model.folder))
     assert pretrained is not None, "a model that was found has a tokenizer"
     tokenizer = HashedTokenizer(pretrained)
     config: Any = backbone.config
-    ids = [number for token, number in pretrained.get_vocab().items() if token not in NEW_NAMES.values()]
+    ids = [id for token, id in pretrained.get_vocab().items() if token not in NEW_NAMES.values()]
     highest = max(ids, default=0)
     sizes = f"{model.name}: its tokenizer has {highest + 1:,} tokens, its network {config.vocab_size:,}"
     if max(highest, tokenizer.closing, *tokenizer.opening) >= config.vocab_size:
@@ -69,8 +69,8 @@ def open_encoder(model: Encoder) -> Encoder:
 
 
 def refuse_replaced(model: Encoder) -> None:
-    """Raise `InputError` where a file of a model was written since it was identified, and forget what was made of it:
-    weights are read from their file as they are needed, and would go by the name of others."""
+    """Raise `InputError` if a file of a model has changed since it was identified, and forget everything made of it.
+    Weights are read when they are needed, so new ones would go by the old name."""
     if stamp_model(model.folder) != model.stamps:
         open_encoder.cache_clear()
         features.clear()
@@ -80,10 +80,10 @@ def refuse_replaced(model: Encoder) -> None:
 
 
 class UsedEmbedding(nn.Embedding):
-    """Some rows of an embedding, found by the numbers that the tokens have in the whole vocabulary.
+    """Some rows of an embedding, looked up by the token ids of the whole vocabulary.
 
-    Of a vocabulary of 6 with the tokens 2 and 5 in use, `row_of_V` is 2 2 0 2 2 1: rows 0 and 1 are there, and to look
-    up any other token is an error.
+    If a vocabulary of 6 has the tokens 2 and 5 in use, `row_of_V` is 2 2 0 2 2 1: rows 0 and 1 exist, and looking up
+    any other token is an error.
     """
 
     row_of_V: Tensor
@@ -104,11 +104,8 @@ def copy_backbone(
     weights: Literal["pretrained", "random"] = "pretrained",
     pad_id: int | None = None,
 ) -> nn.Module:
-    """A copy for these texts, padded with `pad_id` where that is given; for any text, where none are given. Random
-    weights come from torch's generator.
-
-    The whole embedding stays where it is more than a table.
-    """
+    """Copy a network for these texts, which `pad_id` pads where it is given; without texts, for any text. Random
+    weights come from torch's generator. An embedding that is more than a table stays whole."""
     if weights == "random":
         backbone = fresh_backbone(backbone)
     embedding = backbone.get_input_embeddings()
@@ -119,12 +116,12 @@ def copy_backbone(
     pad_ids = [own_pad_id, own_pad_id if pad_id is None else pad_id]
     once = {id(part.tokens_T): part for part in texts}.values()  # splits may share their texts
     used_U = np.unique(np.concatenate([pad_ids, *(part.used_U for part in once)]))
-    # What deepcopy takes for copied already, it does not copy: the whole embedding never exists twice.
+    # deepcopy takes the embedding for copied already, so the whole embedding never exists twice.
     return copy.deepcopy(backbone, {id(embedding): UsedEmbedding(embedding, torch.from_numpy(used_U))})
 
 
 def is_table(backbone: nn.Module, embedding: nn.Module) -> bool:
-    """Whether an embedding only looks rows up (Gemma's scales them), and nothing else has its weight."""
+    """Tell whether an embedding only looks rows up (Gemma's scales them), and no other module has its weight."""
     if type(embedding) is not nn.Embedding or embedding.max_norm is not None or embedding.scale_grad_by_freq:
         return False
     owners = [module for module in backbone.modules() if getattr(module, "weight", None) is embedding.weight]
@@ -132,15 +129,16 @@ def is_table(backbone: nn.Module, embedding: nn.Module) -> bool:
 
 
 class TaskNetwork(nn.Module):
-    """A network with the new head of a cell's family, random by torch's generator.
+    """A network with the paper's head for a family of tasks, drawn from torch's generator.
 
-    Of samples: mean over the tokens, end-of-text included → dense → GELU → linear; for a linear probe the last alone.
-    Of tokens: dropout → linear, for each its tag, or how well an answer starts and ends there. An embedder has no head.
+    For samples: mean over the tokens, end-of-text included → dense → GELU → linear; a linear probe has no dense layer.
+    For tokens: dropout → linear, to tags or to the start and end of an answer. An embedder has no head.
     """
 
     def __init__(self, backbone: Any, cell: CellContext, *, has_head: bool = True) -> None:
         super().__init__()
-        self.backbone, self.of_tokens = backbone, cell.is_of_tokens
+        self.backbone = backbone
+        self.of_tokens = cell.is_of_tokens
         has_head = has_head and not cell.is_embedder
         has_dense = has_head and not (cell.is_of_tokens or cell.config.frozen)
         has_dropout = "head_dropout" in settings_that_matter(cell.config, cell.task)
@@ -149,8 +147,7 @@ class TaskNetwork(nn.Module):
         self.out = new_linear(backbone, cell.num_outputs) if has_head else None
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [S, C] or [T, C]; without a head the means [S, D] or the hidden states [T, D]. Means and logits are
-        fp32."""
+        """Logits [S, C] or [T, C], fp32; without a head the means [S, D], fp32, or the hidden states [T, D]."""
         if isinstance(self.backbone, FrozenFeatures):
             rows = self.backbone.look_up(batch)
         else:
@@ -166,10 +163,10 @@ class TaskNetwork(nn.Module):
 
 
 class ClassNetwork(nn.Module):
-    """A network inside its class of transformers, with that class's own new head, random by torch's generator, and the
-    head's dropout. A pooler is part of the head: the network is loaded without.
+    """A network inside its class of transformers, with the new head of that class and its dropout, drawn from torch's
+    generator. A pooler belongs to the head, so the network was loaded without one.
 
-    Raises `InputError` where transformers has no class for the task, or one that reads texts with another network.
+    Raises `InputError` if transformers has no class for the task, or one with another network inside.
     """
 
     def __init__(self, backbone: nn.Module, encoder: Encoder, cell: CellContext) -> None:
@@ -198,8 +195,8 @@ class ClassNetwork(nn.Module):
 
 
 def make_class(config: Any, backbone: nn.Module, cell: CellContext) -> Any:
-    """A network of transformers for a task, with random weights. Raises `InputError` where it has no class for that."""
-    has_sdpa = getattr(backbone, "_supports_sdpa", False)  # a network that runs on padded batches attends as it did
+    """Make a network of transformers for a task, with random weights. Raises `InputError` if it has no such class."""
+    has_sdpa = getattr(backbone, "_supports_sdpa", False)  # a network on padded batches attends as it did
     try:
         model = auto_class(cell.task).from_config(config, attn_implementation="sdpa" if has_sdpa else "eager")
     except ValueError:
@@ -209,13 +206,12 @@ def make_class(config: Any, backbone: nn.Module, cell: CellContext) -> Any:
 
 
 def config_with_head(config: Any, encoder: Encoder, cell: CellContext) -> Any:
-    """Copy a network's configuration, with what its head gives, and the token that pads batches: the tokenizer's, or
-    the end of text where that has no embedding. Types that number positions from behind padding have it already."""
+    """Copy a network's configuration, with the outputs of its head and the token that pads batches."""
     config = copy.deepcopy(config)
     config.num_labels = cell.num_outputs
     if cell.task.family != "question_answering":
         config.id2label = {0: cell.task.label} if cell.num_outputs == 1 else dict(enumerate(cell.task.classes))
-        config.label2id = {name: number for number, name in config.id2label.items()}
+        config.label2id = {name: index for index, name in config.id2label.items()}
         config.problem_type = cell.task.problem_type
     if cell.task.family == "retrieval":  # else CrossEncoder would give other numbers, in the same order
         config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
@@ -224,35 +220,37 @@ def config_with_head(config: Any, encoder: Encoder, cell: CellContext) -> Any:
 
 
 def padding_token(encoder: Encoder) -> int:
+    """Find the token that pads batches: the tokenizer's, or the end of text if that one has no embedding. Types that
+    count positions from behind padding have their own."""
     config: Any = encoder.backbone.config
-    number = config.pad_token_id if config.model_type in AFTER_PADDING else encoder.tokenizer.pretrained.pad_token_id
-    return number if number in range(config.vocab_size) else encoder.tokenizer.closing
+    pad_id = config.pad_token_id if config.model_type in AFTER_PADDING else encoder.tokenizer.pretrained.pad_token_id
+    return pad_id if pad_id in range(config.vocab_size) else encoder.tokenizer.closing
 
 
 def padded_logits(model: Any, batch: Batch) -> Tensor:
-    """Compute the logits of a class of transformers with its own head, which takes padded batches: fp32, [S, C] of
-    samples, or [T, C] of tokens; C are start and end of an answer's span.
+    """Compute the logits of a class of transformers, which takes padded batches: fp32, [S, C], or [T, C] in families of
+    tokens; an answer's C are its start and end.
 
-    A sample less than half as long as the longest is in another padded batch, so that padding is never most of one.
+    A sample less than half as long as the longest goes into another padded batch, which is never mostly padding.
     """
     pad_id = getattr(model.config, "pad_token_id", None) or 0
     lengths = batch.texts.lengths_S[batch.samples].tolist()
     samples = batch.tokens_T.split(lengths)
-    rest = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+    rest = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     logits: dict[int, Tensor] = {}
     while rest:
-        numbers = [number for number in rest if 2 * lengths[number] >= lengths[rest[0]]]
-        rest = rest[len(numbers) :]
-        output = model(**pad_batch([samples[number] for number in numbers], pad_id))
+        indices = [index for index in rest if 2 * lengths[index] >= lengths[rest[0]]]
+        rest = rest[len(indices) :]
+        output = model(**pad_batch([samples[index] for index in indices], pad_id))
         is_span = "start_logits" in output
         outputs = torch.stack([output.start_logits, output.end_logits], -1) if is_span else output[0]
-        for number, part in zip(numbers, outputs, strict=True):
-            logits[number] = part[: lengths[number]] if outputs.ndim == 3 else part[None]
-    return torch.cat([logits[number] for number in range(len(lengths))]).float()
+        for index, part in zip(indices, outputs, strict=True):
+            logits[index] = part[: lengths[index]] if outputs.ndim == 3 else part[None]
+    return torch.cat([logits[index] for index in range(len(lengths))]).float()
 
 
 def new_linear(backbone: Any, num_outputs: int) -> nn.Linear:
-    """Normal weights with the standard deviation that the network itself was initialised with, biases 0."""
+    """Make a layer with normal weights, of the network's own initial standard deviation, and biases of 0."""
     layer = nn.Linear(output_width(backbone.config), num_outputs)
     nn.init.normal_(layer.weight, std=getattr(backbone.config, "initializer_range", 0.02))
     nn.init.zeros_(layer.bias)
@@ -260,7 +258,7 @@ def new_linear(backbone: Any, num_outputs: int) -> nn.Linear:
 
 
 def mean_pool(hidden_TD: Tensor, bounds_S1: Tensor) -> Tensor:
-    """The mean of each sample's rows, [S, D], summed in fp32."""
+    """Average the rows of each sample in fp32: [S, D]."""
     return torch.segment_reduce(hidden_TD.float(), "mean", offsets=bounds_S1.long(), axis=0)
 
 
@@ -269,14 +267,15 @@ BLOCK = 64
 NUM_FEATURES = 8
 
 features: dict[tuple[Any, ...], tuple[TokenizedTexts, dict[int, Tensor]]] = {}
-"""The features that were asked for last: texts, by whose identity they are found, and the rows of each sample."""
+"""Outputs of frozen encoders by (encoder, device, type, id of the texts): the texts and the rows of each sample. The
+oldest go first."""
 
 backbones: WeakValueDictionary[tuple[str, torch.device], nn.Module] = WeakValueDictionary()
-"""Encoders on a GPU, one each, for as long as features are made of them."""
+"""Encoders on a GPU, one copy each, while features need them."""
 
 
 def place_backbone(encoder: Encoder, device: torch.device) -> nn.Module:
-    """The encoder on the device: on a CPU itself, for nothing here changes it."""
+    """Place the encoder on a device; on a CPU without copying it, because nothing here changes it."""
     if device.type == "cpu":
         return encoder.backbone.eval()
     placed = backbones.get((encoder.hash, device))
@@ -286,7 +285,7 @@ def place_backbone(encoder: Encoder, device: torch.device) -> nn.Module:
 
 
 class FrozenFeatures(nn.Module):
-    """A frozen encoder whose outputs are made when they are first asked for, and then looked up."""
+    """A frozen encoder, whose outputs are computed on first use and then looked up."""
 
     def __init__(self, encoder: Encoder, cell: CellContext) -> None:
         super().__init__()
@@ -295,11 +294,11 @@ class FrozenFeatures(nn.Module):
 
     @cached_property
     def model(self) -> Any:
-        """It is loaded by the first texts that are encoded, and is no part of the network."""
+        """The network that computes outputs, made on first use; not a submodule."""
         return TaskNetwork(place_backbone(self.encoder, self.cell.device), self.cell, has_head=False)
 
     def look_up(self, batch: Batch) -> Tensor:
-        """The mean over the tokens of each sample, or, for texts to tag, the hidden state of each token."""
+        """Look up the mean of each sample, or the hidden state of each token in families of tokens."""
         key = self.encoder.hash, self.cell.device, self.cell.dtype, id(batch.texts)
         features[key] = features.pop(key, (batch.texts, {}))
         while len(features) > NUM_FEATURES:
@@ -316,10 +315,8 @@ class FrozenFeatures(nn.Module):
 
 
 def build_network(encoder: Encoder, cell: CellContext, splits: Iterable[EncodedSplit]) -> nn.Module:
-    """A copy of the encoder for the texts of some splits (none: for any text), or its features, with a new head.
-
-    Random weights come from torch's generator.
-    """
+    """Build a network with a new head on a copy of the encoder for the texts of some splits (none: for any text), or on
+    its features. Random weights come from torch's generator."""
     if can_look_up(cell):
         return TaskNetwork(FrozenFeatures(encoder, cell), cell)
     texts = [value for split in splits for value in vars(split).values() if isinstance(value, TokenizedTexts)]
@@ -335,7 +332,7 @@ def build_network(encoder: Encoder, cell: CellContext, splits: Iterable[EncodedS
 
 
 def can_look_up(cell: CellContext) -> bool:
-    """Whether a cell trains one layer on what an encoder as it is gives: for each text, or for each token to tag."""
+    """Tell whether a cell trains one layer on the stored outputs of an unchanged encoder."""
     config, has_layer = cell.config, cell.task.family != "question_answering"
     return config.frozen and has_layer and config.weights == "pretrained" and config.weight_dtype == "fp32"
 
@@ -344,7 +341,7 @@ def can_look_up(cell: CellContext) -> bool:
 def encode_packed(
     encoder: Encoder, texts: Sequence[str], device: torch.device, dtype: torch.dtype = torch.float32
 ) -> np.ndarray:
-    """The mean over each text's tokens, fp32, [texts, width]; of texts that have to be cut, a line tells."""
+    """Average the outputs over each text's tokens: fp32, [texts, width]. Prints how many texts were cut."""
     backbone: Any = place_backbone(encoder, device)
     encoded = encoder.tokenizer.encode_texts(texts, encoder.max_length)
     if len(encoded.truncated):
@@ -355,7 +352,7 @@ def encode_packed(
 
 
 def auto_class(task: Task) -> Any:
-    """Find the class of transformers that a task's networks are kept as, where they have a head."""
+    """Find the class of transformers for the networks of a task."""
     return getattr(transformers, f"AutoModel{task.kind.head}")
 
 
@@ -369,8 +366,8 @@ class OtherHeadError(InputError):
 
 
 def plan_to_keep(plan: CellPlan) -> CellPlan:
-    """Plan to train a head that can be kept: the paper's where the network's class in transformers has it; otherwise,
-    unless the paper's was asked for, that of the class, which a line tells. Raises `InputError` as `check_keepable`."""
+    """Plan to train a head that can be kept: the paper's if the network's class in transformers has it; otherwise the
+    head of that class, which is printed, unless `head` was given. Raises `InputError` as `check_keepable` does."""
     encoder = open_encoder(plan.model)
     try:
         check_keepable(encoder, plan.task, plan.config)
@@ -387,8 +384,8 @@ def plan_to_keep(plan: CellPlan) -> CellPlan:
 
 @torch.no_grad()
 def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> None:
-    """Raises `InputError` for a network whose head is another one in transformers (`OtherHeadError`) or gives something
-    else for a text in a batch than alone, and for templates that are no prompts."""
+    """Raise `InputError` for a network that has another head in transformers (`OtherHeadError`), or whose outputs for a
+    text change in a batch, and for templates that are no prompts."""
     cell = CellContext(task, finetuning, torch.device("cpu"), torch.float32)
     if task.family == "question_answering" and finetuning.qa_head != "span":
         raise InputError("keep: transformers has no class with the token head; give qa_head=span")
@@ -406,10 +403,11 @@ def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> 
         model = to_transformers(build_network(encoder, cell, []), encoder, cell)
     if cell.is_embedder:
         return
-    both, kind = proof_batch(model, cell, (0, 1)), type(model).__name__
+    both = proof_batch(model, cell, (0, 1))
+    kind = type(model).__name__
     logits = padded_logits(model, both)
     if finetuning.head == "transformers":
-        alone = [padded_logits(model, proof_batch(model, cell, (number,))) for number in (0, 1)]
+        alone = [padded_logits(model, proof_batch(model, cell, (sample,))) for sample in (0, 1)]
         if not agree(logits, torch.cat(alone)):
             raise InputError(f"keep: {kind} gives something else for a text in a batch than alone; leave keep out")
     if task.kind.head == "ForSequenceClassification" and not agree(
@@ -419,7 +417,7 @@ def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> 
 
 
 def proof_batch(model: Any, cell: CellContext, samples: Sequence[int]) -> Batch:
-    """One or both of two samples, of 12 and 7 tokens, on the CPU."""
+    """Pack one or both of two samples, of 12 and 7 tokens, on the CPU."""
     tokens_T = telling_tokens(model.base_model, 19).numpy()
     texts = TokenizedTexts(tokens_T, np.array([0, 12, 19]), np.array([], dtype=np.int64))
     return pack(texts, np.array(samples), replace(cell, device=torch.device("cpu"), dtype=torch.float32))
@@ -427,10 +425,11 @@ def proof_batch(model: Any, cell: CellContext, samples: Sequence[int]) -> Batch:
 
 @torch.no_grad()
 def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
-    """Turn a network into one of transformers for any text, on the CPU. Raises `OtherHeadError` where the class of its
+    """Turn a network into one of transformers for any text, on the CPU. Raises `OtherHeadError` if the class of its
     type has another head."""
-    network, pretrained = network.float().cpu().eval(), encoder.backbone
-    # Back to the encoder itself, or to the whole embedding, whose rows are as they were where no text used them.
+    network = network.float().cpu().eval()
+    pretrained: Any = encoder.backbone
+    # Back to the encoder itself, or to the whole embedding, whose unused rows have not changed.
     if isinstance(network.backbone, FrozenFeatures):
         network.backbone = copy_backbone(pretrained, [])
     inner = without_padding(network.backbone)
@@ -448,7 +447,7 @@ def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
 
 @torch.no_grad()
 def divide_logits(model: Any, temperature: float) -> Any:
-    """Divide the logits of a class of transformers with a head by a temperature, in the weights of its last layer."""
+    """Divide the logits of a class of transformers by a temperature, in the weights of its last layer."""
     if temperature != 1:
         below = {*model.base_model.modules()}
         layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer not in below]
@@ -459,12 +458,12 @@ def divide_logits(model: Any, temperature: float) -> Any:
 
 @torch.no_grad()
 def with_same_head(network: Any, encoder: Encoder, cell: CellContext) -> Any:
-    """The class of transformers for a network with the paper's head, with the weights of both. Raises `OtherHeadError`
-    where it computes something else."""
+    """Make the class of transformers for a network with the paper's head, with its weights. Raises `OtherHeadError` if
+    that class computes something else."""
     inner = without_padding(network.backbone)
     config = config_with_head(inner.config, encoder, cell)
-    config.classifier_pooling = "mean"  # EuroBERT's and ModernBERT's name for what the paper's head does
-    # A EuroBERT has no class for answers, but is a Llama that looks both ways.
+    config.classifier_pooling = "mean"  # EuroBERT's and ModernBERT's name for the paper's pooling
+    # EuroBERT has no class for answers, but is a Llama that looks both ways.
     if cell.task.family == "question_answering" and isinstance(config, transformers.EuroBertConfig):
         config = as_llama(config)
         set_direction(config, causal=False)
@@ -480,7 +479,7 @@ def with_same_head(network: Any, encoder: Encoder, cell: CellContext) -> Any:
         raise refusal
     for new, old in zip(layers, trained_layers, strict=True):
         new.load_state_dict(old.state_dict(), strict=False)
-    # On padded samples it must give the logits that ours gives on them packed.
+    # It must give the same logits for padded samples as ours for packed ones.
     batch = proof_batch(model, cell, (0, 1))
     if not torch.allclose(network(batch), padded_logits(model, batch), rtol=1e-3, atol=1e-4):
         raise refusal

@@ -1,9 +1,7 @@
-"""A fine-tuned network becomes a folder of the transformers class that users expect; such a folder and a file of a
-user's rows say what is predicted for which inputs.
+"""A fine-tuned network → a folder of a transformers class; such a folder and a user's file → rows to predict.
 
-Rows stand under the names that the task has for their columns. Files for training say how one that ends alike is read;
-a .txt is a text a line. What is wrong with folder or file is said before PyTorch and the network are loaded, which
-takes seconds.
+Rows have the task's names of columns. A file is read like the task's training files with its ending; a .txt has a text
+in each line. Folder and file are checked before PyTorch and the network load, which takes seconds.
 """
 
 import copy
@@ -48,27 +46,26 @@ if TYPE_CHECKING:
     from biphase.finetuning.encoding import CellContext
 
 RECORD = "biphase.json"
-"""The file of a kept folder that says what its inputs look like."""
+"""The file of a kept folder that describes its inputs."""
 
 TEXT = "text"
-"""The column of running text, where no template names one."""
+"""The column of running text, unless a template names one."""
 
 
 class KeptModel(Strict):
-    """What must be known of a fine-tuned network, not yet loaded, to make inputs of rows as its training did."""
+    """A fine-tuned network before it is loaded: what its inputs look like, and how to read its outputs."""
 
     cell: str | None = None
-    """The hash of all that decided the network, as `CellPlan` has it."""
+    """The hash of its cell (`CellPlan.hash`)."""
     task: Task
     config: FinetuneConfig
-    """The settings of the training; the defaults for a folder that `finetune --keep` did not write."""
+    """The settings of its training; the defaults for a folder that `finetune --keep` did not write."""
     has_unanswerable: bool = False
-    """Question answering: whether no answer may be predicted."""
+    """Question answering: whether "no answer" may be predicted."""
     calibration: Calibration = Calibration()
-    """Its thresholds, which transformers' pipelines do not know, decide what `predict` names; the temperature is in the
-    weights."""
+    """`predict` applies its thresholds, which transformers' pipelines ignore. The temperature is in the weights."""
 
-    # What finding it adds, which its record does not hold.
+    # `find_kept` adds these; the record does not hold them.
     folder: Path = Field(default=Path(), exclude=True)
     is_ours: bool = Field(default=True, exclude=True)
     """Whether `finetune --keep` wrote the folder."""
@@ -77,8 +74,8 @@ class KeptModel(Strict):
 
 
 def keep_network(model: Any, encoder: Encoder, cell: "CellContext", folder: Path, score: Score, test: Any) -> None:
-    """Write a trained network, as `to_transformers` gives it, as a model folder with its labels, tokenizer and card,
-    whole or not at all; what is there is replaced. `test` is the encoded test split."""
+    """Write a trained network (of `to_transformers`) as a model folder with labels, tokenizer and card, whole or not at
+    all. It replaces an earlier folder. `test` is the encoded test split."""
     from biphase.exporting.golden import write_golden
     from biphase.exporting.model import close_texts, save_encoder, write_sentence_transformer
 
@@ -108,8 +105,8 @@ def keep_network(model: Any, encoder: Encoder, cell: "CellContext", folder: Path
 
 
 def card_text(cell: "CellContext", encoder: Encoder, model: Any, score: Score) -> str:
-    """Write a small model card, with the fields that the hub reads. A model and data of this machine have no name
-    there."""
+    """Write a small model card, with the fields that the hub reads. It does not name a model or data of this machine
+    as the hub's."""
     from huggingface_hub import ModelCardData
 
     from biphase.exporting.card import harmless, render_card
@@ -145,13 +142,13 @@ def card_text(cell: "CellContext", encoder: Encoder, model: Any, score: Score) -
 
 
 def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
-    """Find out what a model folder or a hub model predicts for the rows of a file.
+    """Find a model folder or hub model that predicts, and the layout for a file of rows.
 
     Args:
-        template: columns in braces, for a folder that does not say what its inputs look like. None: `{text}`.
+        template: columns in braces, for a folder that does not describe its inputs. None: `{text}`.
 
     Raises:
-        InputError: a folder without a head that predicts, or one whose inputs nobody knows.
+        InputError: a folder without a head that predicts, or with unknown inputs.
     """
     folder = find_folder(name)
     config = read_json_as(folder / "config.json", dict[str, Any])
@@ -167,7 +164,7 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
         remedy = "fine-tune it again with --keep"
         model = read_json_as(folder / RECORD, KeptModel, remedy)
         task, labels = model.task.model_copy(update={"group": None}), config.get("id2label")
-        expected = {str(number): label for number, label in enumerate(task.classes)}
+        expected = {str(index): label for index, label in enumerate(task.classes)}
         if labels and expected and task.kind.num_outputs is None and labels != expected:
             raise InputError(f"{folder}: {RECORD} names other classes than config.json (id2label); {remedy}")
         if len(model.calibration.thresholds) not in (0, len(task.classes)):
@@ -187,8 +184,8 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
 
 
 def layout_to_predict(task: Task, file: Path) -> FileLayout:
-    """Choose how a file to predict is read: as one for training that ends alike; else columns as the task's files
-    of columns have them, whatever these end in. CoNLL-U says itself where its words stand."""
+    """Choose the layout of a file to predict: that of a training file with its ending, else the columns of any training
+    file in columns. CoNLL-U itself fixes the column of words."""
     endings = [(layout, ending_of(Path(layout.train))) for layout in task.files if layout.train]
     for layout, ending in endings:
         if ending == ending_of(file):
@@ -200,21 +197,19 @@ def layout_to_predict(task: Task, file: Path) -> FileLayout:
 
 
 def input_columns(task: Task) -> tuple[str, ...]:
-    """List the columns of texts that an input is made of."""
+    """List the columns of an input's texts."""
     return task.kind.input_columns or template_columns(task.template)
 
 
 FIRST_ROWS = 256
-"""Rows that are read before the first one is predicted, to see how numbers are written."""
+"""Rows that are read before the first prediction, to see how a table writes numbers."""
 
 
 def open_rows(model: KeptModel, file: Path) -> tuple[TableForm | None, Iterator[PlacedRow]]:
-    """The rows of a file of any form that tasks have, of a .txt for one column a text a line; and how a table is
-    written.
-
-    Raises `InputError` at once where there are none, or the first one lacks a column that inputs are made of.
-    """
-    task, columns = model.task, input_columns(model.task)
+    """Open the rows of a file in any form of tasks, or of a .txt with a text in each line. Returns also the form of a
+    table. Raises `InputError` at once for a file without rows, or a first row that lacks a column of the input."""
+    task = model.task
+    columns = input_columns(task)
     rows: Iterator[PlacedRow]
     table: TableForm | None = None
     form = model.layout.format or FORMATS.get(ending_of(file))
@@ -222,7 +217,7 @@ def open_rows(model: KeptModel, file: Path) -> tuple[TableForm | None, Iterator[
         if len(columns) > 1:
             raise InputError(f"{file}: a line is one text, but {task.name} needs {' and '.join(columns)}")
         lines = read_text_lines(file)
-        rows = ((f"{file}:{number}", {columns[0]: line.rstrip("\r\n")}) for number, line, _ in lines)
+        rows = ((f"{file}:{line_number}", {columns[0]: line.rstrip("\r\n")}) for line_number, line, _ in lines)
     elif form in ("csv", "tsv") and not file.is_dir():
         is_quoted = form == "tsv" and model.layout.quotes is None and has_needed_quotes(file, model.layout)
         layout = model.layout.model_copy(update={"quotes": True}) if is_quoted else model.layout
@@ -234,21 +229,21 @@ def open_rows(model: KeptModel, file: Path) -> tuple[TableForm | None, Iterator[
         raise InputError(f"{file} has no rows")
     if table:
         table = replace(table, decimal=decimal_of(table, (row for _, row in begin)))
-    origin, row = begin[0][0], with_task_names(task, model.layout, begin[0][1])
+    location, row = begin[0][0], with_task_names(task, model.layout, begin[0][1])
     if task.family == "token_classification":
         words = f"'{task.words}' (a list of words) or " if model.is_ours else ""
         if TEXT not in row and not (words and task.words in row):
-            raise InputError(f"{origin}: {words}'{TEXT}' is needed; the columns are: {clipped(', '.join(row))}")
+            raise InputError(f"{location}: {words}'{TEXT}' is needed; the columns are: {clipped(', '.join(row))}")
     else:
         for name in (*columns, *task.choices):
             if name != "choice":  # what templates name that is no column
-                column(origin, row, name, "give the column that the model reads this name")
+                column(location, row, name, "give the column that the model reads this name")
     return table, chain(begin, rows)
 
 
 def has_needed_quotes(file: Path, layout: FileLayout) -> bool:
-    """Tell whether fields of a .tsv stand in quotes where they need them, by all of its rows: it can be read so, and a
-    field has a tab, a line end or a quote, which only quotes explain."""
+    """Tell whether a .tsv quotes fields: all of its rows can be read so, and a field has a tab, a line end or a quote
+    inside."""
     ways = ({"quotes": True}, {"quotes": False})
     quoted, plain = (open_table(file, layout.model_copy(update=way), is_csv=False)[1] for way in ways)
     is_needed = False
@@ -266,32 +261,35 @@ def has_needed_quotes(file: Path, layout: FileLayout) -> bool:
 
 
 def label_of(model: KeptModel, row: Row) -> str | list[str] | None:
-    """Read the label, the labels or the tags of a row. None where it has none that the model knows; choices have names
-    of their own in each row."""
-    task, named = model.task, with_task_names(model.task, model.layout, row)
+    """Read the label, labels or tags of a row. None for a row without any, for labels that the model does not know, and
+    for multiple choice, whose rows name their own choices."""
+    task = model.task
+    named = with_task_names(task, model.layout, row)
     has_classes = model.is_ours and task.kind.has_classes and task.family != "multiple_choice"
     if not has_classes or lacks_label(task, find_field(named, task.label)):
         return None
     try:
         [example], _ = make_examples(task, model.layout.scheme, [("", named)], defaultdict(list))
-    except ValueError:  # another row, or none, is what the file's column of this name has for it
+    except ValueError:  # the file's column of this name holds something else
         return None
-    labels = [task.classes[number] for number in classes_of(example)]
+    labels = [task.classes[index] for index in classes_of(example)]
     has_several = task.family == "token_classification" or task.problem_type is not None
     return labels if has_several else labels[0]
 
 
 def read_labelled(model: KeptModel, file: Path) -> TaskData:
-    """Read the labelled rows of a file as examples of test, and count the others. Raises `InputError` for a label that
-    the model does not know, and where no row has one."""
+    """Read the labelled rows of a file as test examples, and count the others. Raises `InputError` for an unknown
+    label, and for a file without any."""
     if not model.is_ours or model.task.kind.is_search:
         raise InputError(f"{model.folder}: only a classifier or an answerer that `finetune --keep` wrote can be scored")
-    task, labelled, num_rows = model.task, list[PlacedRow](), 0
-    for origin, row in open_rows(model, file)[1]:
+    task = model.task
+    labelled: list[PlacedRow] = []
+    num_rows = 0
+    for location, row in open_rows(model, file)[1]:
         named = with_task_names(task, model.layout, row)
         num_rows += 1
         if task.family == "question_answering" or not lacks_label(task, find_field(named, task.label)):
-            labelled.append((origin, named))
+            labelled.append((location, named))
     examples, _ = make_examples(task, model.layout.scheme, labelled, defaultdict(list))
     if not examples:
         raise InputError(f"{file}: no row has a label in a column '{task.label}'; `biphase predict` needs none")
@@ -304,8 +302,7 @@ DECIMAL_POINT = re.compile(r"-?\d+\.\d+")
 
 
 def decimal_of(form: TableForm, rows: Iterable[Mapping[str, str]]) -> str:
-    """Tell what stands before the decimals of numbers in a table, by its first rows. Semicolons with a byte order mark
-    are Excel's where that is a comma."""
+    """Find the decimal mark of a table by its first rows. Excel writes commas with semicolons and a byte order mark."""
     if form.delimiter == ",":
         return "."
     fields = [field.strip() for row in rows for field in row.values()]
@@ -316,17 +313,17 @@ def decimal_of(form: TableForm, rows: Iterable[Mapping[str, str]]) -> str:
 
 
 LINES_READ = 200
-"""Lines of a .txt that tell whether it is of columns."""
+"""Lines of a .txt that are read to see whether it has columns."""
 CHANCE = 2
-"""Texts that may stand together and have the same number of words."""
+"""This many texts may have the same number of words by chance."""
 
 
 def has_text_lines(task: Task, layout: FileLayout, file: Path) -> bool:
-    """Tell whether a .txt holds a text a line, and not what files of the task that end so hold, or words in columns.
+    """Tell whether a .txt holds a text in each line, not the rows of a training file with this ending or words in
+    columns.
 
-    Columns all have one number of fields, with tabs between them, or empty lines between sentences, or more such lines
-    than texts of one length stand together by chance. Only the files of a task that was trained on .txt may be so;
-    raises `InputError` for others.
+    Lines of columns all have the same number of fields, and tabs between fields, empty lines between sentences, or more
+    lines than have one length by chance. Raises `InputError` for columns in the .txt of a task that has no .txt.
     """
     if task.family == "sequence_classification" or layout.format not in (None, "columns"):
         return task.family == "sequence_classification"
@@ -342,8 +339,8 @@ def has_text_lines(task: Task, layout: FileLayout, file: Path) -> bool:
 
 
 def with_task_names(task: Task, layout: FileLayout, row: Row) -> Row:
-    """Rename a row's columns to the task's. Names that files with this ending have win over the row's own; those of
-    other files and of the hub come last."""
+    """Rename a row's columns to the task's. The names in files of this layout win over the row's own; those in other
+    files and on the hub come last."""
     others: Row = {}
     for form in reversed(task.forms):
         others |= renamed(row, form.rename)

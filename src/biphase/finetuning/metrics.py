@@ -1,7 +1,7 @@
 """Predictions → scores: shares from 0 to 1, correlations from -1.
 
-Labels of samples and tags of words; answers, whose texts are compared as the official scripts of SQuAD 1.1, SQuAD 2.0
-and ReCoRD compare them (the paper compares sets of tokens instead); judged and ranked documents, in all and per query.
+Predictions are labels of samples, tags of words, answers, or ranked documents. Texts of answers are compared as by the
+official scripts of SQuAD 1.1, SQuAD 2.0 and ReCoRD; the paper compares sets of tokens instead.
 
 Letters: U units that carry a label (samples or words), S samples or sentences, L labels or tags, E entities, K the ten
 best documents of a query.
@@ -21,7 +21,7 @@ import numpy as np
 from biphase.errors import InputError
 
 Rows = list[dict[str, Any]]
-"""What was predicted for each example, and its score."""
+"""The prediction for each example, and its score."""
 Metrics = dict[str, float]
 """Scores by name: shares from 0 to 1, correlations from -1."""
 Judgement = tuple[Metrics, Rows]
@@ -30,32 +30,29 @@ Judgement = tuple[Metrics, Rows]
 Statistic = Callable[[np.ndarray], np.ndarray]
 """Sums of counts [..., C] → scores [...]."""
 Contributions = tuple[np.ndarray, Statistic | None]
-"""What each example contributes to a score: [N] shares, whose mean it is; or [N, C] counts, and what makes the score of
-their sums."""
+"""The contributions of examples to a score: [N] values with the score as their mean, or [N, C] counts and the statistic
+that turns their sums into the score."""
 
 
 def score_rows(rows: Sequence[Mapping[str, Any]], metrics: Iterable[str], classes: Sequence[str]) -> Metrics:
-    """Score rows of predictions by some metrics, each made of what the rows contribute to it."""
+    """Score rows of predictions by some metrics, each from the contributions of the rows."""
     return {metric: total_score(*contributions(rows, metric, classes)) for metric in metrics}
 
 
 def total_score(values: np.ndarray, statistic: Statistic | None) -> float:
-    """Return the score that contributions make."""
+    """Compute the score from contributions."""
     return float(values.mean() if statistic is None else statistic(values.sum(axis=0)))
 
 
 def correlation_products(metric: str, gold_N: np.ndarray, predicted_N: np.ndarray) -> Contributions:
-    """Compute what each example contributes to a correlation, [N, 6] products, and what makes the score of their sums.
-
-    Ranks are those among all examples.
-    """
-    from scipy.stats import rankdata  # it loads longer than all else that a report needs
+    """Compute each example's contribution to a correlation, [N, 6] products. Ranks are those among all examples."""
+    from scipy.stats import rankdata  # slower to load than anything else in a report
 
     sides = []
     for numbers_N in (gold_N, predicted_N):
         x_N = rankdata(numbers_N) if metric == "spearman" else np.asarray(numbers_N, dtype=np.float64)
         x_N = x_N - x_N.mean()
-        sides.append(x_N / (np.abs(x_N).max() or 1.0))  # so that sums of squares lose nothing
+        sides.append(x_N / (np.abs(x_N).max() or 1.0))  # sums of squares then lose no digits
     x_N, y_N = sides
     return np.stack([np.ones(len(x_N)), x_N, y_N, x_N**2, y_N**2, x_N * y_N], axis=1), correlation
 
@@ -68,9 +65,8 @@ def correlation(products_C: np.ndarray) -> np.ndarray:
 
 
 def label_counts(metric: str, gold: Sequence[Any], predicted: Sequence[Any], classes: Sequence[str]) -> Contributions:
-    """Count what the label or labels of each example contribute to a metric, [N, C], and return what makes the score of
-    their sums. The macro F1 of sets of labels is over all labels, as scikit-learn has it; of single ones over those
-    that occur."""
+    """Count each example's contribution to a metric of labels, [N, C]. The macro F1 of sets of labels averages all
+    labels, as in scikit-learn; that of single labels only those that occur."""
     gold_NL, predicted_NL = one_hot(gold, classes), one_hot(predicted, classes)
     right_NL = gold_NL * predicted_NL
     if metric == "macro_f1":
@@ -122,18 +118,18 @@ def matthews(counts_C: np.ndarray) -> np.ndarray:
 STATISTICS: dict[str, Statistic] = {
     statistic.__name__: statistic for statistic in (correlation, macro_f1, macro_f1_of_all, matthews, micro_f1, share)
 }
-"""What makes a score of sums of counts, by the names under which cells keep it."""
+"""Statistics by the names that cells store."""
 
 
 def tag_scores(rows: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> Metrics:
-    """Accuracy over words, and `macro_f1`, the mean F1 of the tags that are in gold or predictions; where tags are of
-    entities (O comes first), scores over those, all types together, and the paper's score as `paper_f1`.
+    """Score tags: accuracy over words, and `macro_f1`, the mean F1 of the tags in gold or predictions. If tags are of
+    entities (O comes first), score entities of all types together, and the paper's score as `paper_f1`.
 
-    An entity is right when its type and both its ends are; without any entity `precision`, `recall`, `f1` and
-    `strict_f1` are 0. The two ways of counting differ where tags are broken: an I- tag that continues no entity of its
-    type begins one for the first three scores, and belongs to none for `strict_f1`. `f1` is what CoNLL's own script,
-    conlleval, and seqeval's default mode compute: published numbers of CoNLL-2003 are those, and a model whose tags are
-    read one by one does break them. `strict_f1` is that of seqeval's strict mode for IOB2.
+    An entity is right if its type and both ends are; without any entity `precision`, `recall`, `f1` and `strict_f1` are
+    0. They differ for broken tags, which a model that predicts tags one by one does make: an I- tag that continues no
+    entity of its type begins one in the first three scores, and belongs to none in `strict_f1`. `f1` is that of
+    CoNLL's script conlleval and seqeval's default mode, as published for CoNLL-2003; `strict_f1` is that of seqeval's
+    strict mode for IOB2.
     """
     if classes[0] != "O":
         return score_rows(rows, ("accuracy", "macro_f1"), classes)
@@ -145,13 +141,11 @@ def tag_scores(rows: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> Met
 def count_entities(
     gold_U: np.ndarray, predicted_U: np.ndarray, bounds_S1: np.ndarray, labels: Sequence[str], is_strict: bool = False
 ) -> np.ndarray:
-    """[S, 3] entities of each sentence: found with the right type and both ends, predicted, and in gold.
-
-    `is_strict`: without those that do not begin with B-.
-    """
-    # `find_entities` gives each entity as one number that holds where it begins, where it ends and its type: what both
-    # sides have in common is what was found, and a division by all ends and types gives the word at which it begins,
-    # and so its sentence.
+    """Count the entities of each sentence, [S, 3]: right in type and both ends, predicted, and in gold. `is_strict`
+    counts only those that begin with B-."""
+    # `find_entities` writes each entity as one number, of its first word, its last word and its type. Right entities
+    # are the numbers that both sides share; a division by all last words and types gives the first word, and so the
+    # sentence.
     sides = []
     for tags_U in (gold_U, predicted_U):
         entities_E, is_whole_E = find_entities(tags_U, bounds_S1, labels)
@@ -166,10 +160,8 @@ def count_entities(
 
 
 def find_entities(tags_U: np.ndarray, bounds_S1: np.ndarray, labels: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Every entity as one number made of its first word, its last word and its type, and whether it begins with B-.
-
-    Raises `InputError` for a label that is neither O nor B- or I- with a type.
-    """
+    """Find entities: each as one number of its first word, its last word and its type, and whether it begins with B-.
+    Raises `InputError` for a label that is neither O nor B- or I- with a type."""
     for label in labels:
         if not re.fullmatch("O|[BI]-.+", label, re.DOTALL):
             raise InputError(f"label '{label}' is not O, B-… or I-…; scores over entities need IOB2 labels")
@@ -177,7 +169,7 @@ def find_entities(tags_U: np.ndarray, bounds_S1: np.ndarray, labels: Sequence[st
     prefixes_L, type_names_L = np.array([label[:1] for label in labels]), [label[2:] for label in labels]
     types_L = np.unique(type_names_L, return_inverse=True)[1]
     prefixes_U, types_U = prefixes_L[tags_U], types_L[tags_U]
-    # Where entities begin and end, within their sentences.
+    # The first and last words of entities, within their sentences.
     continues_U = np.zeros(len(tags_U), dtype=bool)
     continues_U[1:] = (prefixes_U[1:] == "I") & (prefixes_U[:-1] != "O") & (types_U[1:] == types_U[:-1])
     continues_U[bounds_S1[:-1]] = False
@@ -188,11 +180,9 @@ def find_entities(tags_U: np.ndarray, bounds_S1: np.ndarray, labels: Sequence[st
 
 
 def count_labels(gold_U: np.ndarray, predicted_U: np.ndarray, bounds_S1: np.ndarray, num_labels: int) -> np.ndarray:
-    """[S, 2L] how often each label is right in each sentence, then how often it is predicted plus how often gold.
-
-    A word without a prediction has the number L.
-    """
-    columns_LL = np.eye(num_labels + 1, num_labels, dtype=np.int64)  # the last row, of no prediction, is empty
+    """Count how often each label is right in each sentence, then how often predicted plus how often gold, [S, 2L]. A
+    word without a prediction has the index L."""
+    columns_LL = np.eye(num_labels + 1, num_labels, dtype=np.int64)  # the last row, for no prediction, is empty
     gold_UL, predicted_UL = columns_LL[gold_U], columns_LL[predicted_U]
     counts_UC = np.concatenate([gold_UL * predicted_UL, gold_UL + predicted_UL], axis=1)
     return np.add.reduceat(counts_UC, bounds_S1[:-1])
@@ -204,19 +194,19 @@ ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 @lru_cache(maxsize=1 << 16)
 def normalise(text: str) -> str:
-    """Lower case; without ASCII punctuation, then without a, an, the; words set apart by one space."""
+    """Lower the case, remove ASCII punctuation, then a, an, the, and put one space between words."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """1 when the prediction is one of the answers after normalisation; without answers, when nothing is left of it."""
+    """Return 1 if the prediction equals an answer after normalisation or, without answers, if nothing is left of it."""
     return float(any(normalise(prediction) == normalise(answer) for answer in answers or ("",)))
 
 
 def token_f1(prediction: str, answers: Sequence[str]) -> float:
-    """The best F1 over the words (with repetitions) that the prediction shares with one of the answers.
+    """Return the best F1 over the words (with repetitions) that the prediction shares with an answer.
 
-    Sharing no word is 0, even where nothing is left of either. Without answers: 1 when nothing is left of the
+    Without a common word it is 0, even if nothing is left of either. Without answers it is 1 if nothing is left of the
     prediction.
     """
     if not answers:
@@ -231,10 +221,8 @@ def token_f1(prediction: str, answers: Sequence[str]) -> float:
 
 
 def counted_answers(gold: Sequence[Sequence[str]], is_version_2: bool | None = None) -> list[Sequence[str]]:
-    """The answers to each question that count: in version 2.0 those of which normalisation leaves something.
-
-    That version is meant, unless said otherwise, when a question has no answer.
-    """
+    """List the answers to each question that count: in version 2.0 those that normalisation does not empty. Unless
+    given, the version is 2.0 if a question has no answer."""
     if is_version_2 is None:
         is_version_2 = not all(gold)
     return [[answer for answer in answers if normalise(answer)] if is_version_2 else answers for answers in gold]
@@ -243,37 +231,37 @@ def counted_answers(gold: Sequence[Sequence[str]], is_version_2: bool | None = N
 def answer_scores(
     predictions: Sequence[str], gold: Sequence[Sequence[str]], no_answer_scores: Sequence[float] | None = None
 ) -> Metrics:
-    """SQuAD's `exact` and `f1`, by the official script of version 1.1 or 2.0; ReCoRD's is that of 1.1.
+    """Compute SQuAD's `exact` and `f1`, by the official script of version 1.1 or 2.0; ReCoRD's is that of 1.1.
 
     `gold` holds the texts of all annotators for each question, none for an unanswerable one; the prediction "" means no
-    answer. Version 2.0 is meant when a question is unanswerable or `no_answer_scores` are given; it passes over answers
-    of which normalisation leaves nothing, and adds `has_answer_…` and `no_answer_…`, the two scores over one kind of
-    questions each (where there are any).
+    answer. The version is 2.0 if a question is unanswerable or `no_answer_scores` are given. It ignores answers that
+    normalisation empties, and adds both scores over answerable questions (`has_answer_…`) and over unanswerable ones
+    (`no_answer_…`), if there are any.
 
-    `no_answer_scores` (higher: rather unanswerable; any scale) add `best_exact` and `best_f1`: the scores with "" for
-    every question above the threshold that is best on these very questions. As in the script, a threshold may part
-    questions of equal scores, and a prediction for an unanswerable question counts as wrong unless it is "" itself. The
-    predictions are scored as they are for all other scores.
+    `no_answer_scores` (on any scale; higher for unanswerable) add `best_exact` and `best_f1`: the scores with "" for
+    every question above the threshold that is best on these questions. As in the script, a threshold may separate
+    questions of equal scores, and a prediction for an unanswerable question is wrong unless it is "". All other scores
+    take the predictions as they are.
     """
     has_answer = [bool(answers) for answers in gold]
     is_version_2 = no_answer_scores is not None or not all(has_answer)
     pairs = list(zip(predictions, counted_answers(gold, is_version_2), strict=True))
     values = {"exact": [exact_match(*pair) for pair in pairs], "f1": [token_f1(*pair) for pair in pairs]}
-    scores = {metric: sum(numbers) / len(numbers) for metric, numbers in values.items()}
+    scores = {metric: sum(per_question) / len(per_question) for metric, per_question in values.items()}
     for name, kind in (("has_answer", True), ("no_answer", False)) if is_version_2 else ():
-        for metric, numbers in values.items():
-            part = [value for value, answerable in zip(numbers, has_answer, strict=True) if answerable == kind]
+        for metric, per_question in values.items():
+            part = [value for value, answerable in zip(per_question, has_answer, strict=True) if answerable == kind]
             scores |= {f"{name}_{metric}": sum(part) / len(part)} if part else {}
     if no_answer_scores is not None:
-        for metric, numbers in values.items():
-            scores[f"best_{metric}"] = best_share(numbers, predictions, has_answer, no_answer_scores)
+        for metric, per_question in values.items():
+            scores[f"best_{metric}"] = best_share(per_question, predictions, has_answer, no_answer_scores)
     return scores
 
 
 def best_share(
     scores: Sequence[float], predictions: Sequence[str], has_answer: Sequence[bool], no_answer_scores: Sequence[float]
 ) -> float:
-    """The best mean over all thresholds: from "" for every question on, the predictions of the surest are let in."""
+    """Return the best mean over all thresholds: start with "" for all questions, and admit the surest predictions."""
     questions = zip(no_answer_scores, scores, predictions, has_answer, strict=True)
     gains = []
     for _, score, prediction, answerable in sorted(questions, key=lambda question: question[0]):
@@ -284,7 +272,7 @@ def best_share(
 def paper_answer_f1(
     gold: Sequence[Iterable[int]] | Sequence[np.ndarray], predicted: Sequence[Iterable[int]] | Sequence[np.ndarray]
 ) -> float:
-    """The paper's score of question answering: the mean over questions of the F1 of two sets of token indices.
+    """Compute the paper's score of question answering: the mean over questions of the F1 of two sets of token indices.
 
     `gold` are the tokens of the first answer only (none for an unanswerable question), `predicted` those labelled 1.
     Indices count from the first token of the input, and all of it takes part: question, context and end-of-text. An
@@ -304,7 +292,7 @@ def paper_answer_f1(
 Relevance = Mapping[str, Mapping[str, int]]
 """Grades by query, then by document: 1 and more is relevant."""
 Ranked = Mapping[str, Mapping[str, float]]
-"""Scores of what was found by query, then by document: higher is better."""
+"""Scores of retrieved documents by query, then by document: higher is better."""
 
 TREC_MEASURES = {
     "ndcg_at_10": "ndcg_cut_10",
@@ -316,15 +304,15 @@ TREC_MEASURES = {
 }
 """Our names → trec_eval's."""
 BM25 = "bm25_ndcg_at_10"
-"""What BM25 scores where a model does, in that model's own scores."""
+"""The name of BM25's score among a model's scores."""
 
 
 def ranking_scores(relevance: Relevance, ranked: Ranked) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """The mean of each measure over all judged queries, and `{measure: {query: score}}`.
+    """Compute the mean of each measure over all judged queries, and `{measure: {query: score}}`.
 
-    A grade is the gain of NDCG as it stands; a document without one, or with one below 0, is not relevant. What is not
-    in `ranked` was not found, so `map_at_100` and `recall_at_100` need a hundred results. A judged query without
-    results, or without a relevant document, counts as 0 (`trec_eval -c`); results of other queries are ignored.
+    A grade is the gain in NDCG; a document without a grade, or with one below 0, is not relevant. `map_at_100` and
+    `recall_at_100` need a hundred results in `ranked`. A judged query without results, or without a relevant document,
+    counts as 0 (`trec_eval -c`); results of other queries are ignored.
 
     The measures are trec_eval's: it orders by score, as a 32-bit float, and equal scores by document id, from the last
     in the order of characters to the first. `mrr_at_10` is its reciprocal rank, 0 beyond the tenth place.
@@ -335,7 +323,7 @@ def ranking_scores(relevance: Relevance, ranked: Ranked) -> tuple[dict[str, floa
     assert relevance, "no query is judged"
     grades_of, results = {}, {}
     for query, grades in relevance.items():
-        # A grade below -1 reads outside of pytrec_eval's memory, and may end the process.
+        # A grade below -1 makes pytrec_eval read outside of its memory, which may end the process.
         grades_of[query] = {document: max(int(grade), 0) for document, grade in grades.items()}
         if ranked.get(query):
             results[query] = {document: float(score) for document, score in ranked[query].items()}
@@ -349,8 +337,7 @@ def ranking_scores(relevance: Relevance, ranked: Ranked) -> tuple[dict[str, floa
 
 
 def judge_ranking(relevance: Relevance, ranked: Ranked, metric: str) -> Judgement:
-    """The mean of each measure, and a row of predictions for each query of `ranked`: its ten best documents, and what
-    it scores by one of them."""
+    """Compute the mean of each measure, and a row for each query of `ranked`: its ten best documents and its score."""
     means, per_query = ranking_scores(relevance, ranked)
     rows = []
     for query, documents in ranked.items():
@@ -361,12 +348,12 @@ def judge_ranking(relevance: Relevance, ranked: Ranked, metric: str) -> Judgemen
 
 
 def paper_ndcg_at_10(relevance: Relevance, ranked: Ranked) -> dict[str, float]:
-    """The paper's score of retrieval, per query: NDCG whose ideal order is that of the ten retrieved documents.
+    """Compute the paper's score of retrieval, per query: NDCG whose ideal order is that of the ten retrieved documents.
 
-    So relevant documents that were not retrieved cost nothing, and one at the tenth place alone is 0.29. A grade of 1
-    or more is a gain of 1. Documents of equal scores share their mean gain (scikit-learn's `ndcg_score`); which of them
-    are among the ten is left to the sort in the original, and is trec_eval's choice here. Queries without any relevant
-    document are left out; where none of the ten is relevant, the score is 0.
+    So missing relevant documents cost nothing, and a single one at the tenth place is worth 0.29. A grade of 1 or more
+    is a gain of 1. Documents of equal scores share their mean gain (scikit-learn's `ndcg_score`). If such documents
+    compete for the tenth place, the original leaves it to its sort; here trec_eval's order decides. Queries without a
+    relevant document are left out; if none of the ten is relevant, the score is 0.
     """
     discounts_K = 1 / np.log2(np.arange(10) + 2)
     per_query = {query: 0.0 for query, grades in relevance.items() if any(grade >= 1 for grade in grades.values())}
@@ -388,15 +375,16 @@ def best_documents(scores: Mapping[str, float], num: int) -> list[tuple[str, flo
     return heapq.nlargest(num, scores.items(), key=lambda pair: (pair[1], pair[0]))
 
 
-# Rows of predictions, as they are kept → what each contributes to a score
+# Rows of predictions, as they are stored → their contributions to a score
 
 
 def contributions(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence[str]) -> Contributions:
-    """Compute what each row of predictions contributes to a metric: to any that may choose a rate (`tasks.METRICS`),
-    and to the paper's of tags."""
+    """Compute the contribution of each row to a metric that may choose a rate (`Kind.metrics`), or to the paper's of
+    tags."""
     if "score" not in rows[0] and is_sentence(rows[0]):
         return count_tags(rows, metric, classes)
-    gold, predicted = [row.get("gold") for row in rows], [row.get("predicted") for row in rows]
+    gold = [row.get("gold") for row in rows]
+    predicted = [row.get("predicted") for row in rows]
     if metric in ("spearman", "pearson"):
         return correlation_products(metric, np.array(gold, np.float64), np.array(predicted, np.float64))
     if metric == "exact":
@@ -408,21 +396,21 @@ def contributions(rows: Sequence[Mapping[str, Any]], metric: str, classes: Seque
 
 
 def one_hot(labels: Sequence[Any], classes: Sequence[str]) -> np.ndarray:
-    """The label or the labels of each example, as 1 in its column of [N, L], 0 in the others."""
-    numbers = {name: number for number, name in enumerate(classes)}
+    """Write the label or labels of each example as ones in a row of zeros, [N, L]."""
+    indices = {name: index for index, name in enumerate(classes)}
     rows_NL = np.zeros((len(labels), len(classes)), dtype=np.int64)
     for row_L, label in zip(rows_NL, labels, strict=True):
-        row_L[[numbers[name] for name in (label if isinstance(label, list) else [label])]] = 1
+        row_L[[indices[name] for name in (label if isinstance(label, list) else [label])]] = 1
     return rows_NL
 
 
 def count_tags(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence[str]) -> Contributions:
-    """Compute what each sentence contributes to a metric of tags. Words that were cut off have no tag, written as "".
+    """Compute the contribution of each sentence to a metric of tags. Words that were cut off have the tag "".
 
-    `paper_f1`, the paper's score of token classification, is the mean over sentences of the macro F1 over tags, O
-    included, as scikit-learn's `f1_score(average="macro")` of each sentence.
+    `paper_f1`, the paper's score of token classification, is the mean over sentences of scikit-learn's
+    `f1_score(average="macro")`, O included.
     """
-    gold_U, predicted_U, bounds_S1, labels = number_tags(rows, classes)
+    gold_U, predicted_U, bounds_S1, labels = index_tags(rows, classes)
     if metric == "accuracy":
         right_S = np.add.reduceat((gold_U == predicted_U).astype(np.int64), bounds_S1[:-1])
         return np.stack([right_S, np.diff(bounds_S1)], axis=1), share
@@ -433,12 +421,14 @@ def count_tags(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence
     return count_entities(gold_U, predicted_U, bounds_S1, labels, metric == "strict_f1"), micro_f1
 
 
-def number_tags(
+def index_tags(
     rows: Iterable[Mapping[str, Any]], classes: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
-    """Lay the tags of sentences end to end, as numbers of the labels that are returned, gold and predicted. A tag that
-    is none of the classes counts as one of its own; "" has the number of labels."""
-    gold, predicted, bounds = list[str](), list[str](), [0]
+    """Lay the gold and predicted tags of sentences end to end, as indices of the returned labels. An unknown tag
+    becomes another label; "" has the index after the last label."""
+    gold: list[str] = []
+    predicted: list[str] = []
+    bounds = [0]
     for row in rows:
         if not row["gold"] or len(row["gold"]) != len(row["predicted"]):
             raise ValueError("a sentence has no word, or not a tag for each")
@@ -446,14 +436,13 @@ def number_tags(
         predicted += row["predicted"]
         bounds.append(len(gold))
     labels = list(dict.fromkeys([*classes, *gold, *filter(None, predicted)]))
-    numbers = {label: number for number, label in enumerate([*labels, ""])}
-    gold_U, predicted_U = (np.array([numbers[tag] for tag in tags]) for tags in (gold, predicted))
+    indices = {label: index for index, label in enumerate([*labels, ""])}
+    gold_U, predicted_U = (np.array([indices[tag] for tag in tags]) for tags in (gold, predicted))
     return gold_U, predicted_U, np.array(bounds), labels
 
 
 def is_one_for_all(rows: Iterable[Mapping[str, Any]]) -> bool:
-    """Tell whether predictions say nothing about their examples: all the same, where what is right is not; tags all
-    O."""
+    """Tell whether all predictions are the same although the gold labels are not; for tags, whether all are O."""
     predicted, gold = set[str](), set[str]()
     for row in rows:
         predicted |= set(row["predicted"]) if is_sentence(row) else {str(row.get("predicted"))}
@@ -464,6 +453,6 @@ def is_one_for_all(rows: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def is_sentence(row: Mapping[str, Any]) -> bool:
-    """Tell whether a row predicts something for each of its parts; a set of labels has the probability of each
-    label."""
+    """Tell whether a row is a sentence with a tag for each word. A set of labels is a list too, but has probabilities
+    by label."""
     return isinstance(row.get("predicted"), list) and not isinstance(row.get("probabilities"), dict)

@@ -1,7 +1,7 @@
 """A fine-tuned model folder and the rows of a file → the rows with predictions, streamed.
 
-A folder that `finetune --keep` wrote says what its inputs look like: they are made, and outputs read, as when it was
-scored. Running texts to tag, and any other folder with a head for classification, go through transformers' pipelines.
+A folder that `finetune --keep` wrote describes its inputs, and predicts as when it was scored. Any other folder with a
+head for classification goes through transformers' pipelines, and so does running text to tag.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,27 +24,27 @@ from biphase.hub import position_limit
 from biphase.tasks.splits import Collection, TaskData
 
 ROWS_AT_ONCE = 512
-"""Rows that are read, sorted by length and predicted together; fewer where they have `LONGEST_TEXT` characters."""
+"""Rows that are read, sorted by length and predicted together; fewer if they reach `LONGEST_TEXT` characters."""
 
 
 @torch.no_grad()
 def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, device: torch.device) -> Iterator[Row]:
-    """Give the rows of the file `name`, each with what is predicted for it, in order and as they are needed.
+    """Yield the rows of the file `name` with their predictions, in order and as they are needed.
 
-    Tells in the end how many were cut. Raises `InputError` naming the row that lacks a column, or has one that a
-    prediction would take.
+    Prints at the end how many rows were cut. Raises `InputError` for a row that lacks a column, or has one with the
+    name of a prediction.
     """
     network, tokenizer = load_kept(model, device)
     limit = tokenizer.pretrained.model_max_length
     predict = family_module(model.task, model.config).predict
     num_rows = num_cut = num_empty = 0
     for chunk in in_chunks(rows):
-        named = [(origin, with_task_names(model.task, model.layout, row)) for origin, row in chunk]
+        named = [(location, with_task_names(model.task, model.layout, row)) for location, row in chunk]
         predicted = predict(model, network, tokenizer, named)
         num_rows, num_cut = num_rows + len(chunk), num_cut + predicted.num_cut
-        for (origin, row), prediction in zip(chunk, predicted.rows, strict=True):
+        for (location, row), prediction in zip(chunk, predicted.rows, strict=True):
             if doubles := sorted(row.keys() & prediction.keys()):
-                raise InputError(f"{origin}: the file has a column '{doubles[0]}' already; rename it")
+                raise InputError(f"{location}: the file has a column '{doubles[0]}' already; rename it")
             num_empty += prediction.get("predicted", "") is None
             yield row | prediction
     if num_empty:
@@ -54,7 +54,7 @@ def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, devic
 
 
 def load_kept(model: KeptModel, device: torch.device) -> tuple[Any, HashedTokenizer]:
-    """Load a fine-tuned network and its tokenizer, which names the longest input that the network takes."""
+    """Load a fine-tuned network and its tokenizer, whose `model_max_length` is the longest input of the network."""
     network: Any = load_weights(auto_class(model.task), model.folder, attention=None).eval().to(device)
     if not all(bool(weight.isfinite().all()) for weight in network.parameters()):
         raise InputError(f"{model.folder} has weights that are no finite numbers; take it from where it is whole")
@@ -68,8 +68,8 @@ def load_kept(model: KeptModel, device: torch.device) -> tuple[Any, HashedTokeni
 def judge_test(
     model: KeptModel, data: TaskData | Collection, device: torch.device, network: Any = None
 ) -> tuple[Metrics, Rows, int]:
-    """Predict the examples of test by a kept model, or by a `network` in place of its own, and score them: every metric
-    of the family, a row for each example, and how many of them were cut."""
+    """Predict and score test examples by a kept model, or by a `network` in place of its own. Returns every metric of
+    the family, a row for each example, and the number of examples that were cut."""
     own, tokenizer = load_kept(model, device)
     if isinstance(data, TaskData) and model.task.family == "question_answering":
         split = encode_questions(model.task, data.test, tokenizer, model.config, model.has_unanswerable)
@@ -81,7 +81,7 @@ def judge_test(
 
 
 def in_chunks(rows: Iterable[PlacedRow]) -> Iterator[list[PlacedRow]]:
-    """Yield the rows that are predicted together."""
+    """Yield chunks of rows to predict together."""
     chunk: list[PlacedRow] = []
     num_chars = 0
     for placed in rows:

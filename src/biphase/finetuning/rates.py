@@ -1,7 +1,7 @@
-"""A cell whose learning rate nobody gave → the same cell with the rate that a short search on validation chooses.
+"""A cell without a learning rate → the same cell with a rate from a short search on validation.
 
-The paper's 5e-5 is for its network of 210M. Smaller ones need more, so three rates around one by the size are tried.
-`evaluate`, studies and biphase's own tasks never come here: their rates are the axes of a grid.
+The paper's 5e-5 suits its network of 210M parameters. Smaller networks need more, so the search tries three rates
+around one that depends on size. `evaluate`, studies and biphase's own tasks have grids of rates instead.
 """
 
 import math
@@ -24,19 +24,19 @@ from biphase.finetuning.heads import open_encoder
 from biphase.finetuning.scores import show_rate
 
 PROBE_RATES = (1e-3, 1e-2, 1e-1)
-"""The rates that are tried for a linear probe."""
+"""The rates to try for a linear probe."""
 PAPER_RATE, PAPER_PARAMETERS, EXPONENT = 5e-5, 112e6, 0.75
-"""The paper's rate, and the parameters of its network without embeddings; the rate falls with their number as a power.
-The exponent fits the best rates of the preset 1m (3e-3 to 6e-3), of all-MiniLM-L6-v2 (3e-4) and of that network."""
+"""The paper's rate, the parameters of its network without embeddings, and the power by which the rate falls with their
+number. It fits the best rates of the preset 1m (3e-3 to 6e-3), of all-MiniLM-L6-v2 (3e-4) and of that network."""
 SEARCH_STEPS = 100
-"""The updates of each try, with warm-up and decay; fewer where the training itself has fewer."""
+"""The updates of each try, with warm-up and decay; fewer if the training has fewer."""
 
 
 def search_rate(plan: CellPlan, scores: Path) -> CellPlan:
-    """Plan the cell at the rate, of those that are tried, with the lowest loss on validation.
+    """Plan the cell at the tried rate with the lowest loss on validation.
 
-    A loss tells rates apart where a metric is equal for all: while the largest class is predicted, or no entity. The
-    losses are kept in `scores/.rates`, so that the same cell is not searched for twice.
+    After few steps a metric may be the same at all rates, with one class or no entity predicted; the loss still tells
+    them apart. `scores/.rates` stores the losses, so that no cell is searched twice.
     """
     path = scores / ".rates" / f"{plan.task.name}-{plan.hash[:16]}.json"
     losses = read_json_as(path, dict[float, float | None]) if path.exists() else {}
@@ -53,7 +53,7 @@ def search_rate(plan: CellPlan, scores: Path) -> CellPlan:
 
 
 def rates_by_size(backbone: Any) -> list[float]:
-    """List a third of the rate that a network's size suggests, that rate, and three times as much, to one digit."""
+    """List the rate that a network's size suggests, a third of it and three times as much, each to one digit."""
     num_parameters = sum(parameter.numel() for parameter in backbone.parameters())
     num_parameters -= backbone.get_input_embeddings().weight.numel()
     rate = PAPER_RATE * (PAPER_PARAMETERS / num_parameters) ** EXPONENT
@@ -62,7 +62,7 @@ def rates_by_size(backbone: Any) -> list[float]:
 
 @memory_told("lower microbatch_tokens (65,536 unless given)")
 def try_rate(plan: CellPlan, rate: float) -> float | None:
-    """Train a network for some steps at a rate; return its mean loss on validation, None where it diverged."""
+    """Train a network for some steps at a rate. Returns its mean loss on validation, None if it diverged."""
     encoder, device = open_encoder(plan.model), choose_device(plan.config.device)
     steps = min(plan.config.max_steps, SEARCH_STEPS)
     config = plan.config.model_copy(update={"learning_rate": rate, "max_steps": steps, "device": device.type})

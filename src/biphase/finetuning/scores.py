@@ -1,7 +1,7 @@
-"""A cell's result as it stands in `score.json`, all of a folder's by model and task, and what each example contributes.
+"""The score of a cell (`score.json`), all scores of a folder by model and task, and the contributions of examples.
 
-Contributions stand beside the predictions of a cell (test.npz beside test.jsonl). Everything here is a share from 0 to
-1; percent is for printing. No torch: reports read thousands of cells.
+Contributions are stored beside the predictions of a cell (test.npz beside test.jsonl). Values are from 0 to 1; percent
+is for printing. No torch: reports read thousands of cells.
 
 Letters: N examples, S scores, L labels, C columns of counts, E entities, U words.
 """
@@ -32,65 +32,65 @@ GridPoint = tuple[float, int]
 """A learning rate and a seed."""
 
 CORRELATIONS, ROUNDING = ("mcc", "pearson", "spearman"), 1e-6
-"""Metrics that go down to -1; and what rounding may add to any."""
+"""Metrics that go down to -1, and the tolerance for rounding in any."""
 
 NO_SETTING = PLACEMENT | {"learning_rate", "seed"}
-"""What in a cell's configuration is no setting of the model: where it ran, and its place in the grid."""
+"""Keys of a cell's configuration that are no settings of its model: where it ran, and its point in the grid."""
 
 
 class Score(Strict):
-    """The result of a cell, as its `score.json`."""
+    """The score of a cell, as in its `score.json`."""
 
     later: ClassVar[frozenset[str]] = frozenset({"best_step"})
 
     protocol: int
-    """The `PROTOCOL` that it was made under."""
+    """The `PROTOCOL` of its time."""
     cell: str
     model: str
     model_hash: str
     task: str
     trained_on: str
-    """The task whose train split it was trained on: mostly `task` itself."""
+    """The task whose train split was used, mostly `task` itself."""
     source: str
-    """Where the task's data came from."""
+    """The source of the task's data."""
     data_hash: str
     metric: str
-    """The one that chooses a rate: a key of `metrics[split]`."""
+    """The metric that chooses a rate: a key of `metrics[split]`."""
     classes: tuple[str, ...] = ()
-    """The classes of a classification, in the order of their numbers."""
+    """The classes of a classification, in the task's order."""
     config: FinetuneConfig
-    """The configuration as `settle_config` gives it, with what `auto` meant."""
+    """The settled configuration (`settle_config`), without `auto`."""
     metrics: dict[str, dict[str, float]]
-    """Values by split (validation and test), then by name; empty when training diverged."""
+    """Values by split (validation and test), then by name; empty if training diverged."""
     never_predicted: dict[str, dict[str, int]] = Field(default={})
-    """By split, the classes that are right somewhere in it and that are never predicted, each with how often it stands
-    in train; entities by their type."""
+    """By split, the classes that are right somewhere but never predicted, with their number in train; for entities, the
+    types."""
     num_examples: dict[str, int]
     num_truncated: dict[str, int] = Field(default={})
     num_left_out: int = 0
-    """Rows of the data without a gold label."""
+    """Rows without a gold label."""
     num_steps: int
     best_step: int | None = None
-    """With `load_best_model_at_end`: after how many steps the weights are from that are scored."""
+    """With `load_best_model_at_end`: the step of the scored weights."""
     diverged: bool = False
     diverged_at_step: int | None = None
     """The first step (from 0) whose loss or gradient was not finite."""
     final_loss: float | None
-    """Mean over the last tenth of the steps; every step's is in losses.json."""
+    """The mean loss of the last tenth of the steps; losses.json has every step's."""
     seconds: dict[str, float]
-    """What `train` and `evaluate` took."""
+    """The time of `train` and `evaluate`."""
     tokens_per_second: dict[str, float] = Field(default={})
     peak_memory_bytes: int = 0
-    """The peak of the process on a CPU, that of the cell on a GPU."""
+    """The peak of the process on a CPU, of the cell on a GPU."""
     machine: dict[str, Any]
     predictions: dict[str, str] = Field(default={}, exclude=True)
-    """The hash of each split's predictions as they were written; empty when not kept."""
+    """The hash of each split's predictions; empty if they were not written."""
     folder: Path | None = Field(default=None, exclude=True)
-    """Where score.json, losses.json and the predictions (validation.jsonl, test.jsonl) are; None when not kept."""
+    """The folder of score.json, losses.json and the predictions (validation.jsonl, test.jsonl); None for no folder."""
 
     @property
     def settings(self) -> dict[str, str]:
-        """List what decides it apart from model, task, rate and seed, as text."""
+        """The settings apart from model, task, rate and seed, as text."""
         facts = {"protocol": str(self.protocol), "metric": self.metric, "data": self.data_hash[:8]}
         return as_text(self.config) | facts
 
@@ -101,7 +101,7 @@ class Score(Strict):
 
     @property
     def result(self) -> str:
-        """Name the cell and its value on each split."""
+        """The name of the cell and its value on each split."""
         name = f"{self.task} · {self.model} · lr {self.config.learning_rate:g} · seed {self.config.seed}"
         name += " · head=transformers" if self.config.head == "transformers" else ""
         if self.diverged:
@@ -123,8 +123,10 @@ class Score(Strict):
 
 
 def write_cell(folder: Path, score: Score, losses: Sequence[float], predictions: Mapping[str, metrics.Rows]) -> None:
-    """Write a cell's folder, whole or not at all: its score, and beside the predictions what each contributes to it."""
-    texts, hashes, arrays = dict[str, bytes](), dict[str, str](), dict[str, dict[str, Any]]()
+    """Write a cell's folder, whole or not at all: its score, losses, predictions and their contributions."""
+    texts: dict[str, bytes] = {}
+    hashes: dict[str, str] = {}
+    arrays: dict[str, dict[str, Any]] = {}
     for split, rows in predictions.items():
         texts[split] = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
         hashes[split] = hashlib.sha256(texts[split]).hexdigest()
@@ -145,9 +147,10 @@ def write_cell(folder: Path, score: Score, losses: Sequence[float], predictions:
 
 
 def read_score(folder: Path) -> Score:
-    """Read the score of a finished cell. Raises `InputError` naming the file when it is none, or that of another cell
-    than its folder's name says."""
-    path, remedy = folder / "score.json", "delete its folder and rerun"
+    """Read the score of a finished cell. Raises `InputError` for a broken file, and for the score of another cell than
+    the folder's name says."""
+    path = folder / "score.json"
+    remedy = "delete its folder and rerun"
     with files.reading(path):
         text = path.read_bytes()
     try:
@@ -165,21 +168,19 @@ def read_score(folder: Path) -> Score:
 
 
 CELL_FOLDER = re.compile(r"-([0-9a-f]{16})$")
-"""The end of the name of a cell's folder: the beginning of its hash."""
+"""The end of the name of a cell's folder: the start of its hash."""
 
 
 @dataclass(frozen=True)
 class ScoreSet:
     scores: tuple[Score, ...]
     broken: Mapping[Path, str] = field(default_factory=dict)
-    """Files that were left out, and why."""
+    """The reason for each file that was left out."""
 
     @cached_property
     def cells(self) -> dict[tuple[str, str], dict[GridPoint, Score]]:
-        """Scores by (model, task), each a grid of (rate, seed); see `name_models` for what a model is called.
-
-        Raises `InputError` when two different cells stand for the same point.
-        """
+        """Scores by (model, task), then by (rate, seed). `name_models` names the models. Raises `InputError` for two
+        cells at one point."""
         grids: dict[tuple[str, str], dict[GridPoint, Score]] = defaultdict(dict)
         for score, model in zip(self.scores, name_models(self.scores), strict=True):
             grid, point = grids[model, score.task], (score.config.learning_rate, score.config.seed)
@@ -196,7 +197,7 @@ class ScoreSet:
 
     @cached_property
     def grids(self) -> dict[str, tuple[tuple[float, ...], tuple[int, ...]]]:
-        """The rates and the seeds of each task that any model was given."""
+        """The rates and seeds of each task, over all models."""
         rates: dict[str, set[float]] = defaultdict(set)
         seeds: dict[str, set[int]] = defaultdict(set)
         for (_, task), cells in self.cells.items():
@@ -208,8 +209,8 @@ class ScoreSet:
 def read_scores(folder: Path) -> ScoreSet:
     """Read all finished scores below `folder`, in the order of their paths.
 
-    What is damaged, or has no finite value of its metric, is named in `broken` and left out. Folders that start with a
-    dot are unfinished and not looked at.
+    Damaged files, and scores without a finite value of their metric, go into `broken`. Folders whose names start with a
+    dot are unfinished, and are not read.
     """
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give the one that the scores were written to")
@@ -235,19 +236,19 @@ def read_scores(folder: Path) -> ScoreSet:
 
 @dataclass(frozen=True)
 class Spent:
-    """What the trainings on a task took."""
+    """The cost of the trainings on a task."""
 
     trainings: int
     steps: int
     tokens: float
-    """Those that were trained on."""
+    """Tokens in training."""
     seconds: float
-    """With those of all evaluations."""
+    """Including all evaluations."""
 
 
 def measure_trainings(scores: Iterable[Score]) -> dict[str, Spent]:
-    """Add up the trainings that gave these scores, by the task that they are trained on. Tasks that share a training
-    say its steps and seconds each; they count once."""
+    """Sum the cost of each task's trainings, including evaluation. Each task of a shared training repeats its steps and
+    seconds, which count once."""
     trained: dict[str, dict[tuple[str, float, int], Score]] = defaultdict(dict)
     evaluated: dict[str, float] = defaultdict(float)
     for score in scores:
@@ -255,9 +256,12 @@ def measure_trainings(scores: Iterable[Score]) -> dict[str, Spent]:
         evaluated[score.trained_on] += score.seconds["evaluate"]
     spent = {}
     for task, trainings in trained.items():
-        steps, tokens, seconds = 0, 0.0, evaluated[task]
+        steps = 0
+        tokens = 0.0
+        seconds = evaluated[task]
         for score in trainings.values():
-            steps, seconds = steps + score.num_steps, seconds + score.seconds["train"]
+            steps += score.num_steps
+            seconds += score.seconds["train"]
             tokens += score.tokens_per_second.get("train", 0.0) * score.seconds["train"]
         spent[task] = Spent(len(trainings), steps, tokens, seconds)
     return spent
@@ -270,41 +274,41 @@ def show_rate(rate: float) -> str:
 
 
 def name_models(scores: Sequence[Score]) -> list[str]:
-    """Name the model of each score, with more than its name where that alone would mix different things.
+    """Name the model of each score, with more than its name if that alone is ambiguous.
 
-    `NAME@HASH` where one name had several weights. `NAME [weights=random]` where scores of one model on one task come
-    from different settings: those that differ, unless they are the defaults.
+    `NAME@HASH` if one name had several weights. `NAME [weights=random]` if scores of one model on one task have
+    different settings: those that differ, unless they are the defaults.
     """
     names = [score.model.rstrip("/") for score in scores]
     hashes: dict[str, set[str]] = defaultdict(set)
     for name, score in zip(names, scores, strict=True):
         hashes[name].add(score.model_hash)
-    for number, score in enumerate(scores):
-        if len(hashes[names[number]]) > 1:
-            names[number] += f"@{score.model_hash[:8]}"
+    for index, score in enumerate(scores):
+        if len(hashes[names[index]]) > 1:
+            names[index] += f"@{score.model_hash[:8]}"
 
-    # The settings that vary among the scores of a name on a task tell its models apart on this task. Those that do not
-    # belong to the task itself tell them apart on every other task, too: `m [weights=random]` is called so everywhere.
+    # Settings that vary among the scores of a name on a task tell its models apart on this task, and on every other
+    # task too unless they belong to the task: `m [weights=random]` has this name everywhere.
     settings = [score.settings for score in scores]
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for number, score in enumerate(scores):
-        groups[names[number], score.task].append(number)
+    for index, score in enumerate(scores):
+        groups[names[index], score.task].append(index)
     varied: dict[tuple[str, str], set[str]] = {}
     varied_anywhere: dict[str, set[str]] = defaultdict(set)
-    for (name, task), numbers in groups.items():
-        varied[name, task] = set(differing([settings[number] for number in numbers]))
+    for (name, task), indices in groups.items():
+        varied[name, task] = set(differing([settings[index] for index in indices]))
         varied_anywhere[name] |= varied[name, task] - TASK_SETTINGS
-    for (name, task), numbers in groups.items():
+    for (name, task), indices in groups.items():
         keys = sorted(varied_anywhere[name] | varied[name, task])
-        for number in numbers:
-            unusual = [f"{key}={settings[number][key]}" for key in keys if settings[number][key] != DEFAULTS.get(key)]
-            names[number] += f" [{', '.join(unusual)}]" if unusual else ""
+        for index in indices:
+            unusual = [f"{key}={settings[index][key]}" for key in keys if settings[index][key] != DEFAULTS.get(key)]
+            names[index] += f" [{', '.join(unusual)}]" if unusual else ""
     return names
 
 
 @cache
 def as_text(config: FinetuneConfig) -> dict[str, str]:
-    """Cached, because thousands of cells have a few hundred configurations."""
+    """Write the settings of a model as text. Cached: thousands of cells have a few hundred configurations."""
     values = config.model_dump(mode="json")
     fields = FinetuneConfig.model_fields.items()
     return {key: str(values.get(key, field.default)) for key, field in fields if key not in NO_SETTING}
@@ -312,11 +316,11 @@ def as_text(config: FinetuneConfig) -> dict[str, str]:
 
 DEFAULTS = as_text(FinetuneConfig()) | {"protocol": str(PROTOCOL)}
 TASK_SETTINGS = {"metric", "data"}
-"""Settings whose values on different tasks have nothing to do with each other."""
+"""Settings of a task: their values on different tasks are unrelated."""
 
 
 def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """The keys whose values are not the same in all."""
+    """List the keys whose values differ."""
     return [key for key in settings[0] if len({values[key] for values in settings}) > 1]
 
 
@@ -333,36 +337,36 @@ def base_name(model: str) -> str:
 
 @dataclass(frozen=True)
 class ExampleTable:
-    """A table says what each example contributes to each of several scores on the same examples."""
+    """The contributions of examples to several scores on the same examples."""
 
     fingerprint: str
-    """A hash of the examples' ids in order: equal where the examples are the same."""
+    """A hash of the examples' ids in order; equal for the same examples."""
     values_SN: np.ndarray
-    """The mean of a row is its score; the spread of a row, as of any N values, gives the score's standard error."""
+    """The mean of a row is its score; the spread of a row gives the score's standard error."""
     num_degenerate: int = 0
-    """With how many of the scores one and the same is predicted for all: one class, no entity, one answer."""
+    """The number of scores whose predictions are all the same: one class, no entity, one answer."""
     why_unknown: str = ""
-    """Why there are no examples: predictions were not kept, are damaged, or are of other examples."""
+    """The reason for no examples: predictions were not kept, are damaged, or belong to other examples."""
 
 
 def read_contributions(path: Path, score: Score, written: str | None) -> tuple[list[str], metrics.Contributions, bool]:
-    """The ids of a file of predictions, what each contributes, and whether the same is predicted for all.
+    """Read the ids of a file of predictions, their contributions, and whether all predictions are the same.
 
-    It was written beside the predictions. Where that is missing, damaged or belongs to other predictions than those
-    that were `written`, it is made of these.
+    The .npz beside the predictions has them. If it is missing, damaged, or belongs to other predictions than `written`,
+    they are computed again.
     """
     archive = path.with_suffix(".npz")
-    # One bit of it may raise any of a dozen errors, of zipfile, zlib or NumPy: each means that it cannot be read.
+    # A flipped bit may raise any of a dozen errors of zipfile, zlib or NumPy.
     with suppress(InputError), told_as(f"{archive} cannot be read"), np.load(archive, allow_pickle=False) as saved:
         if str(saved["predictions"]) == written:
             values, statistic = saved["values"], metrics.STATISTICS.get(str(saved["statistic"]))
             return saved["ids"].tolist(), (values, statistic), bool(saved["is_degenerate"])
     with files.reading(path, "rerun its cell"), path.open(encoding="utf-8") as file:
-        lines = list(file)
-    if not lines:
+        texts = list(file)
+    if not texts:
         raise InputError(f"{path} is empty; rerun its cell")
     try:
-        rows = [files.parse_json(line) for line in lines]
+        rows = [files.parse_json(text) for text in texts]
         ids, is_degenerate = [row["id"] for row in rows], metrics.is_one_for_all(rows)
         return ids, metrics.contributions(rows, score.metric, score.classes), is_degenerate
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -372,17 +376,16 @@ def read_contributions(path: Path, score: Score, written: str | None) -> tuple[l
 
 
 def has_lost_predictions(score: Score) -> bool:
-    """Tell whether what was predicted for the test examples was kept, and is gone, with what each contributes."""
+    """Tell whether the test predictions were kept but are gone, and their contributions too."""
     kept = score.folder is not None and any((score.folder / f"test.{kind}").exists() for kind in ("npz", "jsonl"))
     return "test" in score.predictions and not kept
 
 
 def read_examples(score: Score, split: EvaluatedSplit = "test", most: int | None = None) -> ExampleTable:
-    """Read the table of one score, of all its examples; or of `most` of them, evenly over the file, where these are
-    fewer.
+    """Read the contributions to one score, of all examples or of at most `most`, evenly over the file.
 
-    What each contributes is enough: the predictions beside it may be deleted. Raises `InputError` when neither was
-    kept, when they are damaged, or, if all are read, when they do not add up to the score.
+    The predictions themselves may be gone. Raises `InputError` if neither was kept, if they are damaged, or, if all are
+    read, if they do not add up to the score.
     """
     path = (score.folder or Path()) / f"{split}.jsonl"
     if score.folder is None or not (path.exists() or path.with_suffix(".npz").exists()):
@@ -398,28 +401,26 @@ def read_examples(score: Score, split: EvaluatedSplit = "test", most: int | None
             raise InputError(f"{difference}; rerun its cell")
     elif len(ids) > most:
         chosen = np.arange(most) * len(ids) // most
-        ids, values = [ids[number] for number in chosen], values[chosen]
+        ids, values = [ids[index] for index in chosen], values[chosen]
     return ExampleTable(files.content_hash(ids), linearize(values, statistic)[None], int(is_degenerate))
 
 
 @dataclass
 class KeptExamples:
-    """The predictions that were kept beside test scores of one model or recipe on a task."""
+    """The contributions to the test scores of one model or recipe on a task, read once."""
 
     scores: tuple[Score, ...]
     table: ExampleTable | None = None
-    """What `read` returns, once it was called."""
 
     def read(self) -> ExampleTable:
-        """Read the table, in the order of `scores`. Its files are read once."""
+        """Read the table, in the order of `scores`."""
         if self.table is None:
             self.table = join_examples(self.scores)
         return self.table
 
 
 def join_examples(scores: Iterable[Score], split: EvaluatedSplit = "test", most: int | None = None) -> ExampleTable:
-    """Read the table of several scores, as `read_examples` does for one. It says where it is not known what examples
-    contribute."""
+    """Read the contributions to several scores, as `read_examples` does for one; `why_unknown` replaces its error."""
     try:
         sets = [read_examples(score, split, most) for score in scores]
         if len({examples.fingerprint for examples in sets}) > 1:
@@ -431,8 +432,8 @@ def join_examples(scores: Iterable[Score], split: EvaluatedSplit = "test", most:
 
 
 def linearize(values: np.ndarray, statistic: metrics.Statistic | None) -> np.ndarray:
-    """[N] values whose mean is the score and whose spread is its noise: the examples' own values where the score is
-    their mean, else the jackknife's pseudo-values (Tukey 1958), moved so that their mean is the score."""
+    """Return values, [N], whose mean is the score and whose spread is its noise: the examples' own values if the score
+    is their mean, else the jackknife's pseudo-values (Tukey 1958), shifted so that their mean is the score."""
     if statistic is None:
         return np.asarray(values, dtype=np.float64)
     counts_NC = values.astype(np.float64)

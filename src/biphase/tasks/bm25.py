@@ -1,7 +1,7 @@
-"""BM25 over texts: their words → an index, in memory or on disk → the best documents of each query.
+"""BM25: the words of texts → an index, in memory or on disk → the best documents of each query.
 
-Words are lower-cased; scripts without spaces are searched by pairs of characters. Where a language is known, stop words
-are left out and words become stems. bm25s computes the scores.
+Words are lower-cased; scripts without spaces are searched by pairs of characters. For a known language, stop words are
+left out and words become stems. bm25s computes the scores.
 """
 
 import re
@@ -20,8 +20,8 @@ FindWords = Callable[[str], list[str]]
 
 
 def searched_words(text: str) -> list[str]:
-    """Return what word search looks for: lower-cased words of two letters and more, and of scripts without spaces
-    all pairs of neighbours, as Lucene's CJKAnalyzer has them: `BERT模型は` → `bert`, `模型`, `型は`."""
+    """List the lower-cased words of two or more letters and, in scripts without spaces, all pairs of neighbours, as
+    Lucene's CJKAnalyzer does: `BERT模型は` → `bert`, `模型`, `型は`."""
     words = []
     for match in SEARCHED.finditer(text.lower()):
         run, word = match.groups()
@@ -33,8 +33,8 @@ def searched_words(text: str) -> list[str]:
 
 
 def stems_of(language: str) -> FindWords:
-    """Return the function that finds the stems in a text of a language (ISO 639), without stop words: Snowball's stems
-    and the lists of bm25s, as far as they know the language; `searched_words` where neither does."""
+    """Return a function that finds the stems of a text in a language (ISO 639) and drops stop words. Stems are
+    Snowball's, stop words those of bm25s; a language that neither knows gets `searched_words`."""
     from Stemmer import Stemmer
 
     language = {"nb": "no", "nn": "no"}.get(language, language)
@@ -54,13 +54,13 @@ def stems_of(language: str) -> FindWords:
 
 
 def check_language(language: str | None) -> None:
-    """Raises `InputError` for a language that has neither stop words nor stems here; `none` is none."""
+    """Raise `InputError` for a language with neither stop words nor stems here; `none` means no language."""
     if language not in (None, "none") and stems_of(language) is searched_words:
         raise InputError(f"language '{language}' is none with stems or stop words: give one such as en, or none")
 
 
 def index_bm25(documents: Iterable[str], find_words: FindWords = searched_words) -> Any:
-    """Build the index that bm25s searches in; None where no document has a word."""
+    """Build an index for bm25s; None if no document has a word."""
     bm25s = load_bm25s()
     vocab: dict[str, int] = {}
     ids = [[vocab.setdefault(word, len(vocab)) for word in find_words(text)] for text in documents]
@@ -72,8 +72,8 @@ def index_bm25(documents: Iterable[str], find_words: FindWords = searched_words)
 
 
 def open_bm25(folder: Path) -> Any:
-    """Map an index that was saved into memory; None where there is no such folder."""
-    settings = {"backend": "auto"}  # the machine that wrote it may have had another one
+    """Map a saved index into memory; None if there is no such folder."""
+    settings = {"backend": "auto"}  # another machine may have written it with another backend
     return load_bm25s().BM25.load(folder, mmap=True, override_params=settings) if folder.exists() else None
 
 
@@ -92,19 +92,19 @@ def query_bm25(
     find_words: FindWords = searched_words,
     is_searched_N: np.ndarray | None = None,
 ) -> list[list[tuple[int, float]]]:
-    """Find the best documents of each query by their numbers, best first, without those that have no word of it.
+    """Find the best documents of each query: their indices and scores, best first, without those that share no word.
 
     Args:
-        find_words: the function that the index was built with.
-        is_searched_N: whether each document may be found; all may unless given.
+        find_words: the function that built the index.
+        is_searched_N: which documents are searched; all unless given.
     """
     if retriever is None:
         return [[] for _ in queries]
     words = [find_words(query) for query in queries]
     most = min(top, retriever.scores["num_docs"])
     mask_N = None if is_searched_N is None else is_searched_N.astype(np.float32)
-    numbers_QK, scores_QK = retriever.retrieve(words, k=most, show_progress=False, weight_mask=mask_N)
+    documents_QK, scores_QK = retriever.retrieve(words, k=most, show_progress=False, weight_mask=mask_N)
     hits = []
-    for numbers, scores in zip(numbers_QK.tolist(), scores_QK.tolist(), strict=True):
-        hits.append([(number, score) for number, score in zip(numbers, scores, strict=True) if score > 0])
+    for documents, scores in zip(documents_QK.tolist(), scores_QK.tolist(), strict=True):
+        hits.append([(document, score) for document, score in zip(documents, scores, strict=True) if score > 0])
     return hits

@@ -1,8 +1,7 @@
-"""Rows of a source become checked examples of a task, in its splits. Whatever comes out is well-formed.
+"""Rows of a source → checked, well-formed examples of a task, in its splits.
 
-Splits that the source does not have are drawn, as `spec.Splits` says. Labels and tags come out as numbers (of a class
-that is given by name or number, of several classes, or a score), tags in IOB2, answers as exact spans of their context,
-documents without the prefixes of the encoder's input.
+Splits that the source lacks are drawn, as `spec.Splits` says. Labels and tags become indices of classes (or a score),
+tags are in IOB2, answers are exact spans of their context, and documents have no prefixes.
 """
 
 import math
@@ -27,22 +26,20 @@ from biphase.tasks.splits import TEST_SHARE, TRAIN_SHARE, Collection, TaskData, 
 
 LABEL_REMEDY = f"{TASK_REMEDY}; leave a split without labels out"
 MULTI_HOT = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
-"""What a list may say of each class: whether it applies."""
+"""Values of a list that says for each class whether it applies."""
 
 
-def label_number(task: spec.Task, origin: str, value: Any, choices: tuple[str, ...] = ()) -> int:
-    """Find the number of a label among the names that a row has for its choices, or else among the task's classes.
-
-    Raises `InputError` for what `map_labels` does not have.
-    """
+def label_index(task: spec.Task, location: str, value: Any, choices: tuple[str, ...] = ()) -> int:
+    """Find the index of a label among a row's own names of choices, or else among the task's classes. Raises
+    `InputError` for any other label."""
     names = choices or task.classes
     by_name, by_spelling = map_labels(names)
-    number = None if value is None else by_name.get(str(value), by_spelling.get(canonical_label(value)))
-    if number is None:
+    index = None if value is None else by_name.get(str(value), by_spelling.get(canonical_label(value)))
+    if index is None:
         message = "is none of its choices" if choices else f"is not one of task '{task.name}'"
         by_number = "" if any(map(WRITTEN_NUMBER.fullmatch, names)) else f" (or 0 to {len(names) - 1})"
-        raise InputError(f"{origin}: label {value!r} {message}: {', '.join(names)}{by_number}")
-    return number
+        raise InputError(f"{location}: label {value!r} {message}: {', '.join(names)}{by_number}")
+    return index
 
 
 WRITTEN_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
@@ -50,37 +47,42 @@ WRITTEN_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
 
 @lru_cache
 def map_labels(names: tuple[str, ...]) -> tuple[dict[str, int], dict[str | Decimal, int]]:
-    """List the numbers of labels by their names, and by what `canonical_label` makes of one name alone. Where no name
-    is a number, a label may be its number from 0, which tables write as text."""
+    """Map labels to indices, by name and by canonical spelling, if only one name has it. If no name is a number, a
+    label may be its index, which tables write as text."""
     spellings = [canonical_label(name) for name in names]
-    by_spelling = {spelling: number for number, spelling in enumerate(spellings) if spellings.count(spelling) == 1}
+    by_spelling = {spelling: index for index, spelling in enumerate(spellings) if spellings.count(spelling) == 1}
     if not any(map(WRITTEN_NUMBER.fullmatch, names)):
-        by_spelling |= {Decimal(number): number for number in range(len(names))}
-    return {name: number for number, name in enumerate(names)}, by_spelling
+        by_spelling |= {Decimal(index): index for index in range(len(names))}
+    return {name: index for index, name in enumerate(names)}, by_spelling
 
 
 def canonical_label(value: Any) -> str | Decimal:
-    """Write a label as all that mean the same: a number by its value, 1 for 1.0, as pandas may write it; JSON's true
-    and false, and pandas' True and False, in small letters."""
+    """Unify spellings of a label: a number becomes its value, so that pandas' 1.0 is 1; True and False are written in
+    small letters, as in JSON."""
     text = str(value)
     if WRITTEN_NUMBER.fullmatch(text):
         return Decimal(text)
     return text.lower() if text.lower() in ("true", "false") else text
 
 
-def score_number(origin: str, name: str, value: Any) -> float:
-    """Read a label that is a number, which tables write as text."""
-    number = math.nan
-    with suppress(TypeError, ValueError):
-        number = math.nan if isinstance(value, bool) else float(value)
-    if not math.isfinite(number):
-        raise InputError(f"{origin}: '{name}' is {excerpt(value)}, not a number")
+def read_number(location: str, name: str, value: Any) -> float:
+    """Read a label that is a finite number. Raises `InputError` for anything else."""
+    number = as_number(value)
+    if number is None or not math.isfinite(number):
+        raise InputError(f"{location}: '{name}' is {excerpt(value)}, not a number")
     return number
 
 
-def label_numbers(task: spec.Task, origin: str, value: Any) -> tuple[int, ...]:
-    """List the numbers of the classes in a list of labels, ascending."""
-    labels, message = list_labels(value), f"{origin}: '{task.label}' is {excerpt(value)}"
+def as_number(value: Any) -> float | None:
+    """Read a number, or a text that is one, as in tables. None for anything else."""
+    with suppress(TypeError, ValueError):
+        return None if isinstance(value, bool) else float(value)
+    return None
+
+
+def label_indices(task: spec.Task, location: str, value: Any) -> tuple[int, ...]:
+    """List the indices of the classes in a list of labels, ascending."""
+    labels, message = list_labels(value), f"{location}: '{task.label}' is {excerpt(value)}"
     if labels is None:
         raise InputError(f"{message}, not a list of labels (empty for none)")
     is_multi_hot = len(labels) == len(task.classes) and all(str(label).lower() in MULTI_HOT for label in labels)
@@ -88,15 +90,15 @@ def label_numbers(task: spec.Task, origin: str, value: Any) -> tuple[int, ...]:
         remedy = "say `multi_hot: true` where lists have a 0 or 1 for each class, `false` where they name classes"
         raise InputError(f"{message}, and task '{task.name}' has {len(task.classes)} classes; {remedy}")
     if task.multi_hot:
-        return tuple(number for number, label in enumerate(labels) if MULTI_HOT[str(label).lower()])
-    numbers = sorted(label_number(task, origin, label) for label in labels)
-    if len(set(numbers)) < len(numbers):
+        return tuple(index for index, label in enumerate(labels) if MULTI_HOT[str(label).lower()])
+    indices = sorted(label_index(task, location, label) for label in labels)
+    if len(set(indices)) < len(indices):
         raise InputError(f"{message}, which has a class twice: name each once, or say `multi_hot: true` of 0s and 1s")
-    return tuple(numbers)
+    return tuple(indices)
 
 
 def list_labels(value: Any) -> list[Any] | None:
-    """Read a list of labels; tables write it as text, with commas, semicolons or bars between. None for no list."""
+    """Read a list of labels. Tables write it as text, with commas, semicolons or bars. None for anything else."""
     if isinstance(value, str):
         inside = value.strip("[] ")
         return [name.strip() for name in re.split("[,;|]", inside)] if inside else []
@@ -108,11 +110,10 @@ def is_missing(value: Any) -> bool:
     return value is None or value != value or (isinstance(value, str) and not value.strip())
 
 
-def to_iob2(tags: Sequence[Any], scheme: spec.Scheme, origin: str) -> list[Any]:
-    """Write the tags of a sentence in IOB2: every entity begins with B-. What is broken in other schemes than IOB1
-    stays broken.
+def to_iob2(tags: Sequence[Any], scheme: spec.Scheme, location: str) -> list[Any]:
+    """Write the tags of a sentence in IOB2: every entity begins with B-. Broken tags of BIOES and BILOU stay broken.
 
-    IOB1 marks a beginning only where an entity follows another of its type, so IOB2 read as IOB1 is itself.
+    IOB1 marks a beginning only where an entity follows another of its type, so IOB2 read as IOB1 does not change.
     """
     if scheme == "IOB2":
         return list(tags)
@@ -121,7 +122,7 @@ def to_iob2(tags: Sequence[Any], scheme: spec.Scheme, origin: str) -> list[Any]:
     converted = []
     for tag in tags:
         if not isinstance(tag, str) or (tag != "O" and (tag[:1] not in marks or tag[1:2] != "-")):
-            raise InputError(f"{origin}: tag {tag!r} is not of the scheme {scheme}")
+            raise InputError(f"{location}: tag {tag!r} is not of the scheme {scheme}")
         if tag != "O" and scheme in ("BIOES", "BILOU"):
             tag = {"S": "B", "E": "I", "U": "B", "L": "I"}.get(tag[0], tag[0]) + tag[1:]
         elif tag[:1] == "I" and before[1:] != tag[1:]:
@@ -135,7 +136,7 @@ Answer = tuple[str, int]
 """A span of a context: its text, and the character at which it starts."""
 
 
-def read_spans(origin: str, name: str, value: Any) -> list[Answer]:
+def read_spans(location: str, name: str, value: Any) -> list[Answer]:
     """Read (text, start) pairs from lists of texts and starts, a list of mappings, or a list of texts (start 0)."""
     try:
         if isinstance(value, dict):
@@ -149,21 +150,21 @@ def read_spans(origin: str, name: str, value: Any) -> list[Answer]:
     except (AttributeError, KeyError, TypeError, ValueError):
         spans = [("", 0)]
     if not all(isinstance(text, str) and text and type(start) is int for text, start in spans):
-        raise InputError(f"{origin}: column '{name}' is {excerpt(value)}, not texts and where they start")
+        raise InputError(f"{location}: column '{name}' is {excerpt(value)}, not texts and where they start")
     return spans
 
 
-def find_answer(origin: str, context: str, text: str, start: int) -> Answer:
+def find_answer(location: str, context: str, text: str, start: int) -> Answer:
     """Find the occurrence of `text` that is nearest to `start`: published starts are not all right."""
     start = min(max(start, 0), len(context))
     starts = [at for at in (context.rfind(text, 0, start + len(text)), context.find(text, start)) if at >= 0]
     if not starts:
-        raise InputError(f"{origin}: a context without its answer '{text[:40]}'")
+        raise InputError(f"{location}: a context without its answer '{text[:40]}'")
     return text, min(starts, key=lambda at: abs(at - start))
 
 
 FilledText = tuple[str, tuple[tuple[int, int], ...]]
-"""A task's template, filled, and where each of its columns stands in the text."""
+"""A filled template, and the characters of each of its columns."""
 
 
 @dataclass(frozen=True)
@@ -172,8 +173,8 @@ class LabelledText:
     texts: tuple[FilledText, ...]
     """One text, or in multiple choice one for each choice of a question."""
     label: int | float | tuple[int, ...]
-    """A number of `Task.classes`, or as the task's `problem_type` says: a score, or the numbers of several classes. In
-    multiple choice, the number of the right choice."""
+    """The index of a class or of the right choice; by the task's `problem_type` a score, or the indices of several
+    classes."""
     group: str = ""
     """The value of `Task.group`."""
 
@@ -183,7 +184,7 @@ class TaggedWords:
     id: str
     words: tuple[str, ...]
     tags: tuple[int, ...]
-    """Numbers of `Task.classes`, which are in IOB2."""
+    """Indices of `Task.classes`, which are in IOB2."""
     group: str = ""
 
 
@@ -203,17 +204,17 @@ AnyExample = LabelledText | TaggedWords | Question
 
 
 def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | None = None) -> TaskData | Collection:
-    """Read and check everything.
+    """Read and check the examples of a source.
 
     Args:
-        judged_only: of a collection keep only the documents that its judgements name, in any split of the task. The
-            others are read past, so that millions of them do not fill the memory.
-        most_evaluated: keep at most so many examples (queries) of validation and of test, drawn with seed 42.
+        judged_only: keep only the documents that a judgement of any split names, so that millions of others do not fill
+            the memory.
+        most_evaluated: keep at most this many examples (queries) of validation and of test, drawn with seed 42.
 
     Raises:
-        InputError: naming file and line (or question, or document) for what does not fit the task: a missing column, a
-            label outside its set, tags that do not match words, an answer that is not in its context, a judgement of
-            an unknown document; a split without examples, or one too small to draw another from.
+        InputError: with file and line (or question, or document), for a row that does not fit the task: a missing
+            column, an unknown label, tags that do not match words, an answer that is not in its context, a judgement of
+            an unknown document; for a split without examples, or too small to draw another from.
     """
     if source.hashes.get("validation", 0) == source.hashes.get("test"):  # the rate would be chosen on the test
         files = f"{source.files['validation'][0].name}, {source.files['test'][0].name}"
@@ -244,36 +245,36 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
 def make_examples(
     task: spec.Task, scheme: spec.Scheme, rows: Iterable[PlacedRow], lacking: dict[str, list[str]]
 ) -> tuple[list[AnyExample], int]:
-    """Make examples of labelled rows, and count those that are left out. The places of rows without a label or a text
-    are added to `lacking`. Raises `InputError` for a row that does not fit the task."""
+    """Make examples of labelled rows, and count the rows that are left out. The locations of rows without a label or a
+    text are added to `lacking`. Raises `InputError` for a row that does not fit the task."""
     makers: dict[spec.Family, Callable[[spec.Task, str, Row], AnyExample | None]] = {
         "sequence_classification": make_text,
         "token_classification": partial(make_words, scheme=scheme),
         "question_answering": make_question,
         "multiple_choice": make_choices,
     }
-    make = partial(make_grouped, makers[task.family])
+    make = makers[task.family]
     examples: list[AnyExample] = []
     left_out = 0
-    for origin, row in rows:
-        reason = "short" if row is SHORT_ROW else why_left_out(task, origin, row)
-        example = None if reason else make(task, origin, row)
+    for location, row in rows:
+        reason = "short" if row is SHORT_ROW else why_left_out(task, location, row)
+        example = None if reason else make(task, location, row)
         if example is not None:
-            examples.append(example)
+            examples.append(replace(example, group=group_of(task, location, row)) if task.group else example)
             continue
         left_out += 1
         if reason in ("label", "text"):
-            lacking[reason].append(origin)
+            lacking[reason].append(location)
     return examples, left_out
 
 
 def draw_splits(
     source: TaskSource, examples: dict[spec.TaskSplit, list[AnyExample]], most_evaluated: int | None
 ) -> None:
-    """Hold the splits that the source does not have out of train, and draw those that are evaluated of all. Raises
-    `InputError` where train is too small, and where texts to train on all have one label, or one number stands for a
-    correlation."""
-    task, train_of = source.task, f"task '{source.task.name}': the train split in {source.name}"
+    """Hold missing splits out of train, and draw the examples to evaluate, in place. Raises `InputError` for a train
+    split that is too small, or whose texts have one label, and for a split of one number, which has no correlation."""
+    task = source.task
+    train_of = f"task '{task.name}': the train split in {source.name}"
     shares: dict[spec.TaskSplit, float] = {"test": 1 - TEST_SHARE, "validation": TRAIN_SHARE}
     drawn = [split for split in shares if split not in examples]
     for split in drawn:
@@ -289,12 +290,12 @@ def draw_splits(
         if len(labels) == 1 and len(examples[split]) > 1 and not task.choices:
             count = f"all {len(examples[split]):,} examples of {split} in {source.name}"
             raise InputError(f"task '{task.name}': {count} have the same label, from which nothing can be learnt")
-    # Classes that chance has left out of a split are told: each is in another one.
+    # Print the classes that a drawn split lacks by chance: another split has them.
     classes = {split: set[int]().union(*map(classes_of, examples[split])) for split in examples}
     for split in ["train", *drawn] if drawn and not task.choices else ():
         absent = sorted(set[int]().union(*classes.values()) - classes[split])
         if absent:
-            names = first_of([task.classes[number] for number in absent])
+            names = first_of([task.classes[index] for index in absent])
             use = "left to train on" if split == "train" else f"drawn for {split}"
             sentence = f"{task.name}: none of the {len(examples[split]):,} examples {use} has {names}"
             has_shares = "" if task.stratified or task.problem_type else ", or `stratified: true`"
@@ -305,22 +306,16 @@ def draw_splits(
             examples[split] = [examples[split][index] for index in indices]
 
 
-def make_grouped(
-    make: Callable[[spec.Task, str, Row], AnyExample | None], task: spec.Task, origin: str, row: Row
-) -> AnyExample | None:
-    """Make an example with its group, where the task has a column for it."""
-    example = make(task, origin, row)
-    if example is None or task.group is None:
-        return example
-    value = column(origin, row, task.group, "or leave `group` out of the task")
+def group_of(task: spec.Task, location: str, row: Row) -> str:
+    """Read the group of a row. Raises `InputError` for an empty field."""
+    value = column(location, row, str(task.group), "or leave `group` out of the task")
     if is_missing(value):
-        raise InputError(f"{origin}: no group stands in '{task.group}': fill it in, or leave `group` out of the task")
-    return replace(example, group=str(value))
+        raise InputError(f"{location}: no group stands in '{task.group}': fill it in, or leave `group` out of the task")
+    return str(value)
 
 
 def tell_groups(task: spec.Task, groups: dict[spec.TaskSplit, set[str]]) -> None:
-    """Say how many groups each split has, and how many of them are in train too, where the files of the splits do not
-    divide them."""
+    """Print the number of groups in each split, and how many of them are in train too."""
     if task.group is None:
         return
     counts = ", ".join(f"{len(names):,} in {split}" for split, names in groups.items())
@@ -332,17 +327,17 @@ def tell_groups(task: spec.Task, groups: dict[spec.TaskSplit, set[str]]) -> None
 
 
 def classes_of(example: AnyExample) -> tuple[int, ...]:
-    """List the numbers of the classes that stand in an example."""
+    """List the indices of an example's classes."""
     match example:
-        case LabelledText(label=int() as number):
-            return (number,)
-        case LabelledText(label=tuple() as numbers) | TaggedWords(tags=numbers):
-            return numbers
+        case LabelledText(label=int() as index):
+            return (index,)
+        case LabelledText(label=tuple() as indices) | TaggedWords(tags=indices):
+            return indices
     return ()
 
 
 def count_shared(data: TaskData | Collection) -> dict[spec.EvaluatedSplit, int]:
-    """Count the inputs of validation and of test that stand in train too, whatever their labels are."""
+    """Count the inputs of validation and of test that train has too, whatever their labels."""
     if isinstance(data, Collection):
         trained = {data.queries[query] for query, _ in data.train}
         return {split: sum(data.queries[id] in trained for id in data.relevance[split]) for split in data.relevance}
@@ -353,7 +348,7 @@ def count_shared(data: TaskData | Collection) -> dict[spec.EvaluatedSplit, int]:
 
 
 def input_of(example: AnyExample) -> Any:
-    """Return all that a network sees of an example."""
+    """Return the texts that a network sees of an example."""
     match example:
         case LabelledText():
             texts = tuple(text for text, _ in example.texts)
@@ -365,40 +360,40 @@ def input_of(example: AnyExample) -> Any:
 
 
 def count_characters(example: AnyExample) -> int:
-    """Count the characters of all that a network sees of an example."""
+    """Count the characters of the texts that a network sees of an example."""
     text = " ".join(example.words) if isinstance(example, TaggedWords) else input_of(example)
     return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
-def why_left_out(task: spec.Task, origin: str, row: Row) -> Literal["answer", "label", "text"] | None:
-    """Name what an example cannot be made without, and the row lacks: an answer that anybody knows, a label, a text.
-    None where it has all. Rows of biphase's own tasks are taken as they were published."""
+def why_left_out(task: spec.Task, location: str, row: Row) -> Literal["answer", "label", "text"] | None:
+    """Name what a row lacks for an example: a known answer, a label or a text. None if it lacks nothing. Rows of
+    biphase's own tasks are taken as published."""
     if task.family not in ("sequence_classification", "multiple_choice", "token_classification"):
         return None
-    label = column(origin, row, task.label, LABEL_REMEDY)
+    label = column(location, row, task.label, LABEL_REMEDY)
     if canonical_label(label) in map(canonical_label, task.unlabelled):  # -1 may be written as -1.0
         return "answer"
     if spec.is_own_task(task):
         return None
     if lacks_label(task, label):
         return "label"
-    texts = [column(origin, row, name) for name in spec.template_columns(task.template) if name != "choice"]
+    texts = [column(location, row, name) for name in spec.template_columns(task.template) if name != "choice"]
     return "text" if lacks_text(texts) else None
 
 
 def lacks_label(task: spec.Task, label: Any) -> bool:
-    """Tell whether a field holds no label. An empty one of several classes says that none applies."""
+    """Tell whether a field holds no label. For sets of classes, an empty field means that none applies."""
     may_be_empty = task.problem_type == "multi_label_classification"
     return is_missing(label) and (label is None or not may_be_empty)
 
 
 def lacks_text(values: Sequence[Any]) -> bool:
-    """Tell whether a row's columns of texts have one without a value, or are all empty."""
+    """Tell whether one of a row's texts has no value, or all are empty."""
     return any(value is None for value in values) or (bool(values) and all(map(is_missing, values)))
 
 
 def tell_lacking(task: spec.Task, lacking: dict[str, list[str]]) -> None:
-    """Say how many rows lack a label or text. Raises `InputError` unless the task leaves them out."""
+    """Print how many rows lack a label or text. Raises `InputError` unless the task leaves them out."""
     counts = []
     for part, rows in lacking.items():
         have = "rows have" if len(rows) > 1 else "row has"
@@ -411,81 +406,81 @@ def tell_lacking(task: spec.Task, lacking: dict[str, list[str]]) -> None:
 
 
 def id_of(location: str, row: Row) -> str:
-    """Return the row's own id, else its place: `train.tsv:12`. ReCoRD's is a mapping of two numbers."""
+    """Return the row's own id, or else its location, `train.tsv:12`. ReCoRD's ids are mappings of two numbers."""
     row_id = row.get("id", row.get("idx"))
     if row_id is None:
         return location.rpartition("/")[2]
     return "-".join(str(part) for part in row_id.values()) if isinstance(row_id, dict) else str(row_id)
 
 
-def make_text(task: spec.Task, origin: str, row: Row) -> LabelledText:
-    label = column(origin, row, task.label, LABEL_REMEDY)
-    text = fill_row(task, origin, row)
+def make_text(task: spec.Task, location: str, row: Row) -> LabelledText:
+    label = column(location, row, task.label, LABEL_REMEDY)
+    text = fill_row(task, location, row)
     target: int | float | tuple[int, ...]
     if task.problem_type == "regression":
-        target = score_number(origin, task.label, label)
+        target = read_number(location, task.label, label)
     elif task.problem_type == "multi_label_classification":
-        target = label_numbers(task, origin, label)
+        target = label_indices(task, location, label)
     else:
-        target = label_number(task, origin, label)
-    return LabelledText(id_of(origin, row), (text,), target)
+        target = label_index(task, location, label)
+    return LabelledText(id_of(location, row), (text,), target)
 
 
-def make_choices(task: spec.Task, origin: str, row: Row) -> LabelledText:
-    label = column(origin, row, task.label, LABEL_REMEDY)
-    choices, names = read_choices(task, origin, row)
-    right = label_number(task, origin, label, names)
+def make_choices(task: spec.Task, location: str, row: Row) -> LabelledText:
+    label = column(location, row, task.label, LABEL_REMEDY)
+    choices, names = read_choices(task, location, row)
+    right = label_index(task, location, label, names)
     if max(right, len(choices) - 1) >= min(len(choices), len(task.classes)):
         message = f"task '{task.name}' names {len(task.classes)}, and {excerpt(label)} is right"
-        raise InputError(f"{origin}: {len(choices)} choices, where {message}")
-    return LabelledText(id_of(origin, row), choices, right)
+        raise InputError(f"{location}: {len(choices)} choices, where {message}")
+    return LabelledText(id_of(location, row), choices, right)
 
 
-def read_choices(task: spec.Task, origin: str, row: Row) -> tuple[tuple[FilledText, ...], tuple[str, ...]]:
-    """Fill the template with each choice of a row, and return what it calls them itself: ARC's are {text: […], label:
-    […]}, whose labels are A, B, … in some rows and 1, 2, … in others."""
-    columns = [column(origin, row, name) for name in task.choices]
+def read_choices(task: spec.Task, location: str, row: Row) -> tuple[tuple[FilledText, ...], tuple[str, ...]]:
+    """Fill the template with each choice of a row. Returns also the row's own names of them: ARC has {text: […], label:
+    […]}, with labels A, B, … in some rows and 1, 2, … in others."""
+    columns = [column(location, row, name) for name in task.choices]
     texts: Any = columns[0] if len(columns) == 1 else columns
     names: Any = None
     if isinstance(texts, dict):
         texts, names = texts.get("text"), texts.get("label")
     if not isinstance(texts, list) or len(texts) < 2 or not all(isinstance(text, str) and text for text in texts):
-        raise InputError(f"{origin}: {excerpt(texts)} are not two or more choices, texts that are not empty")
-    choices = tuple(fill_row(task, origin, row | {"choice": text}) for text in texts)
+        raise InputError(f"{location}: {excerpt(texts)} are not two or more choices, texts that are not empty")
+    choices = tuple(fill_row(task, location, row | {"choice": text}) for text in texts)
     has_names = isinstance(names, list) and len(names) >= len(texts)
     return choices, tuple(map(str, names[: len(texts)])) if has_names else ()
 
 
-def fill_row(task: spec.Task, origin: str, row: Row) -> FilledText:
+def fill_row(task: spec.Task, location: str, row: Row) -> FilledText:
     """Fill the task's template with a row's columns."""
     text, columns = "", []
     for literal, name, _, _ in Formatter().parse(task.template):
         text += literal
         if name is not None:
-            value = text_column(origin, row, name)
+            value = text_column(location, row, name)
             columns.append((len(text), len(text) + len(value)))
             text += value
     return text, tuple(columns)
 
 
-def make_words(task: spec.Task, origin: str, row: Row, scheme: spec.Scheme) -> TaggedWords:
-    tags = column(origin, row, task.label, LABEL_REMEDY)
+def make_words(task: spec.Task, location: str, row: Row, scheme: spec.Scheme) -> TaggedWords:
+    tags = column(location, row, task.label, LABEL_REMEDY)
     spans = None if task.words in row else read_spans_of_characters(tags)
     if spans is not None:
-        found, tags = tag_spans(origin, text_column(origin, row, "text"), spans)
-        row, scheme = row | {task.words: found}, "IOB2"
-    words = words_of(task, origin, row)
+        text_words, tags = tag_spans(location, text_column(location, row, "text"), spans)
+        row, scheme = row | {task.words: text_words}, "IOB2"
+    words = words_of(task, location, row)
     if not isinstance(tags, list) or len(tags) != len(words):
         num_tags = f"{len(tags)} tags" if isinstance(tags, list) else "no list of tags"
-        raise InputError(f"{origin}: {num_tags} for {len(words)} words")
-    tags = to_iob2(tags, scheme, origin)
-    return TaggedWords(id_of(origin, row), words, tuple(label_number(task, origin, tag) for tag in tags))
+        raise InputError(f"{location}: {num_tags} for {len(words)} words")
+    tags = to_iob2(tags, scheme, location)
+    return TaggedWords(id_of(location, row), words, tuple(label_index(task, location, tag) for tag in tags))
 
 
 def read_spans_of_characters(value: Any) -> list[tuple[int, int, str]] | None:
-    """Read spans as annotation tools write them: `[start, end, label]` (Doccano, spaCy), or objects with `start` and
-    `end` (or `start_offset`, `end_offset`) and `label` (Prodigy, Doccano, what `predict` writes) or a list of `labels`
-    (Label Studio, also below `value`). None for anything else."""
+    """Read the spans of annotation tools: `[start, end, label]` (Doccano, spaCy), or objects with `start` and `end` (or
+    `start_offset`, `end_offset`) and `label` (Prodigy, Doccano, `biphase predict`) or a list of `labels` (Label Studio,
+    also below `value`). None for anything else."""
     spans = []
     for item in value if isinstance(value, list) else [None]:
         span = item
@@ -504,42 +499,46 @@ WORD = re.compile(r"\w+|[^\w\s]")
 """A word of running text, or a sign of punctuation."""
 
 
-def tag_spans(origin: str, text: str, spans: Sequence[tuple[int, int, str]]) -> tuple[list[str], list[str]]:
-    """Divide a running text into words with tags in IOB2. A word of which a span has a part is in it."""
+def tag_spans(location: str, text: str, spans: Sequence[tuple[int, int, str]]) -> tuple[list[str], list[str]]:
+    """Divide a running text into words with tags in IOB2. A word belongs to a span that holds any part of it."""
     matches = [*WORD.finditer(text)]
     tags = ["O"] * len(matches)
     for start, end, label in spans:
         if not 0 <= start < end <= len(text):
-            raise InputError(f"{origin}: the span from {start} to {end} is not in its text of {len(text):,} characters")
-        inside = [number for number, word in enumerate(matches) if word.start() < end and word.end() > start]
-        if any(tags[number] != "O" for number in inside):
-            raise InputError(f"{origin}: two spans share a word at {start} ({excerpt(text[start:end])}); leave one out")
-        for number in inside:
-            tags[number] = f"{'B' if number == inside[0] else 'I'}-{label}"
+            raise InputError(
+                f"{location}: the span from {start} to {end} is not in its text of {len(text):,} characters"
+            )
+        inside = [index for index, word in enumerate(matches) if word.start() < end and word.end() > start]
+        if any(tags[index] != "O" for index in inside):
+            raise InputError(
+                f"{location}: two spans share a word at {start} ({excerpt(text[start:end])}); leave one out"
+            )
+        for index in inside:
+            tags[index] = f"{'B' if index == inside[0] else 'I'}-{label}"
     return [word[0] for word in matches], tags
 
 
-def words_of(task: spec.Task, origin: str, row: Row) -> tuple[str, ...]:
-    words = column(origin, row, task.words)
+def words_of(task: spec.Task, location: str, row: Row) -> tuple[str, ...]:
+    words = column(location, row, task.words)
     if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
-        raise InputError(f"{origin}: column '{task.words}' must be a list of words, none of them empty")
+        raise InputError(f"{location}: column '{task.words}' must be a list of words, none of them empty")
     return tuple(words)
 
 
-def make_question(task: spec.Task, origin: str, row: Row) -> Question | None:
-    """Return None for a question about candidates that has no answer: nobody knows it there."""
-    id = id_of(origin, row)
-    context = text_column(origin, row, "context")
+def make_question(task: spec.Task, location: str, row: Row) -> Question | None:
+    """Make a question. None for one about candidates without a known answer."""
+    id = id_of(location, row)
+    context = text_column(location, row, "context")
     if not context.strip():
-        raise InputError(f"{origin}: question '{id}' has an empty context")
-    locate = partial(find_answer, f"{origin}: question '{id}'", context)
+        raise InputError(f"{location}: question '{id}' has an empty context")
+    locate = partial(find_answer, f"{location}: question '{id}'", context)
     gold: list[Answer] = []
     if not row.get("is_impossible"):
-        gold = read_spans(origin, "answers", column(origin, row, "answers", LABEL_REMEDY))
+        gold = read_spans(location, "answers", column(location, row, "answers", LABEL_REMEDY))
     if "candidates" not in row:
         answers = tuple(dict.fromkeys(locate(text, start) for text, start in gold))
-        return Question(id, text_column(origin, row, "question"), context, answers)
-    candidates = {locate(text, start) for text, start in read_spans(origin, "candidates", row["candidates"])}
+        return Question(id, text_column(location, row, "question"), context, answers)
+    candidates = {locate(text, start) for text, start in read_spans(location, "candidates", row["candidates"])}
     if not gold:
         return None
     # The hub keeps only the texts of answers: their mentions are the candidates that read so.
@@ -547,4 +546,4 @@ def make_question(task: spec.Task, origin: str, row: Row) -> Question | None:
     mentions |= {locate(text, start) for text, start in gold if text not in dict(mentions)}
     ordered = sorted(candidates | mentions, key=lambda answer: (answer[1], len(answer[0])))
     answers = tuple(answer for answer in ordered if answer in mentions)
-    return Question(id, text_column(origin, row, "question"), context, answers, tuple(ordered))
+    return Question(id, text_column(location, row, "question"), context, answers, tuple(ordered))

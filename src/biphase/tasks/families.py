@@ -1,7 +1,7 @@
-"""The kinds of tasks, each a record: what it is called, what scores it, which settings matter to it.
+"""The kinds of tasks, a record each: names, metrics and settings.
 
-The code of a family stands in the module of its name in `finetuning/families/`. Texts whose label is a number or a set
-of classes are kinds of their own within their family: a task has a `problem_type` for them.
+The module of a family's name in `finetuning/families/` has its code. Texts whose label is a number or a set of classes
+are kinds of their own within their family; a task names them as its `problem_type`.
 """
 
 from dataclasses import dataclass, replace
@@ -17,14 +17,14 @@ ProblemType = Literal["regression", "multi_label_classification"]
 
 
 class TaskSize(Strict):
-    """How large a task is, rounded: it only serves to say in advance what a study costs and finds."""
+    """The rounded size of a task, only to forecast the cost and the power of a study."""
 
     later: ClassVar[frozenset[str]] = frozenset({"test_examples"})
 
     train_examples: Count
     """Published counts; 0 for a task that is trained on another one."""
     example_tokens: Count
-    """Tokens of a training example, guessed from the mean length in words: both texts of a retrieval pair."""
+    """Tokens of a training example (in retrieval, of both texts), guessed from the mean length in words."""
     evaluated_tokens: Count
     """Tokens of validation and test together."""
     test_examples: Count | None = None
@@ -33,36 +33,36 @@ class TaskSize(Strict):
 
 @dataclass(frozen=True)
 class Kind:
-    """What the rest of the house must know of a kind of tasks."""
+    """A kind of tasks, as all other modules know it."""
 
     code: str
     """The name in reports."""
     metrics: tuple[str, ...]
-    """The metrics that may choose a learning rate; the first is that of a task whose data a user describes."""
+    """The metrics that may choose a learning rate; `init task` takes the first."""
     paper_metric: str
     """The metric of the paper's tables."""
     head: str
-    """The end of the name of the classes of transformers that such a network is kept as."""
+    """The end of the names of its classes in transformers."""
     pipeline_tag: str
     """The name on the hub."""
     example: str
-    """The task file in `bundled/tasks` that a user's own one begins with."""
+    """The task file in `bundled/tasks` from which `init task` starts."""
     size: TaskSize
-    """What is assumed of a task that does not say its size, until a cell shows how long it takes."""
+    """The assumed size of a task without one, until a finished cell shows its time."""
     has_classes: bool = False
-    """Whether a task of the kind lists classes."""
+    """Whether its tasks list classes."""
     num_outputs: int | None = None
-    """The numbers that a head gives for each sample or token. None: one for each class."""
+    """The width of a head's output. None: one for each class."""
     has_token_outputs: bool = False
-    """Whether a network gives something for each token, not for each sample."""
+    """Whether a network has an output for each token, not for each sample."""
     is_search: bool = False
-    """Whether documents are searched for judged queries. Its data is a `Collection`, not rows of examples."""
+    """Whether its tasks search documents for judged queries. Their data is a `Collection`, not rows of examples."""
     input_columns: tuple[str, ...] = ()
-    """The columns of texts that an input is made of. Empty: those that the template names."""
+    """The columns of an input's texts. Empty: those in the template."""
     settings: tuple[str, ...] = ()
-    """The settings of fine-tuning that matter to this family and not to all."""
+    """The settings of fine-tuning that this kind uses and others do not."""
     encoding_settings: tuple[str, ...] = ()
-    """Those of them that decide, beside lengths and limits, what its texts look like as token ids."""
+    """Those of `settings` that change token ids."""
 
 
 SEQUENCE_CLASSIFICATION = Kind(

@@ -1,7 +1,7 @@
-"""A task → where its rows come from (a folder, the package, the hub) and what they hash to → the rows, unchecked.
+"""A task → the source of its rows (a folder, the package, the hub) and its hash → the rows, unchecked.
 
-Files are read by their form (`corpus.rows`). Rows stand under the task's names for their columns, each with its place
-(`train.tsv:12`) for messages. Code of a hub repository is never run.
+`corpus.rows` reads files by their form. Rows have the task's names of columns, and a location (`train.tsv:12`) for
+messages. Code of a hub repository is never run.
 """
 
 import itertools
@@ -34,23 +34,23 @@ from biphase.hub import load_rows, pin_commit
 from biphase.tasks import spec
 
 HUB = Path("hub")
-"""A `data_dir` of this name stands for the hub's data, also for a task that comes with the package."""
+"""A `data_dir` of this name means the hub's data, also for a bundled task."""
 
 PartName = spec.TaskSplit | Literal["corpus", "queries"]
 PartHashes = dict[PartName, list[str]]
 DataDirs = Mapping[str, str | Path]
-"""Folders with the data of tasks, by the task's name; other tasks come from the package or the hub."""
+"""Folders of data by task; other tasks come from the package or the hub."""
 
 
 @dataclass(frozen=True)
 class TaskSource:
-    """A source says where the data of a task is. Equal sources hold the same data for the same use of it."""
+    """The source of a task's data. Equal sources hold the same data for the same use."""
 
     task: spec.Task = field(compare=False)
     name: str
     """The folder, `biphase`, or `hub-id@revision`: for messages."""
     hash: str
-    """SHA-256 of what decides the examples: the task's definition and the files' bytes, or the hub id and commit."""
+    """SHA-256 of the task's definition and the files' bytes, or the hub id and commit."""
     form: spec.FileLayout | spec.Hub = field(compare=False)
     files: dict[PartName, tuple[Path, ...]] = field(compare=False)
     """Empty for the hub."""
@@ -59,15 +59,14 @@ class TaskSource:
 
     @property
     def splits(self) -> tuple[spec.TaskSplit, ...]:
-        """List the splits that stand there; the others are drawn."""
+        """The splits of the source; the others are drawn."""
         return tuple(self.form.splits.named)
 
 
 def find_source(task: spec.Task, data_dir: str | Path | None) -> TaskSource:
-    """Find the files in `data_dir`, or in the package for a bundled task, or else the hub's data; nothing is read yet.
+    """Find the files in `data_dir`, or in the package for a bundled task, or else the hub's data, without reading them.
 
-    In `data_dir` may be any layout that the task lists: the first that is complete. `hub` as its name stands for the
-    hub.
+    `data_dir` may have any layout of the task; the first complete one counts. The name `hub` means the hub.
 
     Raises:
         InputError: a folder without the files (naming what is needed), a task without a source, a hub repository
@@ -103,13 +102,13 @@ def find_source(task: spec.Task, data_dir: str | Path | None) -> TaskSource:
     raise InputError(f"{folder}: task '{task.name}' needs {' or '.join(needed)} there")
 
 
-def name_data_dirs(pairs: Iterable[tuple[str, str]], tasks: Iterable[str], origin: str) -> dict[str, str]:
-    """Name folders of data by their tasks.
+def name_data_dirs(pairs: Iterable[tuple[str, str]], tasks: Iterable[str], option: str) -> dict[str, str]:
+    """Map tasks to their folders of data.
 
     Args:
         pairs: a task, by its name or its YAML file, and its folder.
-        tasks: names or YAML files; what these are trained on may have a folder too.
-        origin: what to call the pairs in a message.
+        tasks: names or YAML files; the tasks that they are trained on may have a folder too.
+        option: the option or key that gives the pairs, for messages.
 
     Raises `InputError` for any other task, and for one that is given twice.
     """
@@ -119,20 +118,20 @@ def name_data_dirs(pairs: Iterable[tuple[str, str]], tasks: Iterable[str], origi
         names.update(name for name in (task.name, task.trained_on, task.part_of) if name)
     for task_name, folder in pairs:
         name = spec.find_task(task_name).name if task_name.endswith((".yaml", ".yml")) else task_name
-        refuse_unknown(f"{origin}: unknown task", name, names)
+        refuse_unknown(f"{option}: unknown task", name, names)
         if name in folders:
-            raise InputError(f"{origin}: {name} has {folders[name]} already")
+            raise InputError(f"{option}: {name} has {folders[name]} already")
         folders[name] = folder
     return folders
 
 
 def dir_of(task: spec.Task, data_dirs: DataDirs) -> str | Path | None:
-    """Find the folder with a task's data; of one of several tests, that of the task."""
+    """Find the folder with a task's data; one of several tests has that of its task."""
     return data_dirs.get(task.name, data_dirs.get(task.part_of or task.name))
 
 
 def find_task_sources(name: str, data_dirs: DataDirs) -> tuple[TaskSource, TaskSource]:
-    """Find the data that a task is trained on and the data that it is evaluated on: mostly the same."""
+    """Find the sources to train on and to evaluate on, mostly the same."""
     task = spec.find_task(name)
     evaluation = find_source(task, dir_of(task, data_dirs))
     if task.part_of is not None:
@@ -152,8 +151,10 @@ def hash_source(task: spec.Task, form: spec.FileLayout | spec.Hub, hashes: PartH
 
 
 def training_source(source: TaskSource) -> TaskSource:
-    """Return the source of one of several tests by the hash of what is trained on: all of them share a training."""
-    task, form = source.task.model_copy(update={"name": source.task.part_of}), source.form
+    """Return the source to train on for one of several tests, whose hash ignores the test: all of them share a
+    training."""
+    task = source.task.model_copy(update={"name": source.task.part_of})
+    form = source.form
     if isinstance(form, spec.Hub):
         form = form.model_copy(update={"splits": form.splits.model_copy(update={"test": None})})
     trained: PartHashes = {part: hashes for part, hashes in source.hashes.items() if part != "test"}
@@ -161,7 +162,7 @@ def training_source(source: TaskSource) -> TaskSource:
 
 
 def definition(task: spec.Task) -> dict[str, Any]:
-    """Return what decides the examples of a task and their use, not where they stand: it is hashed into names."""
+    """Return the keys of a task that decide its examples and their use, but not their place, for hashes."""
     elsewhere = {"name", "bundled", "files", "hub", "size", "licence", "citation", "note"}
     return task.model_dump(mode="json", exclude=elsewhere)
 
@@ -174,8 +175,7 @@ def hash_part(path: Path) -> str:
 
 
 def find_files(folder: Path, name: str) -> tuple[Path, ...]:
-    """Find the files of a name, in which `*` may stand for anything, each plain or compressed; none where there are
-    none."""
+    """Find the files of a name, which may contain `*`, each plain or compressed."""
     by_name: dict[str, Path] = {}
     for ending in ("", *CODECS):
         names = glob(name + ending, root_dir=folder, include_hidden=True) if "*" in name else [name + ending]
@@ -197,7 +197,7 @@ def parts_of(task: spec.Task, layout: spec.FileLayout) -> dict[PartName, str]:
 def read_rows(source: TaskSource, part: PartName) -> Iterator[PlacedRow]:
     """Read the rows of a split (in retrieval its judgements), of the corpus or of the queries, as they are needed.
 
-    Columns that the source calls otherwise stand under the task's names too.
+    Renamed columns have the task's names too.
 
     Raises:
         InputError: naming file and line: broken JSON, a table or columns of another form, text that is not UTF-8, a
@@ -212,8 +212,8 @@ def read_rows(source: TaskSource, part: PartName) -> Iterator[PlacedRow]:
             texts = spec.HubRows(config=form.config, splits=(getattr(form.splits, part),))
         splits = (read_hub_split(form.id, form.revision, texts.config, split) for split in texts.splits)
         rows = itertools.chain.from_iterable(splits)
-    for origin, row in rows:
-        yield origin, row | renamed(row, form.rename) if form.rename and row is not SHORT_ROW else row
+    for location, row in rows:
+        yield location, row | renamed(row, form.rename) if form.rename and row is not SHORT_ROW else row
 
 
 def read_layout(source: TaskSource, layout: spec.FileLayout, part: PartName) -> Iterator[PlacedRow]:
@@ -237,11 +237,11 @@ def read_layout(source: TaskSource, layout: spec.FileLayout, part: PartName) -> 
 def read_hub_split(id: str, revision: str | None, config: str | None, split: str) -> Iterator[PlacedRow]:
     """Read the rows of a split of a hub data set, at the commit that the revision names."""
     table = load_rows(id, config, split, pin_commit(id, revision))
-    return ((f"{id} {split}: row {number}", row) for number, row in enumerate(read_dataset(table)))
+    return ((f"{id} {split}: row {row_number}", row) for row_number, row in enumerate(read_dataset(table)))
 
 
 def text_column(location: str, row: Row, name: str) -> str:
-    """Return a column's text; a list of texts, as PubMedQA has them, becomes one."""
+    """Return a column's text. A list of texts (PubMedQA) becomes one text."""
     text = column(location, row, name)
     if isinstance(text, list) and text and all(isinstance(part, str) for part in text):
         return " ".join(text)

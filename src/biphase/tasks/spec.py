@@ -1,7 +1,7 @@
-"""The description of a task: its family, its columns and classes, and where its splits are published.
+"""The description of a task: its family, its columns and classes, and the places of its splits.
 
-What differs between tasks is data, not code: biphase's own stand in `tasks.yaml`, a user's in a file of the same keys.
-`sources.py` finds the files or the hub data behind a task, `examples.py` reads them.
+Tasks are data, not code: `tasks.yaml` holds biphase's own, and a user's file has the same keys. `sources.py` finds the
+files or the hub data behind a task, `examples.py` reads them.
 """
 
 import re
@@ -34,23 +34,24 @@ PAPER_TASKS = (
 
 TestName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 Name = Annotated[str, Field(coerce_numbers_to_str=True)]
-"""A text that YAML may take for a number."""
+"""A text that looks like a number to YAML."""
 
 
 class Splits(Strict):
-    """Where each split is: file names in a folder, or split names on the hub; for retrieval, those of the judgements.
+    """The place of each split: a file name in a folder, or a split name on the hub; in retrieval, of its judgements.
 
-    What has no place is drawn with seed 42: test is 10 % of train, then validation 5 % of the rest; with
-    `Task.stratified` in the classes' shares. In retrieval whole
-    queries are drawn, and test must have a place: 5 % of train's and at least 100 (but no more than half); without
-    train, validation is half of test's queries for a task that is trained on another one, else train is half of them,
-    and validation and test are a quarter each.
+    A split without a place is drawn with seed 42: test is 10 % of train, then validation 5 % of the rest; with
+    `Task.stratified` each class keeps its share. In retrieval, test must have a place, and queries are drawn:
+    validation is 5 % of train's queries, at least 100 but no more than half. Without train, a task that is trained on
+    another one takes half of test's queries for validation; any other takes half of them for train and a quarter for
+    validation.
     """
 
     train: str | None = None
     validation: str | None = None
     test: str | dict[TestName, str] | None = None
-    """Or several by name, to train once and test on each (zero-shot transfer): `{de: test_de.tsv, fr: test_fr.tsv}`."""
+    """A place, or several by name, to train once and test on each (zero-shot transfer): `{de: test_de.tsv, fr:
+    test_fr.tsv}`."""
 
     @model_validator(mode="after")
     def splits_differ(self) -> "Splits":
@@ -63,7 +64,7 @@ class Splits(Strict):
 
     @property
     def named(self) -> dict[TaskSplit, str]:
-        """List the places of the splits that have one; of a test that has several, none."""
+        """The splits with one place, and that place."""
         places = {name: getattr(self, name) for name in TASK_SPLITS}
         return {name: location for name, location in places.items() if isinstance(location, str)}
 
@@ -76,13 +77,13 @@ class FileLayout(FileForm, Splits):
     corpus: str = "corpus.jsonl"
     queries: str = "queries.jsonl"
     rename: dict[Name, str] = Field(default_factory=dict)
-    """The file's names of columns → the task's. In nested objects, `meta.text` is the `text` of `meta`."""
+    """The file's names of columns → the task's. `meta.text` is the `text` in an object `meta`."""
     scheme: Scheme = "IOB2"
-    """How the file writes tags. Examples always have IOB2."""
+    """The scheme of tags in the file. Examples always have IOB2."""
 
     @property
     def splits(self) -> Splits:
-        """The files say themselves where the splits are, as `Hub.splits` does."""
+        """The layout itself, as the counterpart of `Hub.splits`."""
         return self
 
 
@@ -99,7 +100,7 @@ class Hub(Strict):
     id: str
     config: str | None = None
     revision: str | None = None
-    """A commit. None, a tag or a branch is resolved to the commit that it names when the task is read."""
+    """A commit. A tag, a branch or None becomes a commit when the task is read."""
     splits: Splits
     corpus: HubRows | None = None
     queries: HubRows | None = None
@@ -117,63 +118,64 @@ class Task(Strict):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     family: Family
     metric: str
-    """The one that chooses a learning rate, on validation."""
+    """The metric that chooses a learning rate, on validation."""
     template: str = ""
-    """The input, columns in braces: of a text or pair, of a question and, at the end, its context, or of a question and
+    """The input, with columns in braces: a text or a pair; a question and, at the end, its context; or a question and
     one {choice}."""
     choices: tuple[str, ...] = ()
-    """Multiple choice: a column with the list of choices, or a column for each; `classes` are their names."""
+    """Multiple choice: the column with the list of choices, or a column for each. `classes` are their names."""
     problem_type: ProblemType | None = None
     """Sequence classification, by transformers' names: the label is a number, or a set of classes. None: one class."""
     multi_hot: bool | None = None
-    """Several classes: whether a list of labels has a 0 or 1 for each class, in order. None: such a list is an error,
-    because it may also name classes by their numbers."""
+    """Sets of classes: whether a list of labels has a 0 or 1 for each class, in order. None: such a list is an error,
+    because it could also name classes by their index."""
     missing: Literal["refuse", "drop"] = "refuse"
-    """Classification and multiple choice: what becomes of rows without a label, or without text. Both count them."""
+    """Classification and multiple choice: whether rows without a label or text are an error, or are left out. They are
+    counted either way."""
     stratified: bool = False
-    """Classification: splits that are drawn have the classes in the shares that they have in train."""
+    """Classification: in drawn splits, each class has its share of train."""
     group: str | None = None
-    """A column whose value rows of one page, patient or author share: splits that are drawn hold whole groups out, near
-    the shares that are wanted, with `stratified` in the classes' too. Groups in two splits are told."""
+    """The column whose value is the same for rows of one page, patient or author. Drawn splits hold out whole groups,
+    of about the right size and, with `stratified`, shares of classes. Groups in two splits are printed."""
     label: str = "label"
     """Classification: the column with the label, the number, or the list of labels or tags."""
     classes: tuple[Name, ...] = ()
-    """Classification: the labels in the order of their numbers (a column may hold names or numbers); tags in IOB2, O
-    first, or with `metric: accuracy` or `macro_f1` any tags, such as parts of speech."""
+    """Classification: the names of the labels, which a column may hold by name or by index from 0. Tags are in IOB2, O
+    first; with `metric: accuracy` or `macro_f1` any tags, such as parts of speech."""
     unlabelled: tuple[Name, ...] = ()
-    """Values of `label` that say nobody knows: such rows are left out and counted."""
+    """Values of `label` for unknown labels. Their rows are left out and counted."""
     words: str = "tokens"
     """Token classification: the column with the list of words."""
     query_template: str = "Query: {text}"
     document_template: str = "Document: {text}"
     part_of: str | None = Field(default=None, exclude=True)
-    """The task of which this is one of several tests; `with_test` sets it."""
+    """The task that has this as one of several tests (`with_test`)."""
     trained_on: str | None = None
-    """Retrieval: the task of the table whose training is evaluated here too; then there is no train split."""
+    """Retrieval: the task of biphase's own that this one is trained on, without a train split of its own."""
     bundled: bool = False
-    """Comes with the package, in `bundled/tasks`."""
+    """Whether the package has the data, in `bundled/tasks`."""
     files: tuple[FileLayout, ...] = ()
-    """The files that a `data_dir` may hold, by preference."""
+    """The layouts that a `data_dir` may have, in order of preference."""
     hub: Hub | None = None
     size: TaskSize | None = None
-    """Not part of what names a cell. None: the size that tasks of the family typically have."""
+    """No part of a cell's name. None: the typical size of its family."""
     licence: str = ""
     citation: str = ""
     note: str = ""
 
     @property
     def forms(self) -> "tuple[FileLayout | Hub, ...]":
-        """List all forms in which the data may be, by preference."""
+        """All forms that the data may have, in order of preference."""
         return (*self.files, self.hub) if self.hub else self.files
 
     @property
     def kind(self) -> Kind:
-        """Look up what its family and problem type say of it."""
+        """The record of its family and problem type."""
         return KINDS[self.problem_type or self.family]
 
     @model_validator(mode="after")
     def keys_fit(self) -> "Task":
-        """Raises `ValueError` with the first sentence of the table that is true."""
+        """Raise `ValueError` with the first sentence of the table that is true."""
         kind_name, metric, classes = self.problem_type or self.family, self.metric, self.classes
         is_text, is_tagging = self.family == "sequence_classification", self.family == "token_classification"
         is_choice, is_asked = self.family == "multiple_choice", self.family == "question_answering"
@@ -222,7 +224,7 @@ class Task(Strict):
 
 @lru_cache
 def template_columns(template: str) -> tuple[str, ...]:
-    """List the columns that a template names; raises `ValueError` for anything else in braces."""
+    """List the columns of a template. Raises `ValueError` for anything else in braces."""
     try:
         fields = [field for field in Formatter().parse(template) if field[1] is not None]
     except ValueError as error:
@@ -233,13 +235,13 @@ def template_columns(template: str) -> tuple[str, ...]:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Split a task's name from the test that is meant: `xnli.yaml:de` → `xnli.yaml`, `de`; `snli` → `snli`, nothing."""
+    """Split a task's name from that of its test: `xnli.yaml:de` → `xnli.yaml`, `de`; `snli` → `snli`, nothing."""
     match = re.fullmatch(r"(.+\.ya?ml):([^:/]+)", name)
     return (match[1], match[2]) if match else (name, "")
 
 
 def test_names(task: Task) -> tuple[str, ...]:
-    """List the names of a task's tests, where it has several."""
+    """List the names of a task's tests, if it has several."""
     places = [form.splits.test for form in task.forms]
     return tuple(dict.fromkeys(name for tests in places if isinstance(tests, dict) for name in tests))
 
@@ -277,17 +279,13 @@ def task_table() -> dict[str, Task]:
 
 
 def is_own_task(task: Task) -> bool:
-    """Tell whether biphase brings the task: its published files are as its layouts say, its settings the paper's."""
+    """Tell whether a task is biphase's own, with published files and the paper's settings."""
     return task.name in task_table()
 
 
 def find_task(name: str) -> Task:
-    """Find a task by its name in the table, or from a YAML file (a path that ends in .yaml or .yml); one of its tests,
-    where that is named behind a colon.
-
-    Raises:
-        InputError: unknown name, or whatever is wrong with the file.
-    """
+    """Find a task by its name in the table, or by its YAML file; `FILE.yaml:TEST` is one of its tests. Raises
+    `InputError` for an unknown name or a mistake in the file."""
     table = task_table()
     name, test = split_name(name)
     if not name.endswith((".yaml", ".yml")):

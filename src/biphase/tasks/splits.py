@@ -1,7 +1,7 @@
-"""Splits that no source has are drawn with seed 42; a retrieval task has documents, queries and judgements.
+"""Splits that a source lacks are drawn with seed 42; the data of a retrieval task is read here.
 
-The draw depends on the number of examples, or in retrieval on the ids of the queries, and on nothing else: every model
-sees the same split and the same subset.
+The draw depends on the number of examples alone, or in retrieval on the ids of the queries: every model sees the same
+splits and subsets.
 """
 
 import itertools
@@ -21,36 +21,38 @@ from biphase.tasks.spec import EVALUATED_SPLITS, EvaluatedSplit, Task, TaskSplit
 
 DRAW_SEED = 42
 TRAIN_SHARE = 0.95
-"""Where there is no validation split, the rest of train becomes it, as in the paper."""
+"""A missing validation split is the rest of train, as in the paper."""
 TEST_SHARE = 0.1
-"""Where there is no test split, this part of train becomes it, before validation is drawn from the rest."""
+"""A missing test split is this part of train, before validation is drawn from the rest."""
 
 NUM_SHUFFLES = 32
-"""Orders of groups of which the best is taken."""
+"""Orders of groups to choose the best from."""
 
 Item = TypeVar("Item")
 Judgements = dict[str, dict[str, int]]
-"""Query id → document id → grade, of which 1 and more is relevant."""
+"""Query id → document id → grade; 1 and more is relevant."""
 
 
 def draw_indices(num_items: int, most: int) -> np.ndarray:
-    """Draw the indices of a fixed random subset of at most so many items, ascending."""
+    """Draw the indices of a fixed random subset of at most `most` items, ascending."""
     return np.sort(np.random.default_rng(DRAW_SEED).permutation(num_items)[:most])
 
 
 def choose_groups(groups: np.ndarray, num_held: int, strata: np.ndarray | None) -> np.ndarray:
-    """Choose the groups that are held out: some, but not all, with nearly so many rows, and with `strata` nearly as
-    many of each as its share in all.
+    """Choose groups to hold out: some, but not all, with nearly `num_held` rows and, with `strata`, nearly the share of
+    each.
 
-    Groups are shuffled with seed 42 and taken from the first, as scikit-learn's GroupShuffleSplit does, several times;
-    the nearest counts. The order of the rows decides nothing. Letters: G groups, C strata.
+    Groups are shuffled with seed 42 and taken from the first, as in scikit-learn's GroupShuffleSplit, several times;
+    the closest choice wins. The order of the rows does not matter. Letters: G groups, C strata.
     """
     names, group = np.unique(groups, return_inverse=True)
     classes, stratum = np.unique(np.zeros(len(groups)) if strata is None else strata, return_inverse=True)
     counts_GC = np.zeros((len(names), len(classes)))
     np.add.at(counts_GC, (group, stratum), 1)
     wanted_C = counts_GC.sum(axis=0) * num_held / len(groups)
-    generator, chosen, least = np.random.default_rng(DRAW_SEED), names, math.inf
+    generator = np.random.default_rng(DRAW_SEED)
+    chosen = names
+    least = math.inf
     for _ in range(NUM_SHUFFLES):
         order = generator.permutation(len(names))
         distances_G = np.abs(counts_GC[order].cumsum(axis=0) - wanted_C).sum(axis=1)[:-1]
@@ -60,16 +62,14 @@ def choose_groups(groups: np.ndarray, num_held: int, strata: np.ndarray | None) 
 
 
 def hold_out(
-    examples: Sequence[Item],
-    train_share: float,
-    strata: np.ndarray | None = None,
-    groups: np.ndarray | None = None,
+    examples: Sequence[Item], train_share: float, strata: np.ndarray | None = None, groups: np.ndarray | None = None
 ) -> tuple[list[Item], list[Item]]:
-    """Train and what is held out of it, in the order of `Dataset.train_test_split(train_size=0.95, seed=42)`.
+    """Divide examples into train and a held-out part, both in the order of
+    `Dataset.train_test_split(train_size=0.95, seed=42)`.
 
-    With `strata`, each has its share in both: the shuffled examples stand in a row, one stratum after the other, and as
-    many as are wanted are taken at equal distances. A stratum of one example stays in train. With `groups`, of which
-    there are two or more, those of `choose_groups` are held out.
+    With `strata`, each has its share in both: the shuffled examples stand in a row, one stratum after the other, and
+    the held-out ones are taken at equal distances. A stratum of one example stays in train. With `groups`, two or more,
+    the groups of `choose_groups` are held out.
     """
     total = len(examples)
     num_held = total - math.floor(train_share * total)
@@ -88,8 +88,7 @@ def hold_out(
 
 
 def draw_queries(source: TaskSource, by_split: dict[TaskSplit, Judgements]) -> dict[TaskSplit, Judgements]:
-    """Draw the splits that the source does not have, by query. The draw depends on the ids alone, not on their
-    order."""
+    """Draw the missing splits, by query. The draw depends on the ids alone, not on their order."""
     if "validation" in by_split:
         return by_split
     drawn_from: TaskSplit = "train" if "train" in by_split else "test"
@@ -118,8 +117,8 @@ def draw_queries(source: TaskSource, by_split: dict[TaskSplit, Judgements]) -> d
 
 @dataclass(frozen=True)
 class TaskData:
-    """The examples of a task, of one kind, whose splits all have some unless a file is scored. `left_out` counts rows
-    without label or text, and broken ones."""
+    """The examples of a task. No split is empty, unless a file is scored. `left_out` counts rows without label or text,
+    and broken ones."""
 
     task: Task
     train: tuple[Any, ...]
@@ -136,26 +135,26 @@ class TaskData:
 
 @dataclass(frozen=True)
 class Collection:
-    """Documents, the queries that are judged, and the judgements, of a retrieval task. Texts have no prefixes."""
+    """The documents, judged queries and judgements of a retrieval task. Texts have no prefixes."""
 
     task: Task
     documents: dict[str, str]
     queries: dict[str, str]
     train: tuple[tuple[str, str], ...]
-    """(query id, relevant document id); empty where the task is trained on another one."""
+    """(query id, relevant document id); empty if the task is trained on another one."""
     relevance: dict[EvaluatedSplit, Judgements]
-    """Every judgement of the queries that are evaluated, of grade 0 and below too."""
+    """All judgements of the evaluated queries, of grade 0 and below too."""
     judged_documents: dict[EvaluatedSplit, tuple[str, ...]]
-    """The documents that a judgement of the split names, whether its query is evaluated or not."""
+    """The documents that the judgements of a split name, also for queries that are not evaluated."""
     left_out: int
     """Queries of train without a relevant document."""
 
 
 def load_collection(source: TaskSource, judged_only: bool, most_evaluated: int | None) -> Collection:
-    """Read and check a retrieval task, with at most so many queries of each split that is evaluated. The documents that
-    are searched stay as they are: fewer of them would make every query easier."""
+    """Read and check a retrieval task, with at most `most_evaluated` queries in each evaluated split. All documents
+    stay, because every query is easier among fewer."""
     task = source.task
-    # 1. Judgements, whose queries are drawn into splits where the source has no such split.
+    # 1. Judgements, with the missing splits drawn from their queries.
     by_split = draw_queries(source, {split: read_judgements(source, split) for split in source.splits})
     relevance = {split: by_split[split] for split in EVALUATED_SPLITS}
     judged_documents = {split: named_documents(judgements) for split, judgements in relevance.items()}
@@ -164,9 +163,9 @@ def load_collection(source: TaskSource, judged_only: bool, most_evaluated: int |
             ids = list(judgements)
             drawn = [ids[index] for index in draw_indices(len(ids), most_evaluated)]
             relevance[name] = {query: judgements[query] for query in drawn}
-    # 2. The texts that they name.
+    # 2. Texts.
     queries, documents = read_judged_texts(source, by_split, judged_only)
-    # 3. Pairs to train on. A query without a relevant document gives none; no split may have such queries alone.
+    # 3. Pairs to train on. A query without a relevant document has none; no split may consist of such queries.
     pairs: list[tuple[str, str]] = []
     for query, grades in by_split.get("train", {}).items():
         pairs += [(query, document) for document, grade in grades.items() if grade > 0]
@@ -178,33 +177,33 @@ def load_collection(source: TaskSource, judged_only: bool, most_evaluated: int |
 
 
 GRADE: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(gt=1 - 2**31, lt=2**31 - 1)])
-"""Where a grade needs more than 31 bits, pytrec_eval scores 0 in silence."""
+"""pytrec_eval silently scores 0 for a grade of more than 31 bits."""
 
 
 def read_judgements(source: TaskSource, split: TaskSplit) -> Judgements:
     judgements: Judgements = {}
-    for origin, row in read_rows(source, split):
-        query, document = str(column(origin, row, "query-id")), str(column(origin, row, "corpus-id"))
-        value = column(origin, row, "score")
+    for location, row in read_rows(source, split):
+        query, document = str(column(location, row, "query-id")), str(column(location, row, "corpus-id"))
+        value = column(location, row, "score")
         try:
             grade = GRADE.validate_python(value)
         except ValidationError:
-            raise InputError(f"{origin}: grade {value!r} is not a whole number of 31 bits") from None
+            raise InputError(f"{location}: grade {value!r} is not a whole number of 31 bits") from None
         if judgements.setdefault(query, {}).setdefault(document, grade) != grade:
-            raise InputError(f"{origin}: document '{document}' has two grades for query '{query}'")
+            raise InputError(f"{location}: document '{document}' has two grades for query '{query}'")
     return judgements
 
 
 def named_documents(judgements: Judgements) -> tuple[str, ...]:
-    """List the documents that judgements name, each once, in their order."""
+    """List the documents of judgements, each once, in order."""
     return tuple(dict.fromkeys(itertools.chain.from_iterable(judgements.values())))
 
 
 def read_judged_texts(
     source: TaskSource, by_split: Mapping[TaskSplit, Judgements], judged_only: bool
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Read the queries that are judged, and all documents or those that judgements name, by their ids; a title goes
-    before its text. Raises `InputError` where one that is named is not there."""
+    """Read the judged queries and all documents, or with `judged_only` the judged ones, by id. A title goes before its
+    text. Raises `InputError` for a missing text."""
     named_ids: dict[PartName, set[str]] = {"queries": set(), "corpus": set()}
     for judgements in by_split.values():
         named_ids["queries"].update(judgements)
@@ -212,17 +211,17 @@ def read_judged_texts(
     texts: dict[PartName, dict[str, str]] = {"queries": {}, "corpus": {}}
     for part, named in named_ids.items():
         with console.track(f"read {source.task.name} {part}", None, "rows") as progress:
-            for number, (origin, row) in enumerate(read_rows(source, part), start=1):
-                id = str(column(origin, row, "_id"))
-                if number % 10_000 == 0:
+            for row_number, (location, row) in enumerate(read_rows(source, part), start=1):
+                id = str(column(location, row, "_id"))
+                if row_number % 10_000 == 0:
                     progress.advance(10_000)
                 if id not in named and (judged_only or part == "queries"):
                     continue
-                text = text_column(origin, row, "text")
+                text = text_column(location, row, "text")
                 if row.get("title"):
-                    text = f"{text_column(origin, row, 'title')} {text}"
+                    text = f"{text_column(location, row, 'title')} {text}"
                 if texts[part].setdefault(id, text.strip()) != text.strip():
-                    raise InputError(f"{origin}: a second text with the id '{id}'")
+                    raise InputError(f"{location}: a second text with the id '{id}'")
         if missing := named - texts[part].keys():
             kind = "query" if part == "queries" else "document"
             message = f"a judgement of {kind} '{min(missing)}', which {source.name} does not have"
@@ -233,8 +232,8 @@ def read_judged_texts(
 def own_documents(
     queries: Mapping[str, str], documents: Mapping[str, str], relevance: Mapping[str, Mapping[str, int]]
 ) -> frozenset[str]:
-    """Find the queries that are documents too, and would find themselves: the same id and the same text, a title before
-    it aside, and no judgement that this is relevant. An id alone may be a number that coincides."""
+    """Find the queries that are documents too, and would find themselves: they have the same id and the same text,
+    except for a title, and no judgement says that this document is relevant. Equal ids may be a coincidence."""
     twins = set()
     for id in queries.keys() & documents.keys():
         query, document = " ".join(queries[id].split()), " ".join(documents[id].split())

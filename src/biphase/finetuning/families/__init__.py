@@ -1,11 +1,10 @@
-"""The families of tasks. What a family is called and measured by is its record in `tasks/families.py`; here it is the
-module of its name, and each offers the same three names:
+"""The families of tasks, a module each; `tasks/families.py` has the facts about each. A module offers three names:
 
-    Split      a split of a task as token ids with its targets: its loss, what it predicts, how that is scored
+    Split      a split of a task as token ids with its targets: its loss, its predictions and their scores
     encode     (data, tokenizer, config) → the splits of a task by name
-    predict    (kept model, network, tokenizer, rows) → what is predicted for rows of a user's file
+    predict    (kept model, network, tokenizer, rows) → predictions for rows of a user's file
 
-Rankers of pairs (`ranking: pairs`) are a module of their own: they read the data of retrieval.
+`pair_ranking` (`ranking: pairs`) reads the data of retrieval.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ class Predicted:
 
     rows: Sequence[Row]
     num_cut: int
-    """The rows of which something was cut off."""
+    """The number of rows that were cut."""
 
 
 def family_module(task: Task, config: FinetuneConfig) -> Any:
@@ -39,13 +38,13 @@ def family_module(task: Task, config: FinetuneConfig) -> Any:
 
 
 def predict_inputs(model: KeptModel, network: Any, inputs: EncodedSplit | TokenizedTexts) -> Any:
-    """Predict for encoded inputs, with a class of transformers with its head."""
+    """Predict encoded inputs by a class of transformers with its head."""
     cell = CellContext(model.task, model.config, network.device, torch.float32, calibration=model.calibration)
     return inputs.predict(partial(padded_logits, network), cell)
 
 
 def in_order_of_length(predict: Callable[[list[str]], list[Any]], texts: Sequence[str]) -> list[Any]:
-    """Predict for texts, each in a batch with others of its length."""
-    order = sorted(range(len(texts)), key=lambda number: -len(texts[number]))
-    by_number = dict(zip(order, predict([texts[number] for number in order]), strict=True))
-    return [by_number[number] for number in range(len(texts))]
+    """Predict texts in batches of similar length."""
+    order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
+    by_index = dict(zip(order, predict([texts[index] for index in order]), strict=True))
+    return [by_index[index] for index in range(len(texts))]

@@ -1,6 +1,6 @@
-"""Questions with choices: each choice is a text of its own with one output, its score.
+"""Questions with choices: each choice is a text with one output, its score.
 
-The loss is cross-entropy over the choices of a question; questions may have unlike numbers of them.
+The loss is cross-entropy over the choices of a question. Questions may have different numbers of choices.
 
 Letters: S samples, M samples of a batch, Q questions, whose choices are samples end to end.
 """
@@ -41,7 +41,7 @@ from biphase.tasks.splits import TaskData
 @dataclass(frozen=True)
 class Split(AdditiveSplit):
     bounds_Q1: np.ndarray
-    """Where the choices of each question lie in the samples."""
+    """The bounds of each question's choices in the samples."""
     right_Q: np.ndarray
     """The right choice, counted from the first of its question."""
 
@@ -54,7 +54,7 @@ class Split(AdditiveSplit):
 
     def loss(self, output: Tensor, batch: Batch, items: np.ndarray, cell: CellContext) -> Tensor:
         """The cross-entropy over the choices of each question, its mean over questions."""
-        # A question's choices are neighbours in the batch: where the next begins, a sample is of another question.
+        # A question's choices are neighbours in the batch.
         questions_M = np.searchsorted(self.bounds_Q1, batch.samples, side="right") - 1
         firsts = np.flatnonzero(np.diff(questions_M, prepend=-1))
         bounds = torch.from_numpy(np.append(firsts, len(questions_M))).to(output.device)
@@ -62,7 +62,7 @@ class Split(AdditiveSplit):
         return (segment_logsumexp(output, bounds)[:, 0] - output[right, 0]).sum() / len(items)
 
     @property
-    def class_numbers(self) -> np.ndarray:
+    def class_indices(self) -> np.ndarray:
         return self.right_Q
 
     def calibrate(self, model: BatchModel, cell: CellContext) -> Calibration:
@@ -95,20 +95,20 @@ def encode_choices(examples: Sequence[LabelledText], tokenizer: HashedTokenizer,
 
 
 def best_choice(scores: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
-    """The best of some choices with these scores, and the probability of each; there may be more names."""
+    """Name the choice with the highest score, and the probability of each. There may be more names than choices."""
     return labelled(dict(zip(names, softmax(scores.astype(np.float64)).tolist(), strict=False)), is_single=True)
 
 
 def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
-    """Name the best choice, by the row's own name where it has a name for each, and the probability of each."""
+    """Name the best choice, by the row's own names if they differ, and the probability of each."""
     task = model.task
     names, inputs = [], []
-    for origin, row in rows:
-        choices, labels = read_choices(task, origin, row)
+    for location, row in rows:
+        choices, labels = read_choices(task, location, row)
         names.append(labels if labels and len({*labels}) == len(labels) else task.classes)
         if len(choices) > len(names[-1]):
-            raise InputError(f"{origin}: {len(choices)} choices, where task '{task.name}' names {len(task.classes)}")
-        inputs.append(LabelledText(origin, choices, 0))
+            raise InputError(f"{location}: {len(choices)} choices, where task '{task.name}' names {len(task.classes)}")
+        inputs.append(LabelledText(location, choices, 0))
     split = encode_choices(inputs, tokenizer, model.config)
     scores_S1 = predict_inputs(model, network, split)
     parts = zip(np.split(scores_S1[:, 0], split.bounds_Q1[1:-1]), names, strict=True)

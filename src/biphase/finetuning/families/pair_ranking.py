@@ -1,7 +1,7 @@
-"""A ranker of pairs (`ranking: pairs`): a cross-encoder reads a query with a document, and orders BM25's best anew.
+"""A ranker of pairs (`ranking: pairs`): a cross-encoder reads a query with a document, and reorders BM25's best.
 
-A query with a document that is right and others that are not is a question with choices: loss and scores are those of
-multiple choice. What is not judged among BM25's best may be right all the same.
+A query with one relevant document and some others is a question with choices: it has the loss and the scores of
+multiple choice. An unjudged document among BM25's best may be relevant all the same.
 
 Letters: Q queries, S pairs of a query and a candidate.
 """
@@ -32,21 +32,21 @@ from biphase.tasks.spec import TASK_SPLITS, TaskSplit
 from biphase.tasks.splits import DRAW_SEED, Collection, Judgements, own_documents
 
 CANDIDATES = 100
-"""Documents of each query that are ordered anew."""
+"""Documents of each query that are reordered."""
 NEGATIVES = 7
-"""Documents beside the right one that training has, drawn from BM25's best."""
+"""Documents beside the relevant one in training, drawn from BM25's best."""
 
 
 @dataclass(frozen=True)
 class Split(multiple_choice.Split):
-    """Queries with their candidates, as BM25 orders them."""
+    """Queries with their candidates, in BM25's order."""
 
     documents_S: list[str]
     """The id of each pair's document."""
     relevance: Judgements
 
     def judge(self, scores_S1: np.ndarray, cell: CellContext) -> Judgement:
-        """Judge the new order, and BM25's own beside it."""
+        """Judge the new order and BM25's own."""
         order_of_bm25 = -np.arange(len(scores_S1), dtype=np.float64)
         before, _ = ranking_scores(self.relevance, order_candidates(self, order_of_bm25))
         means, rows = judge_ranking(self.relevance, order_candidates(self, scores_S1[:, 0]), cell.task.metric)
@@ -86,26 +86,27 @@ def encode(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig)
 def rank_documents(
     data: Collection, twins: Set[str], queries: Sequence[str], documents: Sequence[str]
 ) -> dict[str, list[str]]:
-    """BM25 ranks the documents for each query. A query that is a document too (one of `twins`) does not find itself."""
-    index, questions = index_bm25(data.documents[id] for id in documents), [data.queries[id] for id in queries]
+    """Rank the documents for each query by BM25. A query that is a document too (in `twins`) does not find itself."""
+    words = index_bm25(data.documents[id] for id in documents)
+    texts = [data.queries[id] for id in queries]
     ranked = {}
-    for query, hits in zip(queries, query_bm25(index, questions, CANDIDATES + bool(twins)), strict=True):
-        candidates = [documents[number] for number, _ in hits]
+    for query, hits in zip(queries, query_bm25(words, texts, CANDIDATES + bool(twins)), strict=True):
+        candidates = [documents[hit] for hit, _ in hits]
         ranked[query] = [id for id in candidates if id != query or query not in twins][:CANDIDATES]
     return ranked
 
 
 def group_training(data: Collection, twins: Set[str]) -> list[tuple[str, list[str]]]:
-    """Each training pair's query, with its right document and, behind it, wrong ones: drawn from those that BM25 finds,
-    and from all others where they are too few, as BM25 finds only what shares a word."""
+    """Group each training pair's query with its relevant document, then others: drawn from BM25's best, and from all
+    documents where these are too few, because BM25 only finds documents that share a word."""
     ids = list(data.documents)
     right: dict[str, list[str]] = {}
     for query, document in data.train:
         right.setdefault(query, []).append(document)
     ranked = rank_documents(data, twins, list(right), ids) if right else {}
     groups = []
-    for number, (query, document) in enumerate(data.train):
-        draw = np.random.default_rng((DRAW_SEED, number))
+    for index, (query, document) in enumerate(data.train):
+        draw = np.random.default_rng((DRAW_SEED, index))
         excluded = {*right[query], *({query} & twins)}
         wrong = [id for id in ranked[query] if id not in excluded]
         if len(wrong) < NEGATIVES:
@@ -117,22 +118,24 @@ def group_training(data: Collection, twins: Set[str]) -> list[tuple[str, list[st
 
 
 def encode_pairs(tokenizer: HashedTokenizer, pairs: Sequence[tuple[str, str]], max_length: int) -> TokenizedTexts:
-    """Queries and documents as the tokenizer's own pairs, each closed; of a pair that is too long the longer is cut."""
+    """Encode queries and documents as the tokenizer's own pairs, each text closed. The longer text of a pair that is
+    too long is cut."""
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     ids = dict(zip(texts, (tokens for tokens, _ in tokenizer.tokenize(texts)), strict=True))
-    closing, room = np.array([tokenizer.closing], np.int32), tokenizer.room(max_length) - 1
+    closing = np.array([tokenizer.closing], np.int32)
+    room = tokenizer.room(max_length) - 1
     parts, cut = [], []
-    for number, (query, document) in enumerate(pairs):
+    for index, (query, document) in enumerate(pairs):
         lengths = [len(ids[query]), len(ids[document])]
         caps = share_room(lengths, room)
         parts.append(np.concatenate([ids[query][: caps[0]], closing, ids[document][: caps[1]]]))
         if caps != lengths:
-            cut.append(number)
+            cut.append(index)
     return replace(tokenizer.concatenate(parts, max_length), truncated=np.array(cut, dtype=np.int64))
 
 
 def order_candidates(split: Split, scores_S: np.ndarray) -> dict[str, dict[str, float]]:
-    """Scores by query, then by document; none for a query without candidates."""
+    """Arrange scores by query, then by document; a query without candidates has none."""
     ranked: dict[str, dict[str, float]] = {query: {} for query in split.relevance}
     for query, (begin, end) in zip(split.ids, pairwise(split.bounds_Q1.tolist()), strict=True):
         ranked[query] = dict(zip(split.documents_S[begin:end], scores_S[begin:end].tolist(), strict=True))
@@ -140,8 +143,8 @@ def order_candidates(split: Split, scores_S: np.ndarray) -> dict[str, dict[str, 
 
 
 def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
-    """Score how well each row's `document` answers its `query`: the higher, the better."""
-    pairs = [(text_column(origin, row, "query"), text_column(origin, row, "document")) for origin, row in rows]
+    """Score how well the `document` of each row answers its `query`; higher is better."""
+    pairs = [(text_column(location, row, "query"), text_column(location, row, "document")) for location, row in rows]
     texts = encode_pairs(tokenizer, pairs, model.config.max_length)
     scores_S = predict_inputs(model, network, texts)[:, 0]
     return Predicted([{"predicted": round(score, 5)} for score in scores_S.tolist()], len(texts.truncated))

@@ -2,8 +2,8 @@
 
 The input is the question and its context. With the span head (`qa_head: span`) a long context becomes several windows
 that overlap by `doc_stride` tokens, and the end-of-text token stands for "no answer". With the token head (`token`)
-there is one window, label 1 on the tokens of the first answer. Where a question lists candidates (ReCoRD's entities),
-the best of them is the answer.
+there is one window, and the tokens of the first answer have label 1. If a question lists candidates (ReCoRD's
+entities), the best of them is the answer.
 
 Letters: T tokens of all windows, W windows, Q questions, K context tokens of all questions, S segments, C columns.
 """
@@ -42,14 +42,14 @@ from biphase.tasks.spec import Task, TaskSplit
 from biphase.tasks.splits import TaskData
 
 LOWEST = -1e4
-"""A logit, in place of minus infinity, which differences and sums would turn into no number."""
+"""A logit in place of minus infinity, whose differences would be nan."""
 
 
 def best_spans(
     starts_K: np.ndarray, ends_K: np.ndarray, bounds_Q1: np.ndarray, max_tokens: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The span of at most `max_tokens` context tokens with the highest start + end, [Q, 2] from and up to, and [Q] its
-    score. Ties: the shortest, then the first."""
+    """Find the span of at most `max_tokens` context tokens with the highest start + end. Returns the spans, [Q, 2] from
+    and up to, and their scores, [Q]. Of ties it takes the shortest, then the first."""
     # For each token as the start, the best end: all starts at once, with spans that grow by one token.
     last_K = np.repeat(bounds_Q1[1:] - 1, np.diff(bounds_Q1))
     best_K = np.full(len(starts_K), -np.inf)
@@ -63,7 +63,7 @@ def best_spans(
     # For each question, the best start.
     spans, scores_Q = [], []
     for begin, end in pairwise(bounds_Q1.tolist()):
-        if begin == end:  # a context of which the tokenizer leaves nothing
+        if begin == end:  # the tokenizer leaves nothing of this context
             spans.append((begin, begin))
             scores_Q.append(LOWEST)
             continue
@@ -74,15 +74,15 @@ def best_spans(
 
 
 LEAST_LONGEST = 30
-"""The longest answer, in tokens, that is predicted at least."""
+"""The longest answer is not limited to fewer tokens."""
 ANSWERS_WITHIN = 0.99
 
 
 @dataclass(frozen=True)
 class Split(AdditiveSplit):
-    """Windows as samples, and where the contexts of the questions and their answers lie in them.
+    """Windows as samples, and the places of contexts and answers in them.
 
-    Context tokens are numbered through the whole split, each once, however many windows it is in. With question 0 of 5
+    Context tokens are counted through the whole split, each once, however many windows hold it. With question 0 of 5
     context tokens in the windows 0–2 and 2–4, and question 1 of 3 in one window, K is 8 and
 
         questions_W         0 0 1
@@ -92,52 +92,55 @@ class Split(AdditiveSplit):
 
     questions_W: np.ndarray
     context_tokens_T: np.ndarray
-    """Which of the K context tokens each token is; -1 for those of the question and for special tokens."""
+    """The index of each token among the K context tokens; -1 for the question's and for special tokens."""
     context_starts_Q: np.ndarray
-    """How many tokens stand before the context in each question's windows."""
+    """The number of tokens before the context in each question's windows."""
     context_bounds_Q1: np.ndarray
-    """Where the context tokens of each question lie in K."""
+    """The bounds of each question's context tokens in K."""
     spans_K2: np.ndarray
-    """Where each context token begins and ends in its context, in characters."""
+    """The span of each context token in its context, in characters."""
     answers_Q2: np.ndarray
-    """The tokens of the first answer, from and up to, in K; (-1, -1) when there is none or it was cut off."""
+    """The tokens of the first answer, from and up to, in K; (-1, -1) for no answer, or one that was cut off."""
     gold: list[list[str]]
-    """All answers of each question; none when it has no answer."""
+    """The answers of each question; empty for an unanswerable one."""
     contexts: list[str]
-    """The contexts of a split that is evaluated; those of train are not kept."""
+    """The contexts of an evaluated split; empty for train."""
     candidates_C2: np.ndarray
-    """The tokens of the candidates of all questions, as those of answers."""
+    """The tokens of the candidates of all questions, as in `answers_Q2`."""
     candidate_bounds_Q1: np.ndarray
     has_unanswerable: bool
-    """Whether a question of train has no answer: only then may one be predicted."""
+    """Whether a question of train has no answer. Only then may "no answer" be predicted."""
     max_answer_tokens: int
-    """What 99 % of train's answers fit into, and at least 30: the longest answer where the configuration has none."""
+    """The longest answer, unless configured: it holds 99 % of the answers in train, and is 30 tokens at least."""
 
     def items_of(self, examples: np.ndarray) -> np.ndarray:
-        """List all windows of some questions' contexts."""
+        """List all windows of some questions."""
         return np.flatnonzero(np.isin(self.questions_W, examples))
 
     def loss(self, output: Tensor, batch: Batch, items: np.ndarray, cell: CellContext) -> Tensor:
-        """The mean over windows (span head), or over their tokens (token head): label 1 on those of the first answer, 0
-        on all others, the question's too."""
+        """The mean over windows (span head), or over their tokens (token head), whose label is 1 in the first answer
+        and 0 anywhere else, in the question too."""
         if cell.config.qa_head == "span":
             return span_loss(output, self, batch, cell) / len(items)
         targets_T = cell.on_device(is_in_answer(self, batch).astype(np.int64))
         return cross_entropy(output, targets_T, reduction="sum") / int(self.lengths_I[items].sum())
 
     def predict(self, model: BatchModel, cell: CellContext) -> Rows:
-        """The answer to each question as `text`, which is empty for none; the best one, also where no answer scores
-        higher, as `best_text`, with its `start` and `end` in its context; by how much no answer scores higher; the
-        `probability` of that span, of the span head; and the tokens of the answer as `selected`, counted from the first
-        of the input."""
+        """Answer each question.
+
+        An answer is its `text`, empty for none; the span with the highest score as `best_text`, with its `start` and
+        `end` in the context and, from the span head, its `probability`; the `no_answer_score`, by which "no answer"
+        scores higher; and the tokens of the answer as `selected`, counted from the first of the input.
+        """
         is_span = cell.config.qa_head == "span"
-        # 1. Logits of all tokens of all windows, and of each context token those of one window.
+        # 1. Logits of all tokens in all windows, and of each context token in one window.
         logits_T2 = self.texts.predict(model, cell)
         logits_K2 = context_logits(self, logits_T2)
-        # 2. How good it is to start and to end at each context token, and to have no answer. With the span head that is
-        #    the lowest sum of both logits at an end-of-text token of the question's windows.
+        # 2. Scores for starting and ending at each context token, and for no answer: with the span head, the lowest sum
+        #    of both logits at an end-of-text token of the question's windows.
         if is_span:
-            starts_K, ends_K = logits_K2[:, 0], logits_K2[:, 1]
+            starts_K = logits_K2[:, 0]
+            ends_K = logits_K2[:, 1]
             null_Q = np.full(self.num_examples, np.inf)
             np.minimum.at(null_Q, self.questions_W, logits_T2[self.texts.bounds_S1[1:] - 1].sum(1))
         else:
@@ -149,30 +152,30 @@ class Split(AdditiveSplit):
         # 3. The best span of each question, or the best of its candidates.
         longest = cell.config.max_answer_tokens or self.max_answer_tokens
         spans_Q2, scores_Q = best_spans(starts_K, ends_K, self.context_bounds_Q1, longest)
-        for number, (begin, end) in enumerate(pairwise(self.candidate_bounds_Q1.tolist())):
+        for question, (begin, end) in enumerate(pairwise(self.candidate_bounds_Q1.tolist())):
             candidates = self.candidates_C2[begin:end]
             whole = candidates[candidates[:, 0] >= 0]
             if len(whole):
                 scores = starts_K[whole[:, 0]] + ends_K[whole[:, 1] - 1]
-                spans_Q2[number], scores_Q[number] = whole[scores.argmax()], scores.max()
-        # 4. The tokens of the answer, or none where having none is better.
+                spans_Q2[question], scores_Q[question] = whole[scores.argmax()], scores.max()
+        # 4. The tokens of the answer, or none if "no answer" scores higher.
         is_empty_Q = (null_Q > scores_Q) & self.has_unanswerable
         selected = tokens_of_spans(self, spans_Q2, is_empty_Q)
-        if not is_span:  # all tokens labelled 1, in the question too, of the one window that it has with this head
+        if not is_span:  # all tokens labelled 1, in the question too, of its one window
             is_labelled_T = logits_T2[:, 1] > logits_T2[:, 0]
             selected = [np.flatnonzero(part) for part in np.split(is_labelled_T, self.texts.bounds_S1[1:-1])]
-        # 5. Its text, and the probability of its span among those of its context: that of its start times that of its
-        #    end.
+        # 5. Its text, and its probability among the spans of its context: that of its start times that of its end.
         answers = []
-        for number, (first, last) in enumerate(pairwise(self.context_bounds_Q1.tolist())):
-            start, end = characters_of_span(self, number, *spans_Q2[number].tolist())
-            text, total = self.contexts[number][start:end], 0.0
+        for question, (first, last) in enumerate(pairwise(self.context_bounds_Q1.tolist())):
+            start, end = characters_of_span(self, question, *spans_Q2[question].tolist())
+            text = self.contexts[question][start:end]
+            total = 0.0
             if first < last:
                 total = float(logsumexp(starts_K[first:last]) + logsumexp(ends_K[first:last]))
-            answer = {"text": "" if is_empty_Q[number] else text, "best_text": text, "start": start, "end": end}
-            answer["no_answer_score"] = float(null_Q[number] - scores_Q[number])
-            answer["probability"] = math.exp(min(float(scores_Q[number]) - total, 0.0))
-            answers.append(answer | {"selected": selected[number]})
+            answer = {"text": "" if is_empty_Q[question] else text, "best_text": text, "start": start, "end": end}
+            answer["no_answer_score"] = float(null_Q[question] - scores_Q[question])
+            answer["probability"] = math.exp(min(float(scores_Q[question]) - total, 0.0))
+            answers.append(answer | {"selected": selected[question]})
         return answers
 
     def judge(self, answers: Rows, cell: CellContext) -> Judgement:
@@ -195,8 +198,8 @@ class Split(AdditiveSplit):
 
 
 def encode(data: TaskData, tokenizer: HashedTokenizer, config: FinetuneConfig) -> dict[TaskSplit, Split]:
-    """Encode the splits of a task with what all of them take from train: whether a question has no answer, and the
-    longest answer. Tells it where it is not 30 tokens, and how many answers a given one cuts."""
+    """Encode the splits of a task. Train tells all of them whether questions may have no answer, and the longest
+    answer; a length other than 30 tokens is printed, with the share of longer answers."""
     has_unanswerable = any(not example.answers for example in data.train)
     splits = {}
     for name, examples in data.splits.items():
@@ -218,30 +221,40 @@ def encode(data: TaskData, tokenizer: HashedTokenizer, config: FinetuneConfig) -
 def encode_questions(
     task: Task, examples: Sequence[Question], tokenizer: HashedTokenizer, config: FinetuneConfig, has_unanswerable: bool
 ) -> Split:
-    before_question, room = task.template.removesuffix("{context}"), tokenizer.room(config.max_length)
+    """Encode questions with their contexts, in windows."""
+    before_question = task.template.removesuffix("{context}")
+    room = tokenizer.room(config.max_length)
     prefixes = [before_question.replace("{question}", example.question) for example in examples]
     inputs = [prefix + example.context for prefix, example in zip(prefixes, examples, strict=True)]
-    windows, context_tokens, spans = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
-    num_windows, starts, answers, candidates = list[int](), list[int](), list[TokenSpan](), list[TokenSpan]()
-    num_truncated = first = 0  # `first`: the number in K of the first context token of the question at hand
+    windows: list[np.ndarray] = []
+    num_windows: list[int] = []
+    context_tokens: list[np.ndarray] = []
+    spans: list[np.ndarray] = []
+    starts: list[int] = []
+    answers: list[TokenSpan] = []
+    candidates: list[TokenSpan] = []
+    num_truncated = 0
+    first = 0  # the index in K of the question's first context token
     encoded = tokenizer.tokenize(inputs, with_spans=True)
     for example, prefix, (ids, spans_T2) in zip(examples, prefixes, encoded, strict=True):
-        # 1. Question and context were tokenized as one text; tokens that end within the prefix are the question's. Of a
-        #    question that takes more than half of the room, the rest is cut off.
+        # 1. Question and context were tokenized as one text; tokens that end within the prefix are the question's. A
+        #    question that takes more than half of the room is cut.
         num_question = int(np.searchsorted(spans_T2[:, 1], len(prefix), side="right"))
-        question, context = ids[: min(num_question, room // 2)], ids[num_question:]
-        spans.append(np.maximum(spans_T2[num_question:] - len(prefix), 0))
+        question = ids[: min(num_question, room // 2)]
+        context = ids[num_question:]
+        spans_K2 = np.maximum(spans_T2[num_question:] - len(prefix), 0)
+        spans.append(spans_K2)
         # 2. Windows: the question, then a part of the context.
         parts = cut_windows(len(context), room - len(question), config)
+        num_windows.append(len(parts))
         starts.append(len(tokenizer.opening) + len(question))
         for begin, end in parts:
             windows.append(np.concatenate([question, context[begin:end]]))
             context_tokens += [np.full(starts[-1], -1), np.arange(first + begin, first + end), np.full(1, -1)]
         # 3. The answer must be in a window, a candidate only in the context.
-        num_windows.append(len(parts))
         num_covered = parts[-1][1]
-        answers.append(tokens_of_answer(example.answers[0] if example.answers else None, spans[-1], first, num_covered))
-        candidates += [tokens_of_answer(span, spans[-1], first, len(context)) for span in example.candidates]
+        answers.append(tokens_of_answer(example.answers[0] if example.answers else None, spans_K2, first, num_covered))
+        candidates += [tokens_of_answer(span, spans_K2, first, len(context)) for span in example.candidates]
         num_truncated += len(question) < num_question or num_covered < len(context)
         first += len(context)
     return Split(
@@ -265,13 +278,13 @@ def encode_questions(
 
 
 TokenSpan = tuple[int, int]
-"""Context tokens by their numbers in K, from and up to; (-1, -1) for none."""
+"""Context tokens as indices in K, from and up to; (-1, -1) for none."""
 
 
 def cut_windows(num_tokens: int, room: int, config: FinetuneConfig) -> list[tuple[int, int]]:
-    """Windows of at most `room` context tokens; only the first one for the token head.
+    """Cut a context into windows of at most `room` tokens; the token head has the first one only.
 
-    25 tokens, room for 10 and a `doc_stride` of 4: 0–10, 6–16, 12–22, 18–25. Each goes on by half of the room at least.
+    25 tokens, room for 10 and a `doc_stride` of 4: 0–10, 6–16, 12–22, 18–25. Each advances half of the room or more.
     """
     step = max(room - config.doc_stride, (room + 1) // 2)
     parts = [(0, min(room, num_tokens))]
@@ -282,7 +295,7 @@ def cut_windows(num_tokens: int, room: int, config: FinetuneConfig) -> list[tupl
 
 
 def tokens_of_answer(answer: Answer | None, spans_K2: np.ndarray, first: int, limit: int) -> TokenSpan:
-    """The tokens that an answer's characters touch, from and up to; (-1, -1) without one or past `limit`."""
+    """Find the tokens that an answer's characters touch; (-1, -1) without an answer, or past `limit`."""
     if answer is not None:
         text, start = answer
         begin = int(np.searchsorted(spans_K2[:, 1], start, side="right"))
@@ -293,33 +306,31 @@ def tokens_of_answer(answer: Answer | None, spans_K2: np.ndarray, first: int, li
 
 
 def is_in_answer(split: Split, batch: Batch) -> np.ndarray:
-    """Boolean [T]: whether a token is one of the first answer to its window's question."""
-    numbers_T = split.context_tokens_T[batch.indices_T]
+    """Tell for each token, [T], whether it belongs to the first answer of its window's question."""
+    context_T = split.context_tokens_T[batch.indices_T]
     answers_W2 = split.answers_Q2[split.questions_W[batch.samples]]
     answers_T2 = np.repeat(answers_W2, split.texts.lengths_S[batch.samples], axis=0)
-    return (numbers_T >= 0) & (numbers_T >= answers_T2[:, 0]) & (numbers_T < answers_T2[:, 1])
+    return (context_T >= 0) & (context_T >= answers_T2[:, 0]) & (context_T < answers_T2[:, 1])
 
 
 def span_loss(logits_T2: Tensor, split: Split, batch: Batch, cell: CellContext) -> Tensor:
-    """Sum over windows of the mean of two cross-entropies over context and end-of-text: where the answer starts, ends.
-
-    A window without the whole answer has both at its end-of-text token.
-    """
-    # 1. Among which tokens of a window is chosen: its context and its last token, the end-of-text.
+    """Sum two cross-entropies, of the answer's start and of its end, over windows, and halve the sum. Each is over the
+    context and the end-of-text token, which is the target where a window lacks the whole answer."""
+    # 1. The choices in a window: its context and its last token, the end-of-text.
     bounds_W1 = to_bounds(split.texts.lengths_S[batch.samples])
     last_W = bounds_W1[1:] - 1
     is_choice_T = split.context_tokens_T[batch.indices_T] >= 0
     is_choice_T[last_W] = True
-    # 2. Where the answer starts and ends in each window, as token numbers of the batch. Its tokens are neighbours, so
-    #    the start follows from the end and from how many of them the window holds; where that is not all, both are the
+    # 2. The start and end of the answer in each window, as indices in the batch. Its tokens are neighbours, so the
+    #    start follows from the end and from how many of them the window holds; unless it holds all, both are the
     #    end-of-text. (`reduceat` reduces each stretch between two bounds: here, each window.)
     inside_T = is_in_answer(split, batch)
     num_inside_W = np.add.reduceat(inside_T, bounds_W1[:-1])
     ends_W = np.maximum.reduceat(np.where(inside_T, np.arange(len(inside_T)), -1), bounds_W1[:-1])
     answers_W2 = split.answers_Q2[split.questions_W[batch.samples]]
     is_whole_W = (num_inside_W > 0) & (num_inside_W == answers_W2[:, 1] - answers_W2[:, 0])
-    found_W2 = np.stack([ends_W - num_inside_W + 1, ends_W], 1)
-    targets_W2 = np.where(is_whole_W[:, None], found_W2, last_W[:, None])
+    inside_W2 = np.stack([ends_W - num_inside_W + 1, ends_W], 1)
+    targets_W2 = np.where(is_whole_W[:, None], inside_W2, last_W[:, None])
     # 3. Cross-entropy: logsumexp over a window's choices minus the logit of the right one, for start and for end.
     is_hidden_T = torch.from_numpy(~is_choice_T).to(logits_T2.device)
     masked_T2 = logits_T2.masked_fill(is_hidden_T[:, None], float("-inf"))
@@ -329,16 +340,15 @@ def span_loss(logits_T2: Tensor, split: Split, batch: Batch, cell: CellContext) 
 
 
 def context_logits(split: Split, logits_T2: np.ndarray) -> np.ndarray:
-    """Logits [K, 2] of each context token, from the window where it has most context on its poorer side.
-
-    Tokens that no window holds score lowest.
-    """
-    # Of each token of a context: its window, and how much of the context stands left and right of it there (the window
-    # opens with the question and closes with one end-of-text token).
+    """Choose the logits of each context token, [K, 2]: from the window where it has most context on its poorer side.
+    Tokens that no window holds score lowest."""
+    # The window of each context token, and how much context stands left and right of it there (the window opens with
+    # the question and closes with one end-of-text token).
     inside_T = np.flatnonzero(split.context_tokens_T >= 0)
     windows_T = np.repeat(np.arange(split.texts.num_samples), split.texts.lengths_S)[inside_T]
     opens_W = split.texts.bounds_S1[:-1] + split.context_starts_Q[split.questions_W]
-    left, right = inside_T - opens_W[windows_T], split.texts.bounds_S1[1:][windows_T] - 2 - inside_T
+    left = inside_T - opens_W[windows_T]
+    right = split.texts.bounds_S1[1:][windows_T] - 2 - inside_T
     order = np.argsort(np.minimum(left, right), kind="stable")  # of repeated indices the last write stays: the roomiest
     logits_K2 = np.full((len(split.spans_K2), 2), LOWEST, dtype=np.float64)
     logits_K2[:, 0] *= -1  # of the token head: surely no answer
@@ -347,7 +357,7 @@ def context_logits(split: Split, logits_T2: np.ndarray) -> np.ndarray:
 
 
 def tokens_of_spans(split: Split, spans_Q2: np.ndarray, is_empty_Q: np.ndarray) -> list[np.ndarray]:
-    """The tokens of spans of K, counted from the first of the input."""
+    """List the tokens of spans of K, counted from the first of the input."""
     offsets_Q = split.context_starts_Q - split.context_bounds_Q1[:-1]
     tokens = []
     for (begin, end), offset, is_empty in zip(spans_Q2.tolist(), offsets_Q.tolist(), is_empty_Q, strict=True):
@@ -356,7 +366,7 @@ def tokens_of_spans(split: Split, spans_Q2: np.ndarray, is_empty_Q: np.ndarray) 
 
 
 def characters_of_span(split: Split, question: int, begin: int, end: int) -> tuple[int, int]:
-    """Find where a span of K begins and ends in its context, without blanks around it."""
+    """Find the characters of a span of K in its context, without blanks around them."""
     if begin == end:
         return 0, 0
     first, last = int(split.spans_K2[begin, 0]), int(split.spans_K2[end - 1, 1])
@@ -366,15 +376,15 @@ def characters_of_span(split: Split, question: int, begin: int, end: int) -> tup
 
 
 def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
-    """Find the answer, where it stands in the context, its probability, and how much better no answer is."""
+    """Find the answers, their characters in the context, their probability, and by how much no answer is better."""
     inputs = []
-    for number, (origin, row) in enumerate(rows):
-        question, context = text_column(origin, row, "question"), text_column(origin, row, "context")
+    for index, (location, row) in enumerate(rows):
+        question, context = text_column(location, row, "question"), text_column(location, row, "context")
         if not context.strip():
-            raise InputError(f"{origin}: the context is empty")
-        spans = read_spans(origin, "candidates", row["candidates"]) if "candidates" in row else []
-        candidates = tuple(find_answer(origin, context, text, start) for text, start in spans)
-        inputs.append(Question(str(number), question, context, (), candidates))
+            raise InputError(f"{location}: the context is empty")
+        spans = read_spans(location, "candidates", row["candidates"]) if "candidates" in row else []
+        candidates = tuple(find_answer(location, context, text, start) for text, start in spans)
+        inputs.append(Question(str(index), question, context, (), candidates))
     split = encode_questions(model.task, inputs, tokenizer, model.config, model.has_unanswerable)
     answers: list[Row] = []
     for answer in predict_inputs(model, network, split):

@@ -1,8 +1,8 @@
-"""Retrieval: InfoNCE with in-batch negatives on (query, document) pairs and exact search.
+"""Retrieval: training by InfoNCE with in-batch negatives on (query, document) pairs, and exact search.
 
-Embeddings are means over tokens, compared by cosine. Where a batch does not fit into memory its gradient is cached: all
-texts are embedded without a graph, the loss gives the gradient of each embedding, and parts are embedded again to
-carry it on (GradCache, Gao et al. 2021, arXiv:2101.06983). The result is that of one large batch.
+Embeddings are means over tokens, compared by cosine. The gradient of a batch that does not fit into memory is cached:
+all texts are embedded without a graph, the loss gives the gradient of each embedding, and parts are embedded again to
+carry it on (GradCache, Gao et al. 2021, arXiv:2101.06983). The result equals that of one large batch.
 
 Letters: B pairs of a batch, D width, Q queries, A all queries, N documents, J judgements.
 """
@@ -30,15 +30,15 @@ from biphase.tasks.spec import TASK_SPLITS, TaskSplit
 from biphase.tasks.splits import Collection, Judgements, own_documents
 
 TOP = 100
-"""Documents kept per query: what the metrics look at."""
+"""Documents that the metrics look at for a query."""
 
 
 @dataclass(frozen=True)
 class Split(EncodedSplit):
-    """A split says which documents its queries were judged against, and how relevant each is.
+    """The judgements of a split: how relevant documents are to its queries.
 
-    Texts are those of the whole task, which its splits share: `ids` and `texts` are all queries, by their numbers. The
-    judgements of train are its pairs of a query and a relevant document, its examples.
+    The splits of a task share its texts: `ids` and `texts` are all queries. The judgements of train are its examples,
+    pairs of a query and a relevant document.
     """
 
     document_ids: list[str]
@@ -46,11 +46,11 @@ class Split(EncodedSplit):
     queries_J: np.ndarray
     documents_J: np.ndarray
     relevance: Judgements
-    """The grades of the judgements, by the ids of query and document; none of train's."""
+    """The grades of the judgements, by the ids of query and document; empty for train."""
     judged_N: np.ndarray
-    """Documents that a query of the split was judged against, ascending; also queries that are not evaluated."""
+    """Documents that any judgement of the split names, ascending, also for queries that are not evaluated."""
     itself_A: np.ndarray
-    """For each of all queries the document that is the query itself, or -1: it is not to be found."""
+    """For each query the document that is the query itself, which search leaves out; -1 for none."""
 
     @cached_property
     def lengths_I(self) -> np.ndarray:
@@ -58,11 +58,11 @@ class Split(EncodedSplit):
 
     @cached_property
     def keys_J(self) -> np.ndarray:
-        """`query · N + document` of the judgements, ascending: one number for each pair, to be found by bisection."""
+        """`query · N + document` of each judgement, ascending, for bisection."""
         return np.sort(self.queries_J * self.documents.num_samples + self.documents_J)
 
     def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
-        """The mean InfoNCE loss over pairs, each query against all documents of the batch, and its gradient."""
+        """Compute the mean InfoNCE loss over pairs, each query against all documents of the batch, and its gradient."""
         queries, documents = self.queries_J[items], self.documents_J[items]
         most = cell.config.microbatch_tokens
         parts = [(self.texts, part) for part in split_by_tokens(queries, self.texts.lengths_S, most)]
@@ -86,7 +86,7 @@ class Split(EncodedSplit):
         return loss.detach()
 
     def predict(self, model: BatchModel, cell: CellContext) -> Ranked:
-        """Exact search by cosine, the longest documents first."""
+        """Search by cosine, exactly; the longest documents are embedded first."""
         queries_Q = np.unique(self.queries_J)
         assert cell.config.judged_only is not None, "the configuration is settled"
         documents_N = self.judged_N if cell.config.judged_only else np.arange(self.documents.num_samples)
@@ -106,27 +106,33 @@ class Split(EncodedSplit):
 
 
 def encode(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig) -> dict[TaskSplit, Split]:
-    """Encode the texts of a task once, and say for each split which of them were judged."""
-    task, query_ids, document_ids = data.task, list(data.queries), list(data.documents)
-    query_numbers = {id: number for number, id in enumerate(query_ids)}
-    document_numbers = {id: number for number, id in enumerate(document_ids)}
+    """Encode the texts of a task once, and the judgements of each split as indices of texts."""
+    # 1. All texts.
+    task = data.task
     texts = [task.query_template.replace("{text}", text) for text in data.queries.values()]
     queries = tokenizer.encode_texts(texts, config.max_length)
     texts = [task.document_template.replace("{text}", text) for text in data.documents.values()]
     documents = tokenizer.encode_texts(texts, config.max_length)
+    query_ids = list(data.queries)
+    document_ids = list(data.documents)
+    query_indices = {id: index for index, id in enumerate(query_ids)}
+    document_indices = {id: index for index, id in enumerate(document_ids)}
+    # 2. Queries that are documents too.
     twins = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
-    itself_A = np.array([document_numbers[id] if id in twins else -1 for id in query_ids], dtype=np.int64)
-
+    itself_A = np.array([document_indices[id] if id in twins else -1 for id in query_ids], dtype=np.int64)
+    # 3. The judgements of each split; those of train are its pairs.
     splits = {}
     for name in TASK_SPLITS:
         relevance: Judgements = {}
-        pairs, named = data.train, {document for _, document in data.train}
+        pairs = data.train
+        judged = {document for _, document in pairs}
         if name != "train":
-            relevance, named = data.relevance[name], set(data.judged_documents[name])
+            relevance = data.relevance[name]
             pairs = tuple((query, document) for query, grades in relevance.items() for document in grades)
-        queries_J = np.array([query_numbers[query] for query, _ in pairs], dtype=np.int64)
-        documents_J = np.array([document_numbers[document] for _, document in pairs], dtype=np.int64)
-        judged_N = np.array(sorted(document_numbers[document] for document in named), dtype=np.int64)
+            judged = set(data.judged_documents[name])
+        queries_J = np.array([query_indices[query] for query, _ in pairs], dtype=np.int64)
+        documents_J = np.array([document_indices[document] for _, document in pairs], dtype=np.int64)
+        judged_N = np.array(sorted(document_indices[document] for document in judged), dtype=np.int64)
         num_truncated = np.isin(queries.truncated, queries_J).sum() + np.isin(documents.truncated, judged_N).sum()
         splits[name] = Split(
             ids=query_ids,
@@ -145,17 +151,15 @@ def encode(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig)
 
 
 def contrastive_loss(queries_BD: Tensor, documents_BD: Tensor, positives_BB: Tensor, scale: float) -> Tensor:
-    """Mean cross-entropy in nats of finding each query's own document by scaled cosine.
-
-    Documents of other pairs that are `positives` of the query too, or the query itself, are no negatives.
-    """
+    """Compute the mean cross-entropy, in nats, of finding each query's own document by scaled cosine. The `positives`,
+    documents of other pairs that are relevant too or are the query itself, are no negatives."""
     scores_BB = scale * normalize(queries_BD, dim=-1) @ normalize(documents_BD, dim=-1).T
-    numbers_B = torch.arange(len(scores_BB), device=scores_BB.device)
-    return cross_entropy(scores_BB.masked_fill(positives_BB, float("-inf")), numbers_B)
+    targets_B = torch.arange(len(scores_BB), device=scores_BB.device)
+    return cross_entropy(scores_BB.masked_fill(positives_BB, float("-inf")), targets_B)
 
 
 def no_negatives(split: Split, queries_B: np.ndarray, documents_B: np.ndarray) -> Tensor:
-    """Boolean [B, B]: a training pair of this query and that document, or one and the same text; the diagonal apart."""
+    """Tell, [B, B], which documents of other pairs are a query's own pairs too, or the same text as the query."""
     keys_J = split.keys_J
     keys_BB = queries_B[:, None] * split.documents.num_samples + documents_B
     is_positive_BB = keys_J[np.minimum(np.searchsorted(keys_J, keys_BB), len(keys_J) - 1)] == keys_BB
@@ -165,7 +169,7 @@ def no_negatives(split: Split, queries_B: np.ndarray, documents_B: np.ndarray) -
 
 
 def embed_all(model: BatchModel, texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Tensor:
-    """Unit embeddings [S, D] of the given samples, in their order."""
+    """Embed samples, in their order: [S, D], of length 1."""
     rows_of = {int(sample): row for row, sample in enumerate(samples)}
     embeddings = None
     for batch, output in texts.outputs(model, samples, cell):

@@ -1,7 +1,7 @@
 """Texts with labels: mean pooling → dense → GELU → linear.
 
-Single texts and pairs have one class by cross-entropy; by a task's `problem_type` a number (squared error) or a set of
-classes (binary cross-entropy), as transformers has them.
+A text or pair has one class (cross-entropy) or, by the task's `problem_type`, a number (squared error) or a set of
+classes (binary cross-entropy), as in transformers.
 
 Letters: S samples, C classes or 1 for a number.
 """
@@ -20,14 +20,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 from biphase.corpus.rows import PlacedRow, Row, column
 from biphase.finetuning.calibration import Calibration, choose_thresholds, fit_temperature
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import (
-    AdditiveSplit,
-    Batch,
-    BatchModel,
-    CellContext,
-    HashedTokenizer,
-    balance_classes,
-)
+from biphase.finetuning.encoding import AdditiveSplit, Batch, BatchModel, CellContext, HashedTokenizer, balance_classes
 from biphase.finetuning.families import Predicted, in_order_of_length, predict_inputs
 from biphase.finetuning.kept import KeptModel, input_columns
 from biphase.finetuning.metrics import Judgement, score_rows
@@ -39,7 +32,7 @@ from biphase.tasks.splits import TaskData
 @dataclass(frozen=True)
 class Split(AdditiveSplit):
     labels_S: np.ndarray
-    """The number of the class; or a number, fp64; or [S, C] 1 for each class of the set."""
+    """The index of the class; or a number, fp64; or [S, C], 1 for each class of the set."""
 
     @property
     def strata(self) -> np.ndarray:
@@ -49,7 +42,7 @@ class Split(AdditiveSplit):
         labels = self.labels_S[items]
         if cell.task.problem_type is None:
             return balance_classes(np.bincount(labels, minlength=len(cell.task.classes)))
-        counts_C = labels.sum(axis=0)  # of sets: of each class, those without it for each one with it
+        counts_C = labels.sum(axis=0)  # sets: examples without a class for each one with it
         is_mixed_C = (counts_C > 0) & (counts_C < len(items))
         return np.where(is_mixed_C, (len(items) - counts_C) / np.maximum(counts_C, 1), 1.0)
 
@@ -66,7 +59,7 @@ class Split(AdditiveSplit):
                 return loss / (len(items) * output.shape[1])
 
     @property
-    def class_numbers(self) -> np.ndarray:
+    def class_indices(self) -> np.ndarray:
         return np.nonzero(self.labels_S)[1] if self.labels_S.ndim == 2 else self.strata
 
     def calibrate(self, model: BatchModel, cell: CellContext) -> Calibration:
@@ -76,8 +69,9 @@ class Split(AdditiveSplit):
         return Calibration(thresholds=choose_thresholds(expit(logits_SC), self.labels_S))
 
     def judge(self, logits_SC: np.ndarray, cell: CellContext) -> Judgement:
-        """In the rows a label is a name, a number, or a list of names."""
-        task, rows = cell.task, []
+        """Labels in the rows are names, numbers, or lists of names."""
+        task = cell.task
+        rows = []
         outputs = read_outputs(task, logits_SC, cell.calibration.thresholds)
         for id, label, output in zip(self.ids, self.labels_S.tolist(), outputs, strict=True):
             row = {"id": id, "gold": label, "predicted": output.pop("predicted")}
@@ -106,15 +100,15 @@ def encode_labelled(
     labels: Sequence[Any] = [example.label for example in examples]
     if task.problem_type == "multi_label_classification":
         labels_S = np.zeros((len(labels), len(task.classes)))
-        for row, numbers in zip(labels_S, labels, strict=True):
-            row[list(numbers)] = 1
+        for row, indices in zip(labels_S, labels, strict=True):
+            row[list(indices)] = 1
     else:
         labels_S = np.array(labels, dtype=np.int64 if task.problem_type is None else np.float64)
     return Split([example.id for example in examples], texts, len(examples), len(texts.truncated), labels_S)
 
 
 def read_outputs(task: Task, logits_SC: np.ndarray, thresholds: tuple[float, ...]) -> Iterator[dict[str, Any]]:
-    """Read what a network's outputs say of each sample: the number, or the class or classes with all probabilities."""
+    """Read the outputs of each sample: the number, or the class or classes with all probabilities."""
     if task.problem_type == "regression":
         for number in logits_SC[:, 0].tolist():
             yield {"predicted": number}
@@ -125,7 +119,7 @@ def read_outputs(task: Task, logits_SC: np.ndarray, thresholds: tuple[float, ...
 
 
 def labelled(probabilities: Mapping[str, float], is_single: bool, thresholds: tuple[float, ...] = ()) -> dict[str, Any]:
-    """Name the label with the highest probability, or those above their thresholds (() for 0.5 each)."""
+    """Name the label with the highest probability, or the labels above their thresholds (() for 0.5 each)."""
     rounded = {label: round(value, 5) for label, value in probabilities.items()}
     if not is_single:
         least = thresholds or (0.5,) * len(probabilities)
@@ -136,15 +130,16 @@ def labelled(probabilities: Mapping[str, float], is_single: bool, thresholds: tu
 
 
 def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
-    """The label, its probability, and that of each label; labels; or a number. Pairs are cut as in training. A row
-    without a text has the same columns without values."""
-    task, blank = model.task, dict.fromkeys(input_columns(model.task), "")
-    is_empty = [lacks_text([column(origin, row, name) for name in blank]) for origin, row in rows]
+    """Predict a label with the probability of each, labels, or a number. Pairs are cut as in training. A row without a
+    text has the same columns without values."""
+    task = model.task
+    blank = dict.fromkeys(input_columns(task), "")
+    is_empty = [lacks_text([column(location, row, name) for name in blank]) for location, row in rows]
     no_label = () if task.problem_type == "multi_label_classification" else 0
     inputs = []
-    for (origin, row), empty in zip(rows, is_empty, strict=True):
-        text = fill_row(task, origin, blank if empty else row)
-        inputs.append(LabelledText(origin, (text,), no_label))
+    for (location, row), empty in zip(rows, is_empty, strict=True):
+        text = fill_row(task, location, blank if empty else row)
+        inputs.append(LabelledText(location, (text,), no_label))
     if not model.is_ours:
         texts = [*map(input_of, inputs)]
         predictions, num_cut = classify_as_pipeline(network, tokenizer.pretrained, texts)
@@ -152,13 +147,14 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
         split = encode_labelled(task, inputs, tokenizer, model.config)
         logits_SC = predict_inputs(model, network, split)
         predictions, num_cut = [*read_outputs(task, logits_SC, model.calibration.thresholds)], split.num_truncated
-    for number in np.flatnonzero(is_empty):
-        values = predictions[number].items()
-        predictions[number] = {key: dict.fromkeys(value) if isinstance(value, dict) else None for key, value in values}
+    for index in np.flatnonzero(is_empty):
+        values = predictions[index].items()
+        predictions[index] = {key: dict.fromkeys(value) if isinstance(value, dict) else None for key, value in values}
     return Predicted(predictions, num_cut)
 
 
 def classify_as_pipeline(network: Any, tokenizer: Any, texts: Sequence[str]) -> tuple[list[Row], int]:
+    """Classify texts by transformers' pipeline. Returns the predictions, and how many texts were cut."""
     lengths = map(len, tokenizer(texts, truncation=False, verbose=False)["input_ids"])
     pipe = transformers.pipeline("text-classification", network, tokenizer=tokenizer, device=network.device)
     is_single = network.config.problem_type != "multi_label_classification"

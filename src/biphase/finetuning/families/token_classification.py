@@ -1,8 +1,7 @@
-"""Token classification: every token carries its word's tag, the majority of a word's tokens decides; F1 of entities,
-or accuracy of tags that are none.
+"""Token classification: every token learns the tag of its word, and the majority of a word's tokens decides. Tags of
+entities are scored by F1, other tags by accuracy.
 
-Words are joined by spaces, so that a tokenizer sees the text it knows; each token belongs to the word that its last
-character is in.
+Words are joined by spaces, as in the texts that a tokenizer knows. A token belongs to the word of its last character.
 
 Letters: T tokens, S sentences, W words of a split, C classes.
 """
@@ -40,14 +39,14 @@ from biphase.tasks.splits import TaskData
 @dataclass(frozen=True)
 class Split(AdditiveSplit):
     tags_W: np.ndarray
-    """The tag of every word, also of those that were cut off."""
+    """The tag of every word, cut off or not."""
     word_bounds_S1: np.ndarray
-    """Where the words of each sentence lie in `tags_W`."""
+    """The bounds of each sentence's words in `tags_W`."""
     words_T: np.ndarray
-    """The word of each token; -1 for special tokens."""
+    """The word of each token, an index of `tags_W`; -1 for special tokens."""
 
     def targets_of(self, items: np.ndarray) -> np.ndarray:
-        """The tags of all tokens of words in some sentences."""
+        """List the tags of all tokens of words in some sentences."""
         bounds_S1 = self.texts.bounds_S1
         words_T = np.concatenate([self.words_T[bounds_S1[item] : bounds_S1[item + 1]] for item in items])
         return self.tags_W[words_T[words_T >= 0]]
@@ -56,19 +55,20 @@ class Split(AdditiveSplit):
         return balance_classes(np.bincount(self.targets_of(items), minlength=len(cell.task.classes)))
 
     def loss(self, output: Tensor, batch: Batch, items: np.ndarray, cell: CellContext) -> Tensor:
-        """The cross-entropy of the tokens of words, its mean over those of all sentences."""
+        """The cross-entropy of the tokens of words."""
         words_T = self.words_T[batch.indices_T]
-        targets_T = np.where(words_T >= 0, self.tags_W[words_T], -100)  # torch's number for: no target
+        targets_T = np.where(words_T >= 0, self.tags_W[words_T], -100)  # torch ignores -100
         return cell.cross_entropy(output, targets_T, self.targets_of(items))
 
     @property
-    def class_numbers(self) -> np.ndarray:
+    def class_indices(self) -> np.ndarray:
         return self.tags_W
 
     def predict(self, model: BatchModel, cell: CellContext) -> tuple[np.ndarray, np.ndarray]:
-        """The tags [W], and the mean, over a word's tokens, of the probability of its tag; 0 for words that were cut
-        off."""
-        classes, num_words = cell.task.classes, len(self.tags_W)
+        """Predict the tags, [W], and the mean probability of its tag over a word's tokens, [W]; 0 for a word that was
+        cut off."""
+        classes = cell.task.classes
+        num_words = len(self.tags_W)
         logits_TC = self.texts.predict(model, cell)
         default = 0 if classes[0] == "O" else UNKNOWN
         tags_W = vote(logits_TC.argmax(-1), self.words_T, num_words, len(classes), default)
@@ -96,7 +96,7 @@ def encode_words(examples: Sequence[TaggedWords], tokenizer: HashedTokenizer, co
         examples, word_bounds_S1[:-1], tokenizer.tokenize(sentences, with_spans=True), strict=True
     ):
         parts.append(ids)
-        # The words of the tokens that are kept, numbered through the whole split, between special tokens (-1).
+        # The words of the tokens that are not cut off, counted through the whole split, between special tokens (-1).
         last_characters = np.maximum(spans_T2[:, 1] - 1, spans_T2[:, 0])[:room]
         ends_W = np.cumsum([len(word) + 1 for word in example.words]) - 1  # a space belongs to the word after it
         inside = np.searchsorted(ends_W, last_characters, side="right").clip(max=len(ends_W) - 1)
@@ -114,21 +114,19 @@ def encode_words(examples: Sequence[TaggedWords], tokenizer: HashedTokenizer, co
 
 
 UNKNOWN = -1
-"""The prediction for a word that was cut off, where no tag stands for nothing: always wrong, written as ""."""
+"""The prediction for a word that was cut off, if the tags have no O. It is always wrong, and written as ""."""
 
 
 def vote(labels_T: np.ndarray, words_T: np.ndarray, num_words: int, num_labels: int, default: int) -> np.ndarray:
-    """The majority label of each word's tokens; of equally frequent ones, the one that comes first in the word.
-
-    Words without tokens (those that were cut off) get `default`.
-    """
-    # One key for each pair of word and label; for each key, how many tokens vote so and the first that does.
+    """Choose the majority label of each word's tokens; of equally frequent labels, the first in the word. Words without
+    tokens, which were cut off, get `default`."""
+    # One key for each pair of word and label; for each key, its number of votes and the first token that votes so.
     inside = np.flatnonzero(words_T >= 0)
     keys = words_T[inside] * num_labels + labels_T[inside]
     counts = np.bincount(keys, minlength=num_words * num_labels)
     first = np.full(num_words * num_labels, len(words_T))
-    first[keys[::-1]] = inside[::-1]  # of repeated keys the last write stays: the earliest token
-    # Both in one number, as the places of a decimal: more votes win, then the lower first token.
+    first[keys[::-1]] = inside[::-1]  # the last write to a key stays: the earliest token
+    # Both in one number, like the digits of a decimal: more votes win, then the earlier first token.
     ranks_WC = (counts * (len(words_T) + 1) - first).reshape(num_words, num_labels)
     has_tokens_W = counts.reshape(num_words, num_labels).any(axis=1)
     return np.where(has_tokens_W, ranks_WC.argmax(axis=1), default)
@@ -146,38 +144,42 @@ def tag_rows(split: Split, predictions: tuple[np.ndarray, np.ndarray], classes: 
 
 
 SHARED = 4
-"""An input that goes on where a text was cut shares one part in so many with the input before it."""
+"""An input that continues a text shares one in so many words with the input before it."""
 
 
 def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
-    """A tag for each word of a list, and the spans of words that tags make; for running text spans alone (`tag_text`).
+    """Tag each word of a list, and name the spans of words that the tags make. Running text has spans only
+    (`tag_text`).
 
-    Where a list is longer than an input, what was cut off is tagged in further inputs, each of which begins some words
-    earlier: of the words in two inputs, the first half have the tags of the earlier one. With inputs of 8 words, 20
+    The rest of a list that is longer than an input goes into further inputs, each of which begins some words earlier.
+    Of the words that two inputs share, the first half take the tags of the earlier input. With inputs of 8 words, 20
     words are in 0–8, 6–14, 12–20, and the tags are those of 0–7, 7–13, 13–20.
     """
     task = model.task
     if not model.is_ours or task.words not in rows[0][1]:
         return tag_text(model, network, tokenizer, rows)
-    lists = [words_of(task, origin, row) for origin, row in rows]
+    lists = [words_of(task, location, row) for location, row in rows]
     tagged: list[Row] = [{"predicted": [], "probabilities": []} for _ in lists]
     starts = dict.fromkeys(range(len(lists)), 0)
     while starts:
-        rests = [lists[number][begin:] for number, begin in starts.items()]
+        # 1. Tag the rest of each list that has one.
+        rests = [lists[index][begin:] for index, begin in starts.items()]
         sentences = [TaggedWords("", words, (0,) * len(words)) for words in rests]
         split = encode_words(sentences, tokenizer, model.config)
         sentence_rows = tag_rows(split, predict_inputs(model, network, split), task.classes)
-        cut, inside = set(split.texts.truncated.tolist()), split.words_T[split.words_T >= 0]
-        ends = np.searchsorted(inside, split.word_bounds_S1[1:])  # how many tokens stand in front of the next sentence
+        # 2. Keep its tags, and find where a list that was cut continues.
+        cut = set(split.texts.truncated.tolist())
+        inside = split.words_T[split.words_T >= 0]
+        ends = np.searchsorted(inside, split.word_bounds_S1[1:])  # the tokens before the next sentence
         inputs, starts = starts, {}
-        for sentence, (number, begin) in enumerate(inputs.items()):
-            num = len(sentences[sentence].words)
-            if sentence in cut:  # within its last word, it may be
-                num = int(inside[ends[sentence] - 1] + 1 - split.word_bounds_S1[sentence])
-                starts[number] = max(begin + num - max(num // SHARED, 1), begin + 1)
-            new = (begin + len(tagged[number]["predicted"])) // 2  # the middle of the words that are in both inputs
+        for sentence, (index, begin) in enumerate(inputs.items()):
+            num_words = len(rests[sentence])
+            if sentence in cut:  # perhaps within its last word
+                num_words = int(inside[ends[sentence] - 1] + 1 - split.word_bounds_S1[sentence])
+                starts[index] = max(begin + num_words - max(num_words // SHARED, 1), begin + 1)
+            new = (begin + len(tagged[index]["predicted"])) // 2  # the middle of the words in both inputs
             for key in ("predicted", "probabilities"):
-                tagged[number][key][new:] = sentence_rows[sentence][key][new - begin : num]
+                tagged[index][key][new:] = sentence_rows[sentence][key][new - begin : num_words]
     if task.classes[0] == "O":
         for words, row in zip(lists, tagged, strict=True):
             row["spans"] = spans_of_tags(words, row["predicted"], row["probabilities"])
@@ -185,10 +187,10 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
 
 
 def spans_of_tags(words: Sequence[str], tags: Sequence[str], probabilities: Sequence[float]) -> list[Row]:
-    """The entities of IOB2 tags, from and up to a word; a stray I- begins one, as conlleval reads it."""
-    labels, numbers_U = np.unique(tags, return_inverse=True)
+    """List the entities of IOB2 tags, from and up to a word. A stray I- begins an entity, as in conlleval."""
+    labels, labels_U = np.unique(tags, return_inverse=True)
     spans = []
-    for entity in find_entities(numbers_U, np.array([0, len(tags)]), labels.tolist())[0].tolist():
+    for entity in find_entities(labels_U, np.array([0, len(tags)]), labels.tolist())[0].tolist():
         begin, last = divmod(entity // len(labels), len(tags))
         mean = round(float(np.mean(probabilities[begin : last + 1])), 5)
         text = " ".join(words[begin : last + 1])
@@ -197,9 +199,9 @@ def spans_of_tags(words: Sequence[str], tags: Sequence[str], probabilities: Sequ
 
 
 def tag_text(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
-    """The spans of running texts, in characters, as transformers' pipeline groups tokens (`simple`) and the parts of a
-    word are joined, in inputs that overlap where a text is longer than one. Spans of blanks alone are left out."""
-    texts = [text_column(origin, row, TEXT) for origin, row in rows]
+    """Find the spans of running texts, in characters: transformers' pipeline groups tokens (`simple`), and touching
+    parts are joined. Inputs overlap if a text is longer than one. Spans of blanks are left out."""
+    texts = [text_column(location, row, TEXT) for location, row in rows]
     pipe: Any = transformers.pipeline(
         "token-classification",
         network,
@@ -222,8 +224,8 @@ def tag_text(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: S
 
 
 def join_touching(text: str, spans: Sequence[Row]) -> list[Row]:
-    """Spans in which those of one label with nothing between them are one: each token of a word was trained to carry
-    its word's tag, `B-` too. Its probability is the mean over characters."""
+    """Join touching spans of one label, because each token of a word learnt its word's tag, `B-` too. The probability
+    is the mean over characters."""
     joined: list[Row] = []
     for span in spans:
         before = joined[-1] if joined else None
