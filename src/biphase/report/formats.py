@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 from biphase.report.results import AVERAGE, ResultSet, read_words
@@ -33,6 +34,21 @@ def show_estimate(value: float) -> str:
     """Round an estimate to the two digits that it knows: `0.021`, `1.5`, `12`, `81,000`."""
     digits = 1 - math.floor(math.log10(value)) if value > 0 else 0
     return f"{round(value, digits):,.{max(digits, 0)}f}"
+
+
+def show_power(value: float) -> str:
+    """Show `5e-5`, `640`, `1.15e16`, `2e18`."""
+    return re.sub(r"e(-?)\+?0*", r"e\1", f"{value:.3g}")
+
+
+def show_tokens(tokens: float) -> str:
+    """Show `980,000`, `3.4M`, `26B`, `1.5T`."""
+    rounded = float(f"{tokens:.3g}")
+    unit = next((unit for unit in ("T", "B", "M") if rounded >= POWERS[unit]), "")
+    return f"{rounded / POWERS[unit]:.3g}{unit}" if unit else f"{rounded:,.0f}"
+
+
+POWERS = {"T": 1e12, "B": 1e9, "M": 1e6}
 
 
 def show_p_value(p_value: float) -> str:
@@ -79,12 +95,12 @@ def show_count(number: int, noun: str, nouns: str = "") -> str:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Show `7 B`, `1.23 kB`, `3e+04 TB`."""
+    """Show `7 B`, `1.23 kB`, `30,000 TB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if num_bytes < 1000 or unit == "TB":
             break
         num_bytes /= 1000
-    return f"{num_bytes:.3g} {unit}"
+    return f"{num_bytes:{',.0f' if num_bytes >= 1000 else '.3g'}} {unit}"
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
