@@ -105,7 +105,7 @@ def find_yaml(path: Path, kind: str = "recipes") -> Path:
         return BUNDLED / path if (BUNDLED / path).is_file() else path
     names = {file.stem: file for file in (BUNDLED / kind).glob("*.yaml")}
     if str(path) not in names:
-        raise InputError(f"{path} is no file, and none of the {kind} of biphase{nearest(str(path), names)}")
+        raise InputError(f"{path} is neither a file nor one of the bundled {kind}{nearest(str(path), names)}")
     return names[str(path)]
 
 

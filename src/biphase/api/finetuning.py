@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
+import numpy as np
 from pydantic_core import to_jsonable_python
 
 from biphase import console
@@ -212,6 +213,16 @@ class FileScore:
     num_truncated: int
     classes: ClassReport | None
     """None for a task without classes."""
+
+    def __repr__(self) -> str:
+        counts = f"{self.num_examples:,} examples, {self.num_left_out:,} left out, {self.num_truncated:,} truncated"
+        others = " · ".join(f"{name} {part.value:.2%}" for name, part in self.metrics.items() if name != self.metric)
+        return f"{self.task} · {self.model} · {self.file}\n{self.show(self.metric)}\n{others}\n{counts}"
+
+    def show(self, metric: str) -> str:
+        """Show a metric as `accuracy 81.20% [79.90%, 82.50%]`."""
+        part = self.metrics[metric]
+        return f"{metric} {part.value:.2%}" + ("" if np.isnan(part.low) else f" [{part.low:.2%}, {part.high:.2%}]")
 
 
 def score(

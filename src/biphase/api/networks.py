@@ -112,15 +112,14 @@ def export(
     folder, write a copy with files for other programs.
 
     Args:
-        run: A run: its folder, its name, or the beginning of its folder's name in `runs`. `@STEP` chooses a checkpoint;
-            the default is the last one. Among runs of the same name, the latest is used. For ONNX, Llama or GGUF files,
-            also a model folder or a hub id.
+        run: A run: its folder, its name, or the beginning of its folder's name in `runs` (the latest run with this
+            name); `@STEP` for an earlier checkpoint. For ONNX, Llama or GGUF files, also a model folder or a hub id.
         folder: The folder to write.
         merge: Average the weights with those of the original decoder, which get this share.
         onnx: Also write onnx/model.onnx, and verify that it computes the same.
         int8: Also write onnx/model_quantized.onnx with 8-bit weights for CPUs, and state their loss in the card.
-        test: Data to compare the 8-bit weights on. For a fine-tuned model: a labelled file, or the folder with its
-            task's data. For an embedding model: a folder in BEIR's layout, or a file of scored pairs.
+        test: Data to compare the 8-bit weights on: a labelled file or the folder with the task's data; for an embedding
+            model, a folder in BEIR's layout or a file of scored pairs.
         as_: Write a EuroBERT as a bidirectional Llama without a head, for servers that do not know EuroBERT.
         gguf: Also write model.gguf for llama.cpp, and verify that it computes the same; not for models with a task's
             head.
@@ -134,6 +133,8 @@ def export(
     run = name_run(str(run))
     onnx = onnx or int8
     is_run = not (onnx or as_ or gguf) or (Path(split_reference(run)[0]) / "config.yaml").exists()
+    if is_run and (Path(run) / "config.json").exists():
+        raise InputError(f"{run} is a model folder already: with `onnx`, `gguf` or `as_`, copy it for other programs")
     source = find_checkpoint(run) if is_run else find_folder(run)
     if merge is not None and not is_run:
         raise InputError(f"{run} is not a run: merge is for a run that began with a decoder")

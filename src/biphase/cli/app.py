@@ -14,7 +14,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
 
 from biphase import __version__
 from biphase.console import announce_loading, describe_copies, err, is_one_of_several, silence, take_turn
@@ -116,6 +116,10 @@ def run_command(words: Sequence[str]) -> None:
             word.encode()
     try:
         command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+    except UnknownOptionError as error:
+        key = (error.token.keyword or error.token.value).lstrip("-").replace("-", "_")
+        takes_settings = any("KEY=VALUE" in argument.name for argument in error.argument_collection)
+        raise InputError(f"{error}{f' Settings are words without dashes: {key}=…' if takes_settings else ''}") from None
     except CycloptsError as error:
         raise InputError(str(error)) from None
     *_, last = app.parse_commands(words)[1]
@@ -149,7 +153,9 @@ def main() -> NoReturn:
     except BusyError as error:
         complain(f"{error}{describe_copies()}", EXIT_BUSY)
     except InputError as error:
-        complain(str(error))
+        from biphase.cli.meant import find_meant
+
+        complain(find_meant(sys.argv[1:]) or str(error))
     except StoppedError as error:
         complain(str(error), error.exit_code)
     except (OSError, RuntimeError) as error:

@@ -48,7 +48,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         first, last = (int(span[1]), int(span[2] or span[1])) if span else (1, 0)
         if not 0 <= last - first < MOST_REPEATS:
             form = f"numbers from 0, or ranges such as 0-4 of at most {MOST_REPEATS:,}, separated by commas"
-            raise InputError(f"seeds {text}: give {form}")
+            raise InputError(f"{text}: give {form}")
         seeds += range(first, last + 1)
     return tuple(seeds)
 
@@ -156,7 +156,7 @@ def as_option(parameter: PythonParameter, type_: Any, settings: list[Parameter],
 def demo(
     folder: Path = Path("biphase-demo"), /, *, changes: Annotated[Sequence[str], Parameter(parse=False)] = ()
 ) -> None:
-    """Run the whole path on bundled text and tasks, in minutes on a laptop: does CLM → MLM pretraining pay off?
+    """Run the whole path on bundled text and tasks in minutes: does CLM → MLM pretraining pay off?
 
     Example: `biphase demo`
 
@@ -395,7 +395,7 @@ def evaluate(
         raise InputError(f"only settings are given ({' '.join(settings)}): name a model too")
     refuse_doubles("key", [setting.partition("=")[0] for setting in settings])
     config = parse_config(FinetuneConfig, {}, settings, origin="evaluate")
-    grid = Grid(tuple(names), tuple(tasks or ["paper"]), config, scores, learning_rates, seeds)
+    grid = Grid(tuple(names), tuple(tasks or ["paper"]), config, Path(scores), learning_rates, seeds)
     answer = finetuning.run_evaluation(grid, show.parse_data_dirs(data or ()), pair=compare, **options)
     if form == "json":
         console.out.print(to_json(finetuning.evaluation_json(answer)))

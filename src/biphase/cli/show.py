@@ -1,6 +1,5 @@
 """Print what a verb returned."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,9 +66,8 @@ def print_checks(checks: Sequence[AnswerCheck]) -> None:
 def print_file_score(score: FileScore) -> None:
     """Print the metrics of a fine-tuned model on a file, the primary one first, and scores per class."""
     print_facts(fields_of(score, "model task num_examples num_left_out num_truncated"))
-    for name, measure in sorted(score.metrics.items(), key=lambda item: item[0] != score.metric):
-        ends = "" if math.isnan(measure.low) else f" [{measure.low:.2%}, {measure.high:.2%}]"
-        out.print(f"{name} {measure.value:.2%}{ends}")
+    for metric in sorted(score.metrics, key=lambda name: name != score.metric):
+        out.print(score.show(metric))
     if score.classes is not None:
         print_report(score.classes, {})
 
@@ -97,7 +95,7 @@ def tell_fact(name: str, value: Any) -> str:
         case int():
             return f"{value:,}"
         case float():
-            return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+            return f"{value:.4g}".replace("e-0", "e-") if abs(value) < 1000 else f"{value:,.0f}"
     return str(value)
 
 

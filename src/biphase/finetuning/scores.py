@@ -8,6 +8,7 @@ Letters: N examples, S scores, L labels, C columns of counts, E entities, U word
 
 import hashlib
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -126,7 +127,7 @@ class Score(Strict):
     def spent(self) -> str:
         """Steps, time and speed."""
         spent = console.duration(sum(self.seconds.values()))
-        speed = f"{self.tokens_per_second['train']:,.0f} tokens/s"
+        speed = f"{self.tokens_per_second.get('train', math.nan):,.0f} tokens/s"
         steps = f"{self.num_steps:,} steps"
         if not self.config.shots and self.num_steps < self.config.max_steps:
             steps += f", {self.config.epochs} epoch{'s' * (self.config.epochs > 1)}"

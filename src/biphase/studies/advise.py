@@ -376,8 +376,7 @@ def advise(
     sentence = rules["languages"].get(language or "none", rules["languages"]["other"])
     facts = {"chosen": chosen, "encoder": encoder, "machine": machine, "least": LEAST_CONTINUED}
     facts |= {"option": "--study" if evidence else "--from-scratch", "language": sentence.format(code=language)}
-    facts["times"] = show_estimate(times) if times < 1000 else "over 1,000"
-    facts["known"] = show_tokens(encoder["tokens"])
+    facts |= {"times": show_estimate(times) if times < 1000 else "over 1,000", "known": show_tokens(encoder["tokens"])}
     facts |= {"tokens": show_estimate(continued.tokens), "part": show_estimate(encoder["tokens"] / continued.tokens)}
     tokens = recipe.tokens_before(recipe.num_steps)
     spent = tokens * mean_token_flops(chosen.shape, recipe.curriculum, chosen.context)
