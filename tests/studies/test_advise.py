@@ -288,7 +288,7 @@ def test_what_is_said_of_small_networks_is_in_our_scores() -> None:
     assert more["pos_ewt"] < split["pos_ewt"] and all(more[kind] >= split[kind] for kind in ("TC mean", "genre"))
 
 
-@pytest.mark.parametrize(("flops", "told"), [(2e13, ""), (1e18, "; for 36m and 3.41B tokens that is an extrapolation")])
+@pytest.mark.parametrize(("flops", "told"), [(2e13, ""), (1e18, "; for 36m and 3.35B tokens that is an extrapolation")])
 def test_what_small_networks_showed_is_no_reason_for_larger_ones(flops: float, told: str) -> None:
     advice = advise(flops=flops, from_scratch=True)
     reason = next(choice.reason for choice in advice.choices if choice.what == "curriculum")
@@ -404,7 +404,7 @@ def test_the_description_names_choices_sizes_and_caveats() -> None:
 def test_devices_are_for_hours(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU of this machine is measured, unless its efficiency is stated."""
     for name, value in (("device", "H100"), ("devices", 4), ("efficiency", 0.4)):
-        with pytest.raises(InputError, match=f"`{name}` says what computes in `hours`: give these too"):
+        with pytest.raises(InputError, match=f"`{name}` only counts with `hours`: give these too"):
             biphase.advise(flops=1e18, **{name: value})
     measured = Machine("CPU", 2, 2e10, 1.0, "measured here")
     monkeypatch.setattr("biphase.api.studies.measure_cpu", lambda cores: replace(measured, devices=cores or 2))

@@ -108,8 +108,7 @@ def export(
     license: str | None = None,
     language: Annotated[str | Iterable[str] | None, OnCommandLine(str | None)] = None,
 ) -> Path:
-    """Write a checkpoint as a folder that transformers can load, with a model card; return the folder. For a model
-    folder, write a copy with files for other programs.
+    """Write a checkpoint, or a copy of a model folder, as a folder for transformers with a model card; return it.
 
     Args:
         run: A run: its folder, its name, or the beginning of its folder's name in `runs` (the latest run with this
