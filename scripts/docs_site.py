@@ -92,7 +92,9 @@ def with_star(signature: inspect.Signature) -> Iterator[str]:
     for at, parameter in enumerate(signature.parameters.values()):
         if at == first and inspect.Parameter.VAR_POSITIONAL not in kinds:
             yield "*"
-        yield str(parameter)
+        plain = getattr(parameter.annotation, "__origin__", parameter.annotation)  # without what `Annotated` adds
+        is_annotated = hasattr(parameter.annotation, "__metadata__")
+        yield str(parameter.replace(annotation=plain) if is_annotated else parameter)
 
 
 # Keys of YAML files

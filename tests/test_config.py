@@ -271,7 +271,7 @@ def test_what_comes_with_biphase_is_found_by_name(tmp_path: Path, monkeypatch: p
     for wrong in ("tiny.yaml", "recipes/tinny.yaml", "studies/tiny.yaml", "mine/recipes/tiny.yaml"):
         with pytest.raises(InputError, match=f"{wrong} does not exist"):
             load_config(Recipe, Path(wrong))
-    with pytest.raises(InputError, match="tinny is no file, and none of the recipes of biphase; did you mean 'tiny'"):
+    with pytest.raises(InputError, match="tinny is neither a file nor one of the bundled recipes; did you mean 'tiny'"):
         load_config(Recipe, Path("tinny"))
     Path("recipes").mkdir()
     Path("recipes/tiny.yaml").write_text(find_yaml(Path("tiny")).read_text().replace("name: tiny", "name: own"))

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
@@ -32,6 +33,20 @@ Setting = Annotated[
     ),
 ]
 """A value of any kind. Text to YAML 1.1, `1e-6` is a number here too."""
+
+
+@dataclass(frozen=True)
+class OnCommandLine:
+    """An annotation of a parameter that takes several types in Python."""
+
+    type: Any
+    """The type that the command line reads; None: the command line does not have this parameter."""
+
+
+AnyPath = Annotated[str | Path, OnCommandLine(Path)]
+ModelName = Annotated[str | Path, OnCommandLine(str)]
+"""A run, a model folder or a hub id."""
+PythonOnly = OnCommandLine(None)
 
 Config = TypeVar("Config", bound="Strict")
 
@@ -90,7 +105,7 @@ def find_yaml(path: Path, kind: str = "recipes") -> Path:
         return BUNDLED / path if (BUNDLED / path).is_file() else path
     names = {file.stem: file for file in (BUNDLED / kind).glob("*.yaml")}
     if str(path) not in names:
-        raise InputError(f"{path} is no file, and none of the {kind} of biphase{nearest(str(path), names)}")
+        raise InputError(f"{path} is neither a file nor one of the bundled {kind}{nearest(str(path), names)}")
     return names[str(path)]
 
 

@@ -8,6 +8,7 @@ a machine without network too, finds the model that it began with. Weights as pi
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -53,7 +54,9 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
 
     named = f"{id} at revision {revision}" if revision else id
     problem = f"{kind} {named} is no folder here and cannot be had from the hub"
-    with told_by_hub(problem, "give a folder, or try again"):
+    here = {folder.name: folder for parent in (Path("runs"), Path()) for folder in parent.glob("*/")}
+    close = get_close_matches(path.name, here, n=1)
+    with told_by_hub(problem, f"did you mean '{here[close[0]]}'?" if close else "give a folder, or try again"):
         files = [try_to_load_from_cache(id, name, revision=revision) for name in KNOWN_FILES]
         cached = next((Path(file).parent.name for file in files if isinstance(file, str)), None)
         if cached is None and path.parent.name and path.parent.is_dir():

@@ -140,7 +140,7 @@ assert 'torch' not in sys.modules
 
 
 def test_texts_in_place_of_a_model_are_told() -> None:
-    with pytest.raises(InputError, match=r"^\['a text'\] is no model: give encode first a model, then the texts$"):
+    with pytest.raises(InputError, match=r"^\['a text'\] is not a model: give encode a model first, then the texts$"):
         biphase.encode(["a text"], "model")
 
 
@@ -199,13 +199,13 @@ def test_rows_that_are_no_task(data: Any, said: str, tmp_path: Path) -> None:
         (lambda: biphase.pretrain(3), "^3 is no file"),
         (lambda: biphase.pretrain("tiny", "data.shards=none"), "none is no shard set"),
         (lambda: biphase.pretrain("tiny", {"schedule.peak_lr": np.float64(1e-3), "a": 1}), "unknown key 'a'"),
-        (lambda: biphase.finetune("model", pandas.DataFrame()), "the task is of type DataFrame: .* rows go to `data`"),
+        (lambda: biphase.finetune("model", pandas.DataFrame()), "`task` is a DataFrame: .* rows go to `data`"),
         (lambda: biphase.evaluate("model", "snli", seeds=3), "`seeds` is 3: give a list of numbers"),
         (lambda: biphase.evaluate("model", "snli", seeds="0-4"), "`seeds` is '0-4': give a list of numbers"),
         (lambda: biphase.evaluate("model", "snli", learning_rates=1e-4), "`learning_rates` is 0.0001: give a list"),
         (lambda: biphase.evaluate("model", data=pandas.DataFrame()), "give a mapping of names to folders or rows"),
         (lambda: biphase.study(["x"]), r"^\['x'\] is no file"),
-        (lambda: biphase.advise(["a.txt", "b.txt"], hours=1), "2 are named: give the folder that they are in"),
+        (lambda: biphase.advise(["a.txt", "b.txt"], hours=1), "2 are given: give the folder that holds them"),
         (lambda: biphase.advise(pandas.DataFrame({"a": ["x"]}), hours=1), "the columns are: a; name one as text_field"),
         (lambda: biphase.advise(iter(()), hours=1), "there is no text to advise on"),
         (lambda: biphase.advise([], hours=1), "no source is given"),
@@ -460,7 +460,7 @@ def test_what_says_the_label_is_not_read(tmp_path: Path) -> None:
 
 
 def test_what_a_grid_decides_is_no_setting() -> None:
-    with pytest.raises(InputError, match="learning_rate is one of the axes of a grid: give `learning_rates`"):
+    with pytest.raises(InputError, match="learning_rate varies in a grid: give `learning_rates`"):
         biphase.evaluate("model", "snli", learning_rate=1e-4)
     with pytest.raises(InputError, match="part: zero-shot tasks train nothing"):
         biphase.evaluate("model", "zero-shot:folder", part="1/2")

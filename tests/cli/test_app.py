@@ -97,7 +97,9 @@ def test_verbs_stand_in_the_order_of_the_path(help_of: Callable[..., str]) -> No
         text.index(f"─ {title} ─") for title in cli.PATH
     )
     assert "--install-completion" in text
-    assert "biphase init recipe" in text and "biphase init recipe" not in help_of("study", "-h")
+    assert "biphase init recipe" in text
+    for group in cli.GROUPS:
+        assert help_of(group, "-h").rpartition("Example: `biphase ")[2].startswith(f"{group} ")
     assert (DOCS / "index.md").is_file() and str(DOCS / "index.md") in help_of("-h", columns=200)
     assert "Example" in help_of("study", "plan", "-h")
 
@@ -183,7 +185,7 @@ def test_a_word_that_is_not_utf_8_is_told(run_main: Any) -> None:
 def test_parameters_of_verbs_are_options_here(run_main: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An error names what the user typed."""
     assert "--limit-mb is 0 and" in refused(run_main("tokenizer", "train", "x", "--limit-mb", 0, "--out", tmp_path))
-    assert "--device says what computes in --hours" in refused(run_main("study", "advise", "--device", "H100"))
+    assert "--device only counts with --hours" in refused(run_main("study", "advise", "--device", "H100"))
 
     def refuse(**_: Any) -> None:
         raise InputError("`hours` as in `x`, `make it`")

@@ -26,9 +26,9 @@ mds:/work /with\040space lustre rw,localflock 0 0
     [
         ("/data/me", "ext4", "flock works"),
         ("/shared/runs", "nfs4", "flock works here, and between machines as nfs4 is mounted"),
-        ("/old/runs", "nfs", "! flock works on this machine only (nfs, local_lock=all, nolock)"),
+        ("/old/runs", "nfs", "! flock works only within this machine (nfs, local_lock=all, nolock)"),
         ("/scratch", "lustre", "flock works here, and between machines"),
-        ("/with space/x", "lustre", "! flock works on this machine only (lustre, localflock)"),
+        ("/with space/x", "lustre", "! flock works only within this machine (lustre, localflock)"),
         ("/sharedx", "ext4", "flock works"),
     ],
 )

@@ -66,7 +66,7 @@ def call(
 
 def test_a_grid_its_summary_and_a_comparison(call: Any, models: Path) -> None:
     code, out, err = call(models / "a", models / "b", "batch_size=8", "device=cpu", "--dry-run")
-    assert code == 0 and "no cell of their tasks is finished" in out and "4" in out
+    assert code == 0 and "their tasks have no finished cell" in out and "4" in out
     code, out, err = call(models / "a", models / "b", "batch_size=8", "device=cpu")
     assert code == 0 and "8 cells, 0 of them finished" in err
     assert "wnut17" in out and "±" in out
@@ -119,7 +119,7 @@ def test_the_best_of_each_task_is_kept(
     assert f"a-wnut17: not kept, 1 of 1 cells of {models / 'a'} on wnut17 are missing" in capsys.readouterr().err
     assert not place.exists()
     code, _, err = call("--keep", kept)
-    assert code == 2 and "--keep is for models that are fine-tuned on tasks, without --part" in err
+    assert code == 2 and "--keep needs a model to fine-tune, and does not go with --part" in err
 
 
 def test_failed_cells_are_exit_code_two(call: Any, models: Path, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_failed_cells_are_exit_code_two(call: Any, models: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["batch_size=8"], "which model?"),
+        (["batch_size=8"], "name a model too"),
         (["MODEL", "seed=3"], "give --seeds"),
         (["MODEL", "batchsize=8"], "did you mean 'batch_size'?"),
         (["MODEL", "--tasks", "nope"], "unknown task 'nope'"),  # beside the options that all calls have
@@ -159,8 +159,8 @@ def test_a_missing_model_is_told_before_data_is_fetched(tmp_path: Path, capsys: 
     with pytest.raises(InputError, match="/no/such/model is neither"):
         verbs.evaluate("/no/such/model", "paper", scores=tmp_path, data={"sst2": "."})
     told = " ".join(capsys.readouterr().err.split())
-    assert told.startswith("360 cells (models × tasks × rates × seeds: 1 × 12 × 6 × 5); the data of mnli, qqp, ")
-    assert "is from the hub; --dry-run tells" in told
+    assert told.startswith("360 trainings (models × tasks × rates × seeds: 1 × 12 × 6 × 5); the data of mnli, qqp, ")
+    assert "comes from the hub; --dry-run tells" in told
     with pytest.raises(InputError, match="/no/such/model is neither"):
         verbs.evaluate("/no/such/model", ["genre", "squad"], scores=tmp_path, data={"squad": "."})
     assert capsys.readouterr().err == ""
@@ -168,7 +168,7 @@ def test_a_missing_model_is_told_before_data_is_fetched(tmp_path: Path, capsys: 
 
 def test_words_of_the_options() -> None:
     assert parse_seeds("0-4") == (0, 1, 2, 3, 4) and parse_seeds("7") == (7,) and parse_seeds("0-1, 3") == (0, 1, 3)
-    with pytest.raises(InputError, match="0-x must be numbers"):
+    with pytest.raises(InputError, match="0-x: give numbers"):
         parse_seeds("0-x")
     assert len(parse_seeds("5-1004")) == 1000
     with pytest.raises(InputError, match=r"0-1000000000000 must be .* of at most 1,000,"):

@@ -51,8 +51,8 @@ def test_a_recipe_says_where_it_starts(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("tokens", "times", "batch", "phases"),
     [
-        (850_000, "40 times; to read it more often would gain nothing.", 16_384, [2076]),
-        (10_000, "40 times; to read it more often would gain nothing.", 8192, [49]),
+        (850_000, "40 times; reading it more often would gain nothing.", 16_384, [2076]),
+        (10_000, "40 times; reading it more often would gain nothing.", 8192, [49]),
         (100_000_000, "1.3 times.", 131_072, [1000]),
     ],
 )
@@ -293,7 +293,7 @@ def test_what_cannot_be_started_from_is_told() -> None:
     assert Path("mine.yaml").read_text() == "kept"
     with pytest.raises(InputError, match="did you mean 'tiny'"):
         init_recipe("tinny")
-    with pytest.raises(InputError, match=r"'my\.yaml' is none of the recipes .* biphase; the file to write is --out"):
+    with pytest.raises(InputError, match=r"'my\.yaml' is none of the bundled recipes; name the file to write as --out"):
         init_recipe("my.yaml")
     with pytest.raises(InputError, match="mini has arms that continue others"):
         init_study("mini", model="1m")

@@ -42,8 +42,20 @@ convert encoder full                              | full has files that biphase 
 finetune full genre                               | full has no config.json
 finetune encoder genre --keep full                | full is not an empty folder
 finetune encoder snli --data-dir full             | full: task 'snli' needs train.jsonl
-predict encoder text.txt                          | fine-tune it with `biphase finetune encoder TASK --keep DIR`
-predict kept table.csv                            | no column 'text'; the columns are: a, c; give the column that
+predict encoder text.txt                          | fine-tune it first: `biphase finetune encoder TASK --keep FOLDER`
+predict kept table.csv                            | no column 'text'; the columns are: a, c; rename the column that
+predict table.csv kept                            | does not take here; try `biphase predict MODEL table.csv`
+predict encoder.index table.csv                   | did you mean 'encoder'?
+score shards table.csv                            | shards is a folder of shards, which `biphase score` does not take
+finetune encoder table.csv                        | does not take here; try `biphase init task table.csv`
+finetune encoder genre --seed 3                   | Settings are words without dashes: seed=…
+evaluate encoder genre                            | try `biphase evaluate MODEL --tasks genre`
+export encoder made                               | encoder is a model folder already: with --onnx, --gguf or --as
+pretrain mini                                     | mini is a study, which `biphase pretrain` does not take here; try
+pretrain encoder                                  | try `biphase init recipe --model encoder`
+embed adapt.yaml                                  | adapt.yaml is a recipe, which `biphase embed` does not
+study plan adapt.yaml                             | try `biphase pretrain adapt.yaml`
+study run nosuch                                  | nosuch is neither a file nor one of the bundled studies; known:
 predict kept text.txt --out new.ods               | new.ods: name a .jsonl, .parquet, .csv, .tsv or .xlsx file
 predict kept full                                 | full is a folder; name a file of rows in it
 predict kept text.txt --template {a}              | leave --template out
@@ -65,7 +77,7 @@ search text.txt asked --by words                  | Invalid value "words" for --
 search text.txt asked --model full                | full has no config.json
 search text.txt asked --model encoder --index full | full has files that biphase did not write
 study run demo recipe.data.shards=full            | full is no shard set
-study run tiny                                    | tiny is no file, and none of the studies of biphase; known:
+study run tiny                                    | tiny is a recipe, which `biphase study run` does not take here; try
 pretrain tiny tensorboard=true                    | did you mean 'tracking=tensorboard'?
 finetune encoder genre class_weights=balance      | give `balanced`, or a mapping of classes to weights
 """

@@ -47,7 +47,7 @@ def test_what_would_be_read(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     print_task(facts)
     number = facts["also_in_train"]["validation"]
     said = capsys.readouterr().out
-    told = "inputs of validation stand in train too: the scores on validation may be too high; remove duplicates"
+    told = "inputs of validation are also in train: the scores on validation may be too high; remove duplicates"
     assert (
         told in said and f"also in train: validation {number} · test" in said and facts["rows"][0]["copies_within"] > 60
     )

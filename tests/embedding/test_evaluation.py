@@ -203,7 +203,7 @@ def test_texts_in_memory_are_searched(encoder_folder: Path, documents: list[str]
         search(["Something else.", "Altogether new."], "who?", index=index, text_field="body")
     with pytest.raises(InputError, match=r"say where, index='my\.index'"):
         search(documents[:4], "who?", model=encoder_folder)
-    with pytest.raises(InputError, match="one name is searched, and 2 are given"):
+    with pytest.raises(InputError, match="search takes one source, and 2 are given"):
         search(["a.txt", "b.txt"], "who?", index=index)
 
 

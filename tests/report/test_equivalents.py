@@ -59,7 +59,7 @@ def test_known_share() -> None:
         assert contrast_at_share(results, arm, list(ladder), share, None).estimate == pytest.approx(
             0.65 - baseline, abs=1e-3
         )
-    with pytest.raises(InputError, match="the baseline's ladder does not reach 10 of its compute"):
+    with pytest.raises(InputError, match="the baseline's ladder does not reach 10 times the arm's compute"):
         contrast_at_share(results, arm, list(ladder), 0.1, None)
 
 

@@ -106,7 +106,7 @@ def test_shares_of_compute_hold_the_truth() -> None:
         covered += price.mean[0].low <= 0.6 <= price.mean[0].high
     assert covered >= 35  # 95 % of 40, less what chance takes in 1 of 100
     told = biphase.equivalent(ladder(rng, 0.6)).sentences
-    assert told[0].startswith("At 2e+18 FLOPs: new is the best of 2 methods") and "of its FLOPs" in told[1]
+    assert told[0].startswith("At 2e18 FLOPs: new is the best of 2 methods") and "of its FLOPs" in told[1]
     losses = ladder(rng, 0.6, unit=-1.0)
     ((price,),) = (listed.prices for listed in biphase.equivalent(losses, lower_is_better=True).prices)
     assert price.mean[0].share == pytest.approx(0.6, abs=0.1)

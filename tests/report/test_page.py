@@ -19,7 +19,7 @@ from biphase.errors import InputError
 from biphase.report.claims import judge_claims, tell_finding
 from biphase.report.contrasts import with_averages
 from biphase.report.figures import FIGURES, Panel, Part, list_figures, plot_panel, save_figure
-from biphase.report.formats import show_estimate, show_p_value, show_points, show_power
+from biphase.report.formats import show_estimate, show_p_value, show_points, show_superscript
 from biphase.report.page import (
     PageText,
     arm_labels,
@@ -365,7 +365,7 @@ def test_what_a_finding_lacks_has_no_remedy_for_hypotheses() -> None:
 
 
 def test_numbers_as_words() -> None:
-    powers = [show_power(text) for text in ("7.25e+14", "3e+05", "1 × cpu", "not known", "4h19m")]
+    powers = [show_superscript(text) for text in ("7.25e14", "3e5", "1 × cpu", "not known", "4h19m")]
     assert powers == ["7.25 × 10¹⁴", "3 × 10⁵", "1 × cpu", "not known", "4h19m"]
     assert (show_points(0.0123), show_points(-0.2), show_points(float("nan"))) == ("+1.23", "−20.00", "–")
     assert (show_points(-1e-9), show_p_value(0.04996), show_p_value(0.0504)) == ("0.00", "0.04996", "0.050")

@@ -117,5 +117,5 @@ def test_sizes() -> None:
         "1.23 kB",
         "5.5 MB",
         "1.5 TB",
-        "3e+04 TB",
+        "30,000 TB",
     ]

@@ -1,7 +1,7 @@
-"""What transformers, an ONNX file or a server answers for the golden texts of a model folder, beside what stands there.
+"""Compare the outputs of transformers, an ONNX file or a server with the golden vectors in a model folder.
 
-A server is asked as its kind is: by OpenAI's `/v1/embeddings` (vLLM, Text Embeddings Inference, Infinity, llama.cpp) or
-TEI's `/embed`; for classes by `/predict`, TEI's and that of our how-to.
+Routes of servers: OpenAI's `/v1/embeddings` (vLLM, Text Embeddings Inference, Infinity, llama.cpp) and TEI's `/embed`;
+for classes `/predict`, TEI's and that of our how-to.
 """
 
 import http.client
@@ -18,6 +18,7 @@ from scipy import special
 
 from biphase import console
 from biphase.api.networks import needs_extra
+from biphase.config import ModelName
 from biphase.encoder.models import find_folder
 from biphase.errors import InputError, clipped, first_line, first_of, told_as
 from biphase.files import read_json_as
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
     from biphase.exporting.golden import Golden
 
 ROUNDING, IN_16_BITS = 1e-3, 2e-2
-"""Answers differ by less, in units of their length, in fp32, and where a server computes in 16 bits."""
+"""The largest differences of answers, relative to their length, for fp32 and for 16-bit servers."""
 CLOSER = 3
-"""A mistake is named where its answer lies so many times nearer to the server's than the right one."""
+"""A mistake explains a server's answer if its own answer is this many times nearer than the right one."""
 DECIMALS = 4
-"""Answers that are equally near by so many decimals have the words of the simplest mistake."""
+"""Among answers that are equally near to this many decimals, the simplest mistake is named."""
 OK = 200
 SHOWN_CHARACTERS = 60
 
@@ -39,7 +40,7 @@ SHARES: dict[str, Callable[[Any], np.ndarray]] = {
     "a sigmoid": special.expit,
     "logits as they are": np.asarray,
 }
-"""What servers and pipelines answer for the logits [texts, classes]."""
+"""The scores that servers and pipelines make of logits [texts, classes]."""
 
 Row = dict[str, Any]
 Parts = Sequence[np.ndarray] | np.ndarray
@@ -48,42 +49,44 @@ Parts = Sequence[np.ndarray] | np.ndarray
 
 @dataclass(frozen=True)
 class AnswerCheck:
-    """How near an answer to a folder's golden texts is to its golden vectors."""
+    """The distance of answers to a folder's golden texts from its golden vectors."""
 
     by: str
     is_equal: bool
     verdict: str
     texts: list[Row]
-    """`text tokens cosine difference`: the last is the largest one of a number."""
+    """`text tokens cosine difference`; the last is the largest difference of a number."""
+
+    def __repr__(self) -> str:
+        return f"{self.by}: {self.verdict} ({len(self.texts)} texts)"
 
 
-def check(folder: str | Path, server: str | None = None, *, timeout: float = 60.0) -> list[AnswerCheck]:
-    """Compare what computes with a model folder with the golden vectors in it: transformers and its ONNX file, or a
-    server.
+def check(folder: ModelName, server: str | None = None, *, timeout: float = 60.0) -> list[AnswerCheck]:
+    """Compare the outputs of transformers and an ONNX file, or of a server, with the golden vectors in a model folder.
 
     Args:
-        folder: a folder that `export`, `--keep` or `embed` wrote. With a server any model folder or hub id: what it has
-            no golden vectors of, transformers computes.
-        server: the address of a server of this model, such as http://localhost:8000, or of one of its routes.
-        timeout: seconds that an answer may take.
+        folder: A folder that `export`, `finetune --keep` or `embed` wrote. With a server, any model folder or hub id:
+            transformers computes missing golden vectors.
+        server: The address of a server of this model, such as http://localhost:8000, or of one of its routes.
+        timeout: The longest wait for an answer, in seconds.
 
-    Returns: for each that answered `by is_equal verdict texts`.
+    Returns: for each source of answers `by is_equal verdict texts`.
 
     Raises:
-        InputError: no such folder, nothing to compare with, or a server that does not answer, or with nonsense.
+        InputError: no such folder, nothing to compare with, or a server without a useful answer.
     """
     if server is not None and not server.startswith(("http://", "https://")):
-        raise InputError(f"server {server} is no address: give one such as http://localhost:8000")
-    path, feature = find_folder(str(folder)), f"to compute what {folder} gives"
-    with told_as(f"cannot compute what {folder} gives"), needs_extra("embeddings", feature):
+        raise InputError(f"server {server} is not an address: give one such as http://localhost:8000")
+    path, feature = find_folder(str(folder)), f"to compute the outputs of {folder}"
+    with told_as(f"cannot compute the outputs of {folder}"), needs_extra("embeddings", feature):
         from biphase.exporting.golden import GOLDEN, Golden, load_answering, make_golden
 
         if (path / GOLDEN).exists():
             golden = read_json_as(path / GOLDEN, Golden)
         elif server is None:
-            raise InputError(f"{folder} has no {GOLDEN}: name a server of it, or export it anew")
+            raise InputError(f"{folder} has no {GOLDEN}: give a `server` that serves it, or export it again")
         else:
-            console.err.print(f"{folder} has no {GOLDEN}: transformers computes what it gives", markup=False)
+            console.err.print(f"{folder} has no {GOLDEN}: transformers computes the vectors", markup=False)
             golden = make_golden(path)
         if server is not None:
             return [check_server(path, golden, server, timeout)]
@@ -99,12 +102,12 @@ def check(folder: str | Path, server: str | None = None, *, timeout: float = 60.
 
 
 def tell_unequal(checks: Sequence[AnswerCheck]) -> str:
-    """Name those whose answers are not the golden vectors, or ""."""
+    """Name the sources whose answers differ from the golden vectors, or ""."""
     return "; ".join(f"{check.by} is not equal: {check.verdict}" for check in checks if not check.is_equal)
 
 
 def judge_answers(by: str, golden: "Golden", tokenizer: Any, compute: Any) -> AnswerCheck:
-    """Compare what is computed here, of one padded batch by the tokenizer that transformers chooses."""
+    """Compare outputs computed here for one padded batch, with the tokenizer that transformers chooses."""
     import torch
 
     from biphase.exporting.plain import read_answers
@@ -116,12 +119,12 @@ def judge_answers(by: str, golden: "Golden", tokenizer: Any, compute: Any) -> An
         outputs = compute({name: features[name] for name in ("input_ids", "attention_mask")})
     answered = read_answers(outputs, lengths)
     is_equal = find_gap(answered, expected) <= ROUNDING
-    verdict = "equal" if is_equal else f"{by} gives something else than the golden vectors say"
+    verdict = "equal" if is_equal else f"{by} gives something else than the golden vectors"
     return AnswerCheck(by, is_equal, verdict, tell_nearness(golden, expected, answered))
 
 
 def find_gap(answered: Parts, expected: Parts) -> float:
-    """Return the largest difference of an answer, in units of the length of the expected one."""
+    """Return the largest difference of an answer, relative to the length of the expected one."""
     if [part.shape for part in answered] != [part.shape for part in expected]:
         return np.inf
     pairs = zip(answered, expected, strict=True)
@@ -129,7 +132,7 @@ def find_gap(answered: Parts, expected: Parts) -> float:
 
 
 def tell_nearness(golden: "Golden", expected: Parts, answered: Parts) -> list[Row]:
-    """Say for each text how near an answer of the same shape is."""
+    """Make a row for each text whose answer has the expected shape."""
     rows: list[Row] = []
     for text, ids, one, other in zip(golden.texts, golden.ids, answered, expected, strict=True):
         if one.shape == other.shape:
@@ -143,17 +146,17 @@ def tell_nearness(golden: "Golden", expected: Parts, answered: Parts) -> list[Ro
 
 
 def check_server(folder: Path, golden: "Golden", server: str, timeout: float) -> AnswerCheck:
-    """Compare what a server answers, and name the mistake that explains another answer."""
+    """Compare a server's answers; name the mistake that explains different ones."""
     config, is_embedding = read_json_as(folder / "config.json", Row), golden.output == "embedding"
     if isinstance(golden.values[0][0], list):
-        raise InputError(f"{folder} says something of each token, which is compared without a server only")
+        raise InputError(f"{folder} answers for each token, which cannot be compared with a server: leave `server` out")
     labels = [] if is_embedding else [str(name) for name in (config.get("id2label") or {}).values()]
     by, text = ask(server, golden, folder.name, timeout)
     answered, values = read_answer(by, text, labels), np.array(golden.values)
     if answered.shape != values.shape or not np.isfinite(answered).all():
         shapes = f"numbers [texts, numbers] {[*answered.shape]}, and {folder} finite ones {[*values.shape]}"
         raise InputError(f"{by} gives {shapes}: does it serve this model?")
-    # Embeddings are compared by their directions, logits as the shares of classes that servers answer.
+    # Compare the directions of embeddings, and of logits the shares of classes that servers answer.
     view = to_directions if is_embedding else SHARES[find_shares(config)]
     expected, seen = view(values), to_directions(answered) if is_embedding else answered
     gap, verdict = find_gap(seen, expected), "equal"
@@ -170,7 +173,7 @@ def to_directions(embeddings: Parts) -> np.ndarray:
 
 
 def find_shares(config: Row) -> str:
-    """Find what a pipeline makes of the logits of a network."""
+    """Name the function in `SHARES` that a pipeline applies to a network's logits."""
     problem = config.get("problem_type")
     if problem == "regression":
         return "logits as they are"
@@ -179,7 +182,7 @@ def find_shares(config: Row) -> str:
 
 
 def find_mistake(folder: Path, golden: "Golden", seen: Parts, view: Callable[[Any], np.ndarray], gap: float) -> str:
-    """Name the mistake whose answer is what a server answered, or ""."""
+    """Name the mistake that gives the server's answer, or ""."""
     from biphase.exporting.golden import other_answers
 
     others = [(words, view(parts)) for words, parts in other_answers(folder, golden)]
@@ -192,18 +195,17 @@ def find_mistake(folder: Path, golden: "Golden", seen: Parts, view: Callable[[An
 
 
 def compare_lengths(answered: np.ndarray, expected: np.ndarray) -> tuple[str, str]:
-    """Give a verdict on the lengths of vectors that have equal directions, or a mistake."""
+    """Return a verdict on the lengths of vectors with equal directions, and a mistake or ""."""
     theirs, ours = (np.linalg.norm(parts, axis=1) for parts in (answered, expected))
     if np.abs(theirs / ours - 1).max() <= IN_16_BITS:
         return "equal", ""
     if np.abs(theirs - 1).max() <= ROUNDING:
-        return "equal, but for their length, which the server makes 1", ""
+        return "equal, except that the server makes their length 1", ""
     return "", "their directions are equal, their lengths are not: does the server normalize as the folder does?"
 
 
 def read_answer(by: str, text: bytes, labels: Sequence[str]) -> np.ndarray:
-    """Read a server's answer [texts, numbers]: vectors, or scores in the order of `labels`. Raises `InputError` for
-    anything else."""
+    """Read a server's answer [texts, numbers]: vectors, or scores in the order of `labels`."""
     try:
         rows = json.loads(text)
         if isinstance(rows, dict):
@@ -214,7 +216,7 @@ def read_answer(by: str, text: bytes, labels: Sequence[str]) -> np.ndarray:
         return np.array(rows, dtype=np.float64)
     except (ValueError, TypeError, KeyError, AttributeError):
         what = f"scores of {first_of(labels)}" if labels else "embeddings"
-        raise InputError(f"{by} does not answer with {what}, but: {quote(text)}") from None
+        raise InputError(f"{by} does not answer with {what} but with {quote(text)}") from None
 
 
 def quote(text: bytes) -> str:
@@ -222,7 +224,7 @@ def quote(text: bytes) -> str:
 
 
 def ask(server: str, golden: "Golden", name: str, timeout: float) -> tuple[str, bytes]:
-    """Ask a server by the routes of its kind; return the address that answered, and the answer."""
+    """Ask a server by each route of its kind; return the address that answered, and the answer."""
     base, openai = server.rstrip("/"), {"model": name, "input": golden.texts}
     requests: list[tuple[str, Any]] = [("/v1/embeddings", openai), ("/embed", {"inputs": golden.texts})]
     if golden.output == "logits":
@@ -241,7 +243,7 @@ def ask(server: str, golden: "Golden", name: str, timeout: float) -> tuple[str, 
 
 
 def find_served_name(base: str, timeout: float) -> str | None:
-    """Find the name by which a server of OpenAI's kind knows its first model; None where it does not say."""
+    """Ask an OpenAI-like server for the name of its first model; return None without an answer."""
     status, text = send(f"{base}/v1/models", None, timeout)
     try:
         return str(json.loads(text)["data"][0]["id"]) if status == OK else None
@@ -250,8 +252,7 @@ def find_served_name(base: str, timeout: float) -> str | None:
 
 
 def send(url: str, body: Any, timeout: float) -> tuple[int, bytes]:
-    """Send JSON, or ask without a body; return the status and what was answered. Raises `InputError` where nothing is
-    answered in time."""
+    """Send JSON, or ask without a body; return the status and the answer. Raises `InputError` after the timeout."""
     data = None if body is None else json.dumps(body).encode()
     try:
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})

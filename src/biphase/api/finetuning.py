@@ -1,8 +1,7 @@
-"""A network and a task → a fine-tuned network with its score; that network and rows → predictions; models × tasks ×
-rates × seeds → what is missing is run, what is there is summarized, and two models are compared.
+"""Fine-tune, predict, score, evaluate a grid, compare two models.
 
-Records of plain data are the rows of DataFrames and of `--format json`. Shares, not percent; what is not known is None
-or NaN, and null in JSON.
+Records of plain data are the rows of DataFrames and of `--format json`. They hold shares, not percent; an unknown value
+is None or NaN, and null in JSON.
 """
 
 import json
@@ -11,15 +10,16 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
+import numpy as np
 from pydantic_core import to_jsonable_python
 
 from biphase import console
 from biphase.api.networks import ZERO_SHOT, ZeroShot, run_zero_shot
 from biphase.api.own_task import write_task
 from biphase.api.tables import TABLE_FORMS, refuse_ending, write_rows
-from biphase.config import parse_config
+from biphase.config import AnyPath, ModelName, OnCommandLine, PythonOnly, parse_config
 from biphase.corpus.rows import PlacedRow, Row, TableForm, ending_of, rows_in_memory
 from biphase.corpus.text import keep_rows
 from biphase.engine.local import Engine, EngineKind
@@ -50,43 +50,44 @@ if TYPE_CHECKING:
     import pandas
 
 OWN_TASKS = "data"
-"""The folder beside scores in which tasks are kept that came as rows."""
+"""The folder beside scores for tasks made from rows."""
 
 
 def finetune(
-    model: str | Path,
+    model: ModelName,
     task: str | None = None,
     *,
     data: Any = None,
-    template: str | None = None,
-    label: str | None = None,
-    missing: Literal["refuse", "drop"] = "refuse",
-    group: str | None = None,
-    scores: Path | str = "scores",
-    keep: Path | str | None = None,
+    template: Annotated[str | None, PythonOnly] = None,
+    label: Annotated[str | None, PythonOnly] = None,
+    missing: Annotated[Literal["refuse", "drop"], PythonOnly] = "refuse",
+    group: Annotated[str | None, PythonOnly] = None,
+    scores: AnyPath = "scores",
+    keep: AnyPath | None = None,
     **settings: Any,
 ) -> Score:
     """Fine-tune one model on one task with one rate and seed, and score it on validation and test.
 
+    `data` may also be rows of a task of your own, which `task` then only names: a DataFrame, a `datasets.Dataset`,
+    dictionaries, a file, or a mapping of `train`, `validation` and `test` to these. The columns tell the kind of task.
+    Missing splits are drawn from train.
+
     Args:
-        model: RUN[@STEP], a model folder, or a hub id (ID@REVISION).
-        task: a name such as snli, or a YAML file that describes one.
-            In Python: for rows also a name for them.
-        data: the folder with the task's data as published, in place of the hub; or, without such a task, rows to train
-            on (a DataFrame, a `datasets.Dataset`, dictionaries, a file) or a mapping of `train`, `validation` and
-            `test` to such. What is missing is drawn from train. The columns tell what the task is.
-        template: columns in braces that make the input of rows, in place of all their columns of texts.
-        label: the column of rows with the label, or with the list of tags, where its name does not tell.
-        missing: `drop` leaves rows of data without label or text out; a task file has a key for it.
-        group: the column of rows whose values stay together where splits are drawn; a task file has a key for it.
-        scores: where finished cells are kept.
-        keep: write the fine-tuned model to this folder, for transformers' pipelines, unless its training diverges.
-            Where its class there has another head than the paper's, that one is trained, and a line says so.
-        settings: changes to single keys of the cell, such as `learning_rate=1e-4, seed=3`. Without a rate, a task of
-            one's own is trained at the best of three on validation after 100 steps each.
+        model: RUN[@STEP], a model folder or a hub id (ID@REVISION).
+        task: The name of a task, such as snli, or a YAML file that describes one.
+        data: The folder with the task's data as published, instead of the hub.
+        template: For rows: the input, with columns in braces; by default, all text columns.
+        label: For rows: the column with the label or the list of tags, if its name does not tell.
+        missing: For rows: `drop` leaves out rows without a label or text.
+        group: For rows: the column whose values stay together when splits are drawn.
+        scores: The folder for finished cells (a cell is one model, task, learning rate and seed).
+        keep: Write the fine-tuned model to this folder, for transformers' pipelines, unless its training diverges. A
+            model type whose head in transformers differs from the paper's is trained with that head, with a message.
+        settings: Changes to single keys, such as `learning_rate=1e-4, seed=3`. Without a rate, a task of your own uses
+            the best of three on validation after 100 steps each.
     """
     if not isinstance(task, str | Path | None):
-        raise InputError(f"the task is of type {type(task).__name__}: give its name or its file; rows go to `data`")
+        raise InputError(f"`task` is a {type(task).__name__}: give a name or a file; rows go to `data`")
     config = parse_config(FinetuneConfig, settings, origin=str(task or "finetune"))
     folder = data
     if data is not None and not is_folder(data):
@@ -111,7 +112,7 @@ def finetune(
 
 
 def choose_open(plan: CellPlan, scores: Path, is_kept: bool, has_rate: bool) -> CellPlan:
-    """Choose what a call left open: the head of a model that is kept, and the rate."""
+    """Choose the head of a model to keep, and the rate unless it is given."""
     from biphase.finetuning.heads import plan_to_keep
     from biphase.finetuning.rates import search_rate
 
@@ -120,7 +121,7 @@ def choose_open(plan: CellPlan, scores: Path, is_kept: bool, has_rate: bool) -> 
 
 
 def tell_score(score: Score, keep: Path | str | None, is_old: bool) -> None:
-    """Print what a fine-tuning gave, class by class, and where it is kept."""
+    """Print the score, overall and per class, and the folders that were written."""
     console.out.print(score.headline() + (" · finished before" if is_old else ""), markup=False)
     of_model = ""
     if keep is not None:
@@ -131,30 +132,30 @@ def tell_score(score: Score, keep: Path | str | None, is_old: bool) -> None:
 
 
 def is_folder(data: Any) -> bool:
-    """Tell whether data is where a task's published files are (a folder, or `hub`), and not rows or a file of rows."""
+    """Tell whether data names a folder of published files (or `hub`), rather than rows or a file of rows."""
     return isinstance(data, str | Path) and not Path(data).is_file()
 
 
 def raise_failures(failures: Sequence[Failure]) -> None:
-    """Raise `InputError` with the first of the units that failed, where there are some."""
+    """Raise `InputError` with the first failed unit, if any."""
     if not failures:
         return
     failed = [failure for failure in failures if not failure.is_blocked]
     first = (failed or failures)[0]
-    waiting = f", {len(failures) - len(failed)} that need them were not run" if len(failed) < len(failures) else ""
+    waiting = f", {len(failures) - len(failed)} that need them did not run" if len(failed) < len(failures) else ""
     reason = f"{len(failed)} failed{waiting}; the first: {first.unit}: {first.reason}"
-    raise InputError(f"{reason}; what is finished is kept, the same command runs the others again")
+    raise InputError(f"{reason}; run the same command again to retry: finished work is kept")
 
 
 def by_task(data: Any) -> Mapping[str, Any]:
     """Check that data is given by task; return an empty mapping for none."""
     if not isinstance(data, Mapping | None):
-        raise InputError("`data` says it by task: give a mapping of names to folders or rows, such as {'mine': rows}")
+        raise InputError("`data` must map names of tasks to folders or rows, such as {'mine': rows}")
     return data or {}
 
 
 def place_data(data: Mapping[str, Any], tasks: list[str], scores: Path) -> tuple[list[str], list[tuple[str, str]]]:
-    """Return the tasks, those that came as rows by their files, and the folders of data."""
+    """Write tasks that came as rows; return all tasks, and the folders of data by task."""
     folders = []
     for name, rows in data.items():
         folder = str(rows)
@@ -166,22 +167,23 @@ def place_data(data: Mapping[str, Any], tasks: list[str], scores: Path) -> tuple
 
 
 def predict(
-    model: str | Path,
-    data: Any,
+    model: ModelName,
+    data: Annotated[Any, OnCommandLine(Path)],
     *,
-    out: Path | str | None = None,
+    out: AnyPath | None = None,
     template: str | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> "pandas.DataFrame | Path":
-    """Predict labels, spans or answers for every row; the rows' own columns stay.
+    """Predict labels, spans or answers for every row, beside the row's own columns.
+
+    `data` may also be a DataFrame, a `datasets.Dataset`, texts, or rows as dictionaries.
 
     Args:
-        model: a folder that `finetune` kept, or a hub id with a head.
-        data: a file of rows (.jsonl, .csv, .tsv, .xlsx, .json, .parquet, columns; .txt: a text a line).
-            In Python: also a DataFrame, a `datasets.Dataset`, texts, or rows as dictionaries.
-        out: write a .jsonl, .csv or .tsv file, row by row, a table as the one that was read; or .xlsx or .parquet.
-        template: columns in braces, for a model that does not say what its inputs are: `{text}`.
-        device: auto, cpu or cuda.
+        model: A folder that `finetune --keep` wrote, or a hub id of a model with a head.
+        data: A file of rows (.jsonl, .csv, .tsv, .xlsx, .json, .parquet, CoNLL) or of texts, one a line (.txt).
+        out: Write this .jsonl, .csv, .tsv, .xlsx or .parquet file. A .csv or .tsv file keeps the form of the input.
+        template: The input, with columns in braces, such as `{text}`, for a model that does not record it.
+        device: The device; auto uses a GPU if there is one.
     """
     import pandas
 
@@ -196,15 +198,15 @@ def predict(
 
 @dataclass(frozen=True)
 class FileScore:
-    """How good a kept model is on the rows of a file."""
+    """The score of a fine-tuned model on the rows of a file."""
 
     model: str
     file: str
     task: str
     metric: str
-    """The task's own one."""
+    """The task's primary one."""
     metrics: dict[str, Interval]
-    """Each with its 95 % interval over examples, whose ends are nan where they are not known."""
+    """Each with its 95 % interval over examples, whose ends are nan if unknown."""
     num_examples: int
     num_left_out: int
     """Rows without a label."""
@@ -212,22 +214,33 @@ class FileScore:
     classes: ClassReport | None
     """None for a task without classes."""
 
+    def __repr__(self) -> str:
+        counts = f"{self.num_examples:,} examples, {self.num_left_out:,} left out, {self.num_truncated:,} truncated"
+        others = " · ".join(f"{name} {part.value:.2%}" for name, part in self.metrics.items() if name != self.metric)
+        return f"{self.task} · {self.model} · {self.file}\n{self.show(self.metric)}\n{others}\n{counts}"
+
+    def show(self, metric: str) -> str:
+        """Show a metric as `accuracy 81.20% [79.90%, 82.50%]`."""
+        part = self.metrics[metric]
+        return f"{metric} {part.value:.2%}" + ("" if np.isnan(part.low) else f" [{part.low:.2%}, {part.high:.2%}]")
+
 
 def score(
-    model: str | Path,
-    data: Any,
+    model: ModelName,
+    data: Annotated[Any, OnCommandLine(Path)],
     *,
-    picture: str | Path | None = None,
+    picture: AnyPath | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> FileScore:
-    """Score a model that `finetune` kept on labelled rows: in all, with an interval, and class by class.
+    """Score a fine-tuned model on labelled rows: overall, with confidence intervals, and per class.
+
+    `data` may also be a DataFrame, a `datasets.Dataset`, or rows as dictionaries.
 
     Args:
-        model: a folder that `finetune` kept.
-        data: a file of labelled rows, in any form that tasks have.
-            In Python: also a DataFrame, a `datasets.Dataset`, or rows as dictionaries.
-        picture: draw what is confused with what into this .png, .svg or .pdf.
-        device: auto, cpu or cuda.
+        model: A folder that `finetune --keep` wrote.
+        data: A file of labelled rows, in any format that tasks have.
+        picture: Draw the confusion matrix into this .png, .svg or .pdf file.
+        device: The device; auto uses a GPU if there is one.
     """
     if picture is not None:
         check_picture(Path(picture))
@@ -261,8 +274,8 @@ def score(
 
 
 def predict_rows(model: str, file: Path, template: str | None, device: str) -> tuple[TableForm | None, Iterator[Row]]:
-    """Return how a table is written, and each row of a file with what a model predicts, as it is read. Raises
-    `InputError` before the model is loaded."""
+    """Return the format for writing a table, and an iterator over rows with predictions. Raises `InputError` before the
+    model is loaded."""
     network = find_kept(model, file, template)
     form, rows = open_rows(network, file)
     return form, track_predictions(network, rows, file.name, device)
@@ -289,8 +302,8 @@ def track_predictions(network: KeptModel, rows: Iterator[PlacedRow], name: str, 
 
 
 def write_predictions(model: str, file: Path, out: Path | TextIO, template: str | None, device: str) -> None:
-    """Write the rows of a file with predictions into a file that appears when it is whole, or as JSONL. A table is
-    written as the one that was read, where both have the same ending."""
+    """Write rows with predictions to a file that appears only when complete, or to a stream as JSONL. A table keeps the
+    format of the input if both have the same ending."""
     ending = ".jsonl"
     if isinstance(out, Path):
         ending = out.suffix.lower()
@@ -309,7 +322,7 @@ def fields_of(record: object, names: str) -> dict[str, Any]:
 
 
 def summary_records(rows: Iterable[verdicts.SummaryRow]) -> list[dict[str, Any]]:
-    """Make a record for each model on each task, in the order of the table: the task's best mean first."""
+    """Make a record for each model on each task, each task's best mean first."""
     records = []
     for row in rows:
         score = row.score
@@ -340,8 +353,7 @@ def comparison_records(comparisons: Iterable[verdicts.TaskComparison]) -> list[d
 
 
 def to_json(value: Any) -> str:
-    """Write plain data and records as every `--format json` does: indented, in UTF-8, no NaN, nothing that a terminal
-    obeys."""
+    """Write plain data and records for `--format json`: indented UTF-8 without NaN or terminal control characters."""
     tree = to_jsonable_python(value, inf_nan_mode="null")
     text = json.dumps(tree, indent=2, ensure_ascii=False, allow_nan=False)
     return console.UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
@@ -353,7 +365,7 @@ def evaluate(
     *,
     learning_rates: Iterable[float] = PAPER_LEARNING_RATES,
     seeds: Iterable[int] = PAPER_SEEDS,
-    scores: Path | str = "scores",
+    scores: AnyPath = "scores",
     data: Mapping[str, Any] | None = None,
     engine: EngineKind = "local",
     address: str | None = None,
@@ -361,29 +373,31 @@ def evaluate(
     workers_per_gpu: int = 1,
     part: str | None = None,
     dry_run: bool = False,
-    keep: Path | str | None = None,
+    keep: AnyPath | None = None,
     **settings: Any,
 ) -> "pandas.DataFrame":
-    """Fine-tune and score models on tasks with every rate and seed, if not done yet; validation chooses the rate.
+    """Fine-tune and score models on tasks with every learning rate and seed; validation chooses the rate. Finished
+    cells are not run again.
 
     Args:
-        models: RUN[@STEP], model folders or hub ids (ID@REVISION). Without one: what is in `scores` already.
-        tasks: names or YAML files, those of `data` or `paper`, its twelve, unless given; zero-shot:FOLDER, mteb:NAME.
-        learning_rates: the rates that are tried, of which validation chooses one.
-        seeds: the seeds of each rate.
-        scores: where finished cells are kept.
-        data: by task, the folder with its data as published; or, for tasks of your own, rows as `finetune` takes them.
-        engine: local: this machine; ray: several machines.
-        address: the address of a Ray cluster, such as `auto`.
-        workers: cells side by side; one per core or GPU unless given.
-        workers_per_gpu: cells that share a GPU.
-        part: NUMBER/TOTAL: only this part of the cells, from 0/TOTAL on (a Slurm array).
-        dry_run: say which cells are missing and how long they take.
-        keep: write the best fine-tuned model of each task, by validation, below here.
-        settings: of all cells, such as `max_steps=200`.
+        models: RUN[@STEP], model folders or hub ids (ID@REVISION). Without a model, summarize what `scores` holds.
+        tasks: Names or YAML files; zero-shot:FOLDER or mteb:NAME. By default the tasks of `data`, or else the paper's
+            twelve, `paper`.
+        learning_rates: The learning rates to try.
+        seeds: The seeds for each learning rate.
+        scores: The folder for finished cells (a cell is one model, task, learning rate and seed).
+        data: By task: the folder with its data as published or, for tasks of your own, rows as `finetune` takes them.
+        engine: Run on this machine (local) or on several (ray).
+        address: The address of a Ray cluster, such as `auto`.
+        workers: The number of cells that run side by side; one per core or GPU by default.
+        workers_per_gpu: The number of cells that share a GPU.
+        part: NUMBER/TOTAL: run only this part of the cells, counted from 0 (for a Slurm array).
+        dry_run: Count the missing cells and estimate their time; train nothing.
+        keep: Write the best fine-tuned model of each task, by validation, to a folder below this one.
+        settings: Settings of all cells, such as `max_steps=200`.
 
-    Returns: a row for each model on each task that `scores` holds: `rate`, the `mean` of its test scores with its 95 %
-    interval, …; shares from 0 to 1. In a dry run, how many cells each has and how many are missing.
+    Returns: a row for each model on each task in `scores`: `rate`, the `mean` of its test scores with its 95 %
+    interval, …; shares from 0 to 1. For a dry run, the numbers of cells and of missing ones.
     """
     import pandas
 
@@ -402,10 +416,10 @@ def evaluate(
 
 
 def compare(model_a: str | Path, model_b: str | Path, *, scores: str | Path = "scores") -> "pandas.DataFrame":
-    """Compare two models that `evaluate` has scored, task by task: who wins where, and is it more than noise?
+    """Compare two models that `evaluate` scored: which wins on each task, and is the difference more than noise?
 
     Returns: a row for each task: both means, their `difference` (A minus B) with its 95 % interval, the p-value
-    adjusted over the tasks, the `verdict` and `notes` on it.
+    adjusted for the number of tasks, the `verdict` and `notes`.
     """
     import pandas
 
@@ -419,14 +433,14 @@ def list_names(names: str | Path | Iterable[str | Path]) -> list[str]:
 
 @dataclass(frozen=True)
 class ScoreSummary:
-    """What a folder of scores holds, after what was missing was run."""
+    """The scores of a folder, after missing cells were run."""
 
     scores: ScoreSet
     rows: list[verdicts.SummaryRow]
     comparison: list[verdicts.TaskComparison]
-    """Two models, task by task; empty where none are compared."""
+    """Two models, task by task; empty unless two are compared."""
     failures: Sequence[Failure]
-    """What failed just now."""
+    """The units that failed in this call."""
 
 
 def run_evaluation(
@@ -440,16 +454,16 @@ def run_evaluation(
     pair: tuple[str, str] | None = None,
     **workers: Any,
 ) -> ZeroShot | MissingCells | ScoreSummary:
-    """Run what is missing of a grid, whose tasks stand as a user named them, and summarize what its scores hold then;
-    in a dry run, count what is missing. Tasks on which nothing is trained have answers of their own."""
+    """Run the missing cells of a grid, with tasks as the user named them, and summarize its folder of scores; in a dry
+    run, count the missing cells. Zero-shot tasks train nothing."""
     given = grid.config.model_fields_set
     for key in {"learning_rate", "seed"} & given:
-        raise InputError(f"{key} is one of the axes of a grid: give `{key}s`")
+        raise InputError(f"{key} varies in a grid: give `{key}s`")
     if grid.models and any(task.startswith(ZERO_SHOT) for task in grid.tasks):
         refused: dict[str, Any] = {"dry_run": dry_run, "part": part, "compare": pair, "keep": keep, "settings": given}
         return run_zero_shot(grid.models, grid.tasks, grid.out, **refused)
     if keep is not None and (not grid.models or part is not None):
-        raise InputError("`keep` is for models that are fine-tuned on tasks, without `part`")
+        raise InputError("`keep` needs a model to fine-tune, and does not go with `part`")
     failures: Sequence[Failure] = ()
     if grid.models:
         names = tuple(name for task in grid.tasks for name in (PAPER_TASKS if task == "paper" else name_tests(task)))
@@ -465,7 +479,7 @@ def run_evaluation(
 
 
 def evaluation_json(answer: ZeroShot | MissingCells | ScoreSummary) -> dict[str, Any]:
-    """Make the JSON of docs/reference/command_line.md."""
+    """Make the JSON that docs/reference/command_line.md describes."""
     if isinstance(answer, MissingCells):
         return vars(answer)
     if isinstance(answer, ScoreSummary):

@@ -1,4 +1,4 @@
-"""Look into folders: the facts of each kind that biphase writes; and check the data of a task."""
+"""Read the facts of each kind of folder, and check the data of a task."""
 
 import statistics
 from collections import Counter
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from biphase.api.finetuning import fields_of
-from biphase.config import load_config, read_yaml
+from biphase.config import AnyPath, ModelName, load_config, read_yaml
 from biphase.corpus.shards import SHARD_SPLITS, ShardSet
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.encoder.models import find_folder
@@ -27,9 +27,9 @@ from biphase.tasks.splits import Collection
 Facts = dict[str, Any]
 
 LONG_TOKENS = 2048
-"""Documents of more tokens than this are counted: the paper's longest sample."""
+"""Longer documents are counted; the paper's longest sample."""
 BEGIN_CHARACTERS, BEGIN_DOCUMENTS = 200, 2
-"""Characters that are shown of a document, and the number of such documents."""
+"""The characters shown of a document, and the number of documents shown."""
 
 MODEL_KEYS = ("architectures", "model_type", "is_causal", "hidden_size", "num_hidden_layers", "vocab_size")
 
@@ -46,20 +46,20 @@ FOLDER_KINDS: Mapping[str, tuple[str, ...]] = {
     "scores": ("*/score.json", "*/*/score.json"),
     **dict.fromkeys(("embedding model", "converted model", "search index"), ()),
 }
-"""Each kind of folder, and the files of which one tells it where it has no mark of ours."""
+"""Files that identify each kind of folder without our mark; one of them is enough."""
 
 
-def inspect(folder: str | Path, *, verify: bool = False, picture: str | Path | None = None) -> Facts:
-    """Return the facts of a folder that biphase wrote: its `kind`, its `path` and those of that kind; of any model what
-    transformers computes with it, and `warnings` where that is not what its files say.
+def inspect(folder: ModelName, *, verify: bool = False, picture: AnyPath | None = None) -> Facts:
+    """Return the `kind`, the `path` and other facts of a folder. For a model, add what transformers computes with it,
+    and `warnings` if its files say something else.
 
     Args:
-        folder: any folder that biphase wrote: shards, a run, a model, a study, …; or any model folder or hub id.
-        verify: read every byte of which there is a hash, and compare.
-        picture: draw what a cell confuses on test into this .png, .svg or .pdf.
+        folder: Any folder that biphase wrote (shards, a run, a model, a study, …), a model folder or a hub id.
+        verify: Read all files and compare their hashes.
+        picture: Draw the confusion matrix of a cell on test into this .png, .svg or .pdf file.
 
     Raises:
-        InputError: no such folder, not one of ours, or damaged (the message names the file).
+        InputError: an unknown or damaged folder; the message names the file.
     """
     path = Path(folder)
     facts = read_folder(path if path.is_dir() else find_folder(str(folder)), verify)
@@ -73,7 +73,7 @@ def inspect(folder: str | Path, *, verify: bool = False, picture: str | Path | N
 
 
 def read_folder(path: Path, verify: bool = False) -> Facts:
-    """Read the facts of a folder that stand in its files."""
+    """Read the facts in a folder's files."""
     kind = find_kind(path)
     head = {"kind": kind, "path": str(path)}
     if verify and (marks := sorted(path.rglob(MARK))):
@@ -88,7 +88,7 @@ def read_folder(path: Path, verify: bool = False) -> Facts:
 
 
 def find_kind(path: Path) -> str:
-    """Return the kind that our mark in a folder says, else the first of `FOLDER_KINDS` of which a file is there."""
+    """Return the kind in a folder's mark, or else the first of `FOLDER_KINDS` with a file in the folder."""
     if (path / MARK).exists():
         marked = str(read_json_as(path / MARK, dict[str, Any]).get("biphase"))
         if marked in FOLDER_KINDS:
@@ -100,7 +100,7 @@ def find_kind(path: Path) -> str:
 
 
 def read_facts(kind: str, path: Path) -> Facts:
-    """Read the facts of a folder of a kind that has no options: what its record and the names of its files say."""
+    """Read the facts of a folder from its record and file names, for kinds without options."""
     match kind:
         case "checkpoint":
             manifest = read_checkpoint_manifest(path)  # once every file was compared with its hash
@@ -205,11 +205,11 @@ def model_facts(path: Path) -> Facts:
 
 
 def check_task(task: str, data_dir: Path | None = None) -> Facts:
-    """Read and check all data of a task; returns what there is. Raises `InputError` for whatever is wrong.
+    """Read and check all data of a task; return its facts. Raises `InputError` for the first mistake.
 
     Args:
-        task: a name such as snli, or a YAML file that describes one.
-        data_dir: the task's data as published, in place of the hub.
+        task: The name of a task, such as snli, or a YAML file that describes one.
+        data_dir: The folder with the task's data as published, instead of the hub.
     """
     source = find_source(find_task(task), data_dir)
     data = examples.load_examples(source, judged_only=False)
@@ -246,7 +246,7 @@ def collection_rows(data: Collection) -> list[dict[str, Any]]:
 
 
 def lengths(sizes: Sequence[int]) -> dict[str, float | None]:
-    """Return the median and the largest size; None where there are none."""
+    """Return the median and the largest size; None for no sizes."""
     return {"median_characters": statistics.median(sizes) if sizes else None, "longest": max(sizes, default=None)}
 
 

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from biphase import console
 from biphase.api.own_task import Changes, read_settings
+from biphase.config import AnyPath, ModelName, OnCommandLine
 from biphase.corpus.packing import open_text
 from biphase.corpus.text import TxtDocuments, are_names, check_place, find_text_sources, name_sources, sample_texts
 from biphase.embedding.questions import By, read_request
@@ -30,24 +31,26 @@ if TYPE_CHECKING:
 
 
 def train_tokenizer(
-    sources: Sequence[str] | Any,
-    out: Path | str,
+    sources: Annotated[Any, OnCommandLine(Sequence[str])],
+    out: AnyPath,
     *,
     vocab_size: int = 32_768,
     limit_mb: float | None = 1000.0,
     text_field: str = "text",
     txt_documents: TxtDocuments = "file",
 ) -> Path:
-    """Train a byte-level BPE tokenizer on text; returns its folder.
+    """Train a byte-level BPE tokenizer on text; return its folder.
+
+    `sources` may also be a `datasets.Dataset`, a DataFrame, texts or rows in memory.
 
     Args:
-        sources: files (.txt, .md, .jsonl, also .gz, .zst; .parquet, .arrow), folders, globs, hub data sets (ID:SUBSET).
-            In Python: also a `datasets.Dataset`, a DataFrame, texts or rows in memory.
-        out: the folder to write.
-        vocab_size: tokens, special ones included.
-        limit_mb: train on at most this many MB of text.
-        text_field: the JSON field or the column with the text.
-        txt_documents: what a document is in .txt and .md files: file, paragraphs or lines.
+        sources: Files (.txt, .md, .jsonl, .parquet, .arrow; also .gz and .zst), folders, globs or hub data sets
+            (ID:SUBSET).
+        out: The folder to write.
+        vocab_size: The number of tokens, including special ones.
+        limit_mb: Train on at most this many MB of text.
+        text_field: The JSON field or column that holds the text.
+        txt_documents: What counts as a document in .txt and .md files: the whole file, a paragraph or a line.
     """
     from biphase.corpus.tokenizer import save_tokenizer
     from biphase.corpus.tokenizer import train_tokenizer as train
@@ -63,20 +66,23 @@ def train_tokenizer(
 
 
 def pretrain(
-    recipe: str | Path | Mapping[str, Any] | Recipe, changes: Changes = (), *, runs: Path | str = "runs"
+    recipe: Annotated[str | Path | Mapping[str, Any] | Recipe, OnCommandLine(str)],
+    changes: Changes = (),
+    *,
+    runs: AnyPath = "runs",
 ) -> Path:
-    """Pretrain, continue or adapt as a recipe says; returns the run's folder. The same call resumes.
+    """Pretrain, continue or adapt a model as a recipe says; return the run's folder. The same call resumes.
+
+    The recipe may also be a mapping of its keys or a `biphase.recipe.Recipe`, and `changes` a mapping such as
+    `{"schedule.peak_lr": 1e-3}`.
 
     Args:
-        recipe: a YAML file, or the name of one that comes with biphase: tiny.
-            In Python: also a mapping of its keys, or a `biphase.recipe.Recipe`.
-        changes: changes to single keys, such as schedule.peak_lr=1e-3.
-            In Python: also `{"schedule.peak_lr": 1e-3}`.
-        runs: where run folders are.
+        recipe: A YAML file, or the name of a bundled recipe, such as tiny.
+        changes: Changes to single keys, such as schedule.peak_lr=1e-3.
+        runs: The folder that holds all runs.
     """
     settings = read_settings(Recipe, recipe, changes)
-    # What is not there is told before PyTorch is loaded; a checkpoint may have been dropped since the run began, which
-    # knows it then.
+    # Report what is missing before PyTorch is loaded, except a checkpoint to begin from: a resumed run has its own.
     init, text = settings.init, open_text(settings.data)
     if init.preset is not None:
         find_preset(init.preset)
@@ -89,39 +95,36 @@ def pretrain(
 
 
 def export(
-    run: str | Path,
-    folder: str | Path,
+    run: ModelName,
+    folder: AnyPath,
     merge: float | None = None,
     *,
     onnx: bool = False,
     int8: bool = False,
-    test: str | Path | None = None,
+    test: AnyPath | None = None,
     as_: Literal["llama"] | None = None,
     gguf: bool = False,
     to_hub: str | None = None,
     license: str | None = None,
-    language: str | Iterable[str] | None = None,
+    language: Annotated[str | Iterable[str] | None, OnCommandLine(str | None)] = None,
 ) -> Path:
-    """Write a checkpoint as a folder that transformers loads, with a model card; returns the folder. Of a model folder,
-    such as a kept or an embedding model, write a copy with files for other programs.
+    """Write a checkpoint, or a copy of a model folder, as a folder for transformers with a model card; return it.
 
     Args:
-        run: a run's folder, its name, or the beginning of its folder's name in `runs`, and `@STEP`, its last one unless
-            given. Of several runs of one name it is the last that was trained. With `onnx`, `as_` or `gguf`, a model
-            folder or a hub id too.
-        folder: the folder to write.
-        merge: average with the decoder that it came from; this share is the decoder's.
-        onnx: write onnx/model.onnx too, which is proved to compute the same.
-        int8: and onnx/model_quantized.onnx, with weights of 8 bits, for CPUs; the card says what that costs.
-        test: what int8 is scored on: of a kept model a labelled file, or the folder with its task's data; of an
-            embedding model a folder in BEIR's layout or a file of scored pairs.
-        as_: write a EuroBERT as a plain Llama that looks both ways, without its head, for servers that know no
-            EuroBERT.
-        gguf: write model.gguf too, for llama.cpp, which is proved to compute the same; not for networks with the head
-            of a task.
-        to_hub: push the folder to this repository (USER/NAME) too, private.
-        license: such as apache-2.0, for a card that says none.
-        language: such as en, or en,de, for a card that says none.
+        run: A run: its folder, its name, or the beginning of its folder's name in `runs` (the latest run with this
+            name); `@STEP` for an earlier checkpoint. For ONNX, Llama or GGUF files, also a model folder or a hub id.
+        folder: The folder to write.
+        merge: Average the weights with those of the original decoder, which get this share.
+        onnx: Also write onnx/model.onnx, and verify that it computes the same.
+        int8: Also write onnx/model_quantized.onnx with 8-bit weights for CPUs, and state their loss in the card.
+        test: Data to compare the 8-bit weights on: a labelled file or the folder with the task's data; for an embedding
+            model, a folder in BEIR's layout or a file of scored pairs.
+        as_: Write a EuroBERT as a bidirectional Llama without a head, for servers that do not know EuroBERT.
+        gguf: Also write model.gguf for llama.cpp, and verify that it computes the same; not for models with a task's
+            head.
+        to_hub: Also push the folder to this private repository (USER/NAME).
+        license: A license for a card without one, such as apache-2.0.
+        language: Languages for a card without any, such as en or en,de.
     """
     from biphase.exporting.push import check_repository, push
 
@@ -129,13 +132,17 @@ def export(
     run = name_run(str(run))
     onnx = onnx or int8
     is_run = not (onnx or as_ or gguf) or (Path(split_reference(run)[0]) / "config.yaml").exists()
+    if is_run and (Path(run) / "config.json").exists():
+        raise InputError(f"{run} is a model folder already: with `onnx`, `gguf` or `as_`, copy it for other programs")
     source = find_checkpoint(run) if is_run else find_folder(run)
     if merge is not None and not is_run:
-        raise InputError(f"{run} is no run: merge is for a run that began with a decoder")
+        raise InputError(f"{run} is not a run: merge is for a run that began with a decoder")
     if to_hub is not None:
         check_repository(to_hub)
     if test is not None and not (int8 and Path(test).exists()):
-        raise InputError(f"test: {test} does not exist, or `int8` is not said, which is scored on it")
+        raise InputError(
+            f"test: {test} does not exist" if int8 else "`test` measures the loss of `int8`: give that too"
+        )
     complete = partial(complete_export, as_=as_, onnx=onnx, int8=int8, test=test, gguf=gguf)
     if is_run:
         from biphase.exporting.model import export_checkpoint
@@ -151,7 +158,7 @@ def export(
 
 
 def complete_export(folder: Path, as_: str | None, onnx: bool, int8: bool, test: str | Path | None, gguf: bool) -> None:
-    """Change and complete an exported folder. Raises `InputError` for packages that are missing too."""
+    """Change and complete an exported folder. Raises `InputError` for missing packages too."""
     from biphase.exporting.golden import write_golden
 
     if as_ not in (None, "llama"):
@@ -174,34 +181,35 @@ def complete_export(folder: Path, as_: str | None, onnx: bool, int8: bool, test:
 
 
 def trim(
-    model: str | Path,
-    text: list[str] | Any,
-    out: str | Path,
+    model: ModelName,
+    text: Annotated[Any, OnCommandLine(list[str])],
+    out: AnyPath,
     *,
     minimum_count: int = 1,
-    validation: list[str] | Any | None = None,
-    test: str | Path | None = None,
+    validation: Annotated[Any, OnCommandLine(list[str] | None)] = None,
+    test: AnyPath | None = None,
     text_field: str = "text",
     txt_documents: TxtDocuments = "file",
 ) -> Path:
-    """Write a copy of a model with the vocabulary that your text needs: tables sliced, tokenizer mended, and proved to
-    compute the same; returns the folder.
+    """Write a copy of a model with only the vocabulary that your text needs, and verify that it computes the same for
+    kept tokens; return the folder.
+
+    `text` and `validation` may also be a DataFrame, a `datasets.Dataset`, texts or rows in memory.
 
     Args:
-        model: a model folder or a hub id.
-        text: files, folders or hub data sets with text of the kind that the model is for. In Python: also a DataFrame,
-            a `datasets.Dataset`, texts or rows in memory.
-        out: the folder to write.
-        minimum_count: how often a token occurs in the text at least, to be kept.
-        validation: unseen text, of which the card says how many tokens longer it becomes.
-        test: what the model is scored on before and after: of a kept model a labelled file, or the folder with its
-            task's data; of an embedding model a folder in BEIR's layout or a file of scored pairs.
-        text_field: the JSON field or the column with the text.
-        txt_documents: what a document is in .txt and .md files: file, paragraphs or lines.
+        model: A model folder or a hub id.
+        text: Files, folders or hub data sets with typical text for the model.
+        out: The folder to write.
+        minimum_count: Keep tokens that occur at least this often in the text.
+        validation: Unseen text; the card says how many more tokens it takes.
+        test: Data to score the model on before and after. For a fine-tuned model: a labelled file, or the folder with
+            its task's data. For an embedding model: a folder in BEIR's layout, or a file of scored pairs.
+        text_field: The JSON field or column that holds the text.
+        txt_documents: What counts as a document in .txt and .md files: the whole file, a paragraph or a line.
     """
     refuse_filled(Path(out))
     if minimum_count < 1:
-        raise InputError(f"`minimum_count` is {minimum_count}: a token that is kept occurs at least once")
+        raise InputError(f"`minimum_count` is {minimum_count}: give 1 or more")
     if test is not None and not Path(test).exists():
         raise InputError(f"test: {test} does not exist")
     source = find_folder(str(model))
@@ -220,10 +228,10 @@ def trim(
 
 
 def load(model: str | Path) -> Any:
-    """Load the network behind a run (`RUN`, `RUN@STEP`), a folder or a hub id, with its tokenizer, for `encode`.
+    """Load the network of a run (`RUN`, `RUN@STEP`), a folder or a hub id, with its tokenizer, for `encode`.
 
-    Returns: a `biphase.finetuning.heads.Encoder`; a `SentenceTransformer` where the folder is one that does more than
-    to take the mean over a text's tokens.
+    Returns: a `biphase.finetuning.heads.Encoder`, or a `SentenceTransformer` for a folder that does more than average a
+    text's tokens.
     """
     from biphase.exporting.model import NEEDS_VERSION, SENTENCE_TRANSFORMERS_FILES
     from biphase.finetuning.heads import load_encoder
@@ -245,19 +253,19 @@ def encode(
     device: str = "auto",
     precision: Literal["auto", "bf16", "fp32"] = "fp32",
 ) -> "np.ndarray":
-    """Embed texts, fp32, [texts, width]: the mean over a text's tokens, which all look both ways, as in `evaluate`
-    before any fine-tuning. Texts are packed, not padded; a text of more tokens than the network has positions for is
-    cut, with a message.
+    """Embed texts: return the mean over each text's tokens, fp32 [texts, width]. All tokens attend both ways, as in
+    `evaluate` before fine-tuning. Texts are packed, not padded. A text longer than the network's positions is cut, with
+    a message.
 
     Args:
-        model: what `load` returned, or what it takes.
-        device: auto, cpu or cuda.
-        precision: the type of the arithmetic. bf16 is faster on devices with units for it, where `auto` takes it; its
-            embeddings have a cosine of 0.9999 with those in fp32 (all-MiniLM-L6-v2).
+        model: What `load` returned, or what it takes.
+        device: The device; auto uses a GPU if there is one.
+        precision: The type of the arithmetic. `auto` chooses bf16 on devices with units for it; its embeddings have a
+            cosine of 0.9999 with those in fp32 (all-MiniLM-L6-v2).
     """
     model = load(model) if isinstance(model, str | Path) else model
     if not hasattr(model, "backbone") and not hasattr(model, "encode"):
-        raise InputError(f"{clipped(repr(model))} is no model: give encode first a model, then the texts")
+        raise InputError(f"{clipped(repr(model))} is not a model: give encode a model first, then the texts")
     texts = [texts] if isinstance(texts, str) else list(texts)
     from biphase.device import choose_device, choose_dtype
     from biphase.pretraining.optimizer import autocast
@@ -273,7 +281,7 @@ def encode(
 
 
 ZERO_SHOT = ("zero-shot:", "mteb:")
-"""The beginnings of tasks on which nothing is trained."""
+"""Prefixes of tasks that need no training."""
 
 ZeroShot = dict[str, dict[str, dict[str, float]]]
 """Scores by set, then by model (or BM25), then by metric."""
@@ -281,7 +289,7 @@ ZeroShot = dict[str, dict[str, dict[str, float]]]
 
 @contextmanager
 def needs_extra(extra: str, feature: str) -> Iterator[None]:
-    """Turn a package of an extra that is missing in imports, or too old, into an `InputError` with what brings it."""
+    """Turn a missing or outdated package of an extra into an `InputError` with the command that installs it."""
     refuse_versions(extra)
     try:
         yield
@@ -291,17 +299,21 @@ def needs_extra(extra: str, feature: str) -> Iterator[None]:
 
 
 def embed(
-    recipe: str | Path | Mapping[str, Any] | EmbeddingRecipe, changes: Changes = (), *, runs: Path | str = "runs"
+    recipe: Annotated[str | Path | Mapping[str, Any] | EmbeddingRecipe, OnCommandLine(str)],
+    changes: Changes = (),
+    *,
+    runs: AnyPath = "runs",
 ) -> Path:
-    """Train an encoder or a decoder into an embedding model for sentence-transformers; returns its folder. The same
+    """Train an encoder or a decoder into an embedding model for sentence-transformers; return its folder. The same
     call resumes.
 
+    The recipe may also be a mapping of its keys or a `biphase.embedding.recipe.EmbeddingRecipe`, and `changes` a
+    mapping such as `{"out": "embedder"}`.
+
     Args:
-        recipe: a YAML file, or the name of one that comes with biphase: embed.
-            In Python: also a mapping of its keys, or a `biphase.embedding.recipe.EmbeddingRecipe`.
-        changes: changes to single keys, such as out=embedder.
-            In Python: also `{"out": "embedder"}`.
-        runs: where run folders are.
+        recipe: A YAML file, or the name of a bundled recipe: embed or embed_from_text.
+        changes: Changes to single keys, such as out=embedder.
+        runs: The folder that holds all runs.
     """
     settings = read_settings(EmbeddingRecipe, recipe, changes)
     from biphase.embedding.pairs import check_paths
@@ -318,7 +330,7 @@ def embed(
 
 
 def print_zero_shot(scores: ZeroShot) -> None:
-    """Print a table for each set, with a row for each model."""
+    """Print a table for each data set, with a row for each model."""
     for name, arms in scores.items():
         metrics = list(next(iter(arms.values())))
         rows = [(arm, *(f"{values[metric]:.4f}" for metric in metrics)) for arm, values in arms.items()]
@@ -326,15 +338,14 @@ def print_zero_shot(scores: ZeroShot) -> None:
 
 
 def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refused: Any) -> ZeroShot:
-    """Score embedding models as they are on `zero-shot:PATH` (BEIR's layout, scored pairs) and `mteb:NAME[=FOLDER]`.
-
-    Results are kept as MTEB's JSON, `out/zero-shot/MODEL/TASK.json`. Raises `InputError` for an option that concerns
-    training only.
+    """Score embedding models without training on `zero-shot:PATH` (BEIR's layout, scored pairs) and
+    `mteb:NAME[=FOLDER]`, and write results as MTEB's JSON, `out/zero-shot/MODEL/TASK.json`. Raises `InputError` for an
+    option of training.
     """
     if keys := [name for name, value in refused.items() if value]:
-        raise InputError(f"{', '.join(keys)}: zero-shot tasks train nothing, so this says nothing there; leave it out")
+        raise InputError(f"{', '.join(keys)}: zero-shot tasks train nothing; leave this out")
     if tuned := [task for task in tasks if not task.startswith(ZERO_SHOT)]:
-        raise InputError(f"tasks: '{tuned[0]}' is fine-tuned on, the others are not; give them to two commands")
+        raise InputError(f"tasks: '{tuned[0]}' needs fine-tuning, the others do not; use two commands")
     paths = [task.removeprefix("zero-shot:") for task in tasks if task.startswith("zero-shot:")]
     published = [task.removeprefix("mteb:") for task in tasks if task.startswith("mteb:")]
     refuse_equal_names(tuple(paths))
@@ -371,43 +382,45 @@ def keep_result(out: Path, model: str, task: str, result: object) -> None:
 
 
 def search(
-    source: str | Any,
+    source: Annotated[Any, OnCommandLine(str)],
     question: str | None = None,
     *,
-    questions: Path | Any | None = None,
-    model: str | Path | None = None,
-    index: Path | str | None = None,
+    questions: Annotated[Any, OnCommandLine(Path | None)] = None,
+    model: ModelName | None = None,
+    index: AnyPath | None = None,
     by: By | None = None,
-    rerank: str | Path | None = None,
-    where: list[str] | str | None = None,
+    rerank: ModelName | None = None,
+    where: Annotated[list[str] | str | None, OnCommandLine(list[str] | None)] = None,
     language: str | None = None,
     top: int = 5,
     rebuild: bool = False,
     text_field: str = "text",
 ) -> "pandas.DataFrame":
-    """Find passages for a question, by BM25 and an embedding model. Documents are embedded once and kept; what changes
-    in them is embedded as they are searched again.
+    """Find passages that answer a question, with BM25 and an embedding model. Documents are embedded once and stored in
+    an index; a later search embeds only those that changed.
+
+    `source` may also be texts or rows in memory, which are copied beside the index, and `questions` such rows or texts.
 
     Args:
-        source: an index, or files to make one of (a file, a folder or a glob).
-            In Python: also texts or rows in memory, of which a copy is kept beside the index.
-        question: what to look for.
-        questions: a file of questions in place of one: a line each (.txt), or rows with a column `question`, `query` or
-            `text`. In Python: also such rows, or texts.
-        model: an embedding model: a folder or a hub id; an index knows its own.
-        index: where the index of a text is kept; SOURCE.index unless given.
-        by: both (their rankings fused), bm25 or embeddings. Unless given it is both, or bm25 where the embeddings find
-            too few passages by words of their own.
-        rerank: a cross-encoder that orders the best 50 passages anew: a folder or a hub id.
-        where: a condition on a column of the documents, such as year>=2020 or source=news; several must all hold.
-        language: of BM25's stop words and stems, such as en; none for words as they stand. Unless given it is found.
-        top: how many passages are found.
-        rebuild: make the index anew.
-        text_field: the JSON field or the column with the text.
+        source: An index, or documents to index: a file, a folder or a glob.
+        question: The question.
+        questions: A file of questions instead of one: one a line (.txt), or rows with a column `question`, `query` or
+            `text`.
+        model: An embedding model: a folder or a hub id. An existing index knows its own.
+        index: The folder of the index; SOURCE.index by default.
+        by: The ranking: bm25, embeddings or both (fused). By default both, or bm25 if the embeddings often miss a
+            passage that is searched with its own words.
+        rerank: A cross-encoder that reorders the best 50 passages: a folder or a hub id.
+        where: A condition on a column of the documents, such as year>=2020 or source=news; all conditions must hold.
+        language: The language of BM25's stop words and stems, such as en; none leaves words as they are. Detected by
+            default.
+        top: The number of passages.
+        rebuild: Build the index again.
+        text_field: The JSON field or column that holds the text.
 
-    Returns: a row for each passage: `by` (who ranked it: the model, BM25, both, or the cross-encoder), `rank`,
-        `score`, `id`, `text`, and the columns of its document under other names than these. Of a file of questions,
-        `question_id` (its `id`, or its number) and `question` come first.
+    Returns: a row for each passage: `by` (its ranker: the model, BM25, both, or the cross-encoder), `rank`, `score`,
+        `id`, `text`, and the other columns of its document. For several questions, `question_id` (their `id` or number)
+        and `question` come first.
     """
     request = read_request(question, questions, top, by, where, rerank)
     opened = find_index(source, model, index, language, rebuild, text_field)
@@ -421,18 +434,18 @@ def search(
 def find_index(
     source: Any, model: Any, index: str | Path | None, language: str | None, rebuild: bool, text_field: str
 ) -> "Index":
-    """Open the index that `search` asks, or build it. What is wrong is told before PyTorch is loaded."""
+    """Open the index that `search` uses, or build it. Mistakes are reported before PyTorch is loaded."""
     if index is None and not are_names(source):
-        raise InputError("texts in memory have no name to keep their index by: say where, index='my.index'")
+        raise InputError("texts in memory have no name for their index: name a folder, such as index='my.index'")
     names = name_sources(source, Path(f"{index}.texts"), text_field)
     if len(names) != 1:
-        raise InputError(f"one name is searched, and {len(names)} are given: give their folder, a glob, or texts")
+        raise InputError(f"search takes one source, and {len(names)} are given: give their folder, a glob, or texts")
     name = str(names[0])
     text = None if (Path(name) / "index.json").exists() else name
     if text is not None:
         check_place(text)
     elif rebuild:
-        raise InputError(f"{name} is an index: to build it again, give its text")
+        raise InputError(f"{name} is an index: to rebuild it, give its text")
     folder = Path(name) if text is None else Path(index or name.rstrip("/") + ".index")
     embedder = None if model is None else str(model)
     if embedder is not None:
@@ -440,7 +453,7 @@ def find_index(
     has_index = (folder / "index.json").exists() and not rebuild
     if not has_index:
         if embedder is None:
-            raise InputError(f"{name} has no index yet: name an embedding model as model")
+            raise InputError(f"{name} has no index yet: name an embedding model as `model`")
         refuse_foreign(folder, "search index")
     with needs_extra("embeddings", "biphase search"):
         check_language(language)

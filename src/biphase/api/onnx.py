@@ -1,6 +1,6 @@
-"""A model folder gets its ONNX files, and its card says what they are worth: the user's own task is scored once with
-the weights as they are and once with 8 bits, both by onnxruntime. Without data of the task the
-card says that the loss was not measured, and how alike the outputs for some texts are.
+"""Write a model folder's ONNX files, and say in its card what they are worth: score the user's task with the original
+weights and with 8 bits, both by onnxruntime. Without data of the task, the card says how similar the outputs for some
+texts are, and that the loss was not measured.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from biphase.hub import load_model_config
 
 
 def add_onnx(folder: Path, int8: bool, test: Path | None) -> None:
-    """Write the ONNX files of a model folder, and a chapter of its card on them. Raises `InputError` where a file would
-    compute something else than PyTorch, and for data that are none of the model's task."""
+    """Write the ONNX files of a model folder and a chapter of its card. Raises `InputError` for a file that computes
+    something else than PyTorch, and for data of another task."""
     task = find_task_data(folder, test) if int8 else None
     proof = write_onnx(folder)
     whole = OnnxNetwork(folder / ONNX_FILE, load_model_config(folder))
@@ -36,7 +36,7 @@ def add_onnx(folder: Path, int8: bool, test: Path | None) -> None:
 
 
 def describe_int8(folder: Path, whole: OnnxNetwork, batches: Sequence[Features], task: ScoredTask | None) -> str:
-    """Say what 8 bits cost on the task, or how alike outputs are where there is none, and what they save."""
+    """Say what 8 bits cost on the task, or without a task how similar the outputs are, and what they save."""
     int8 = OnnxNetwork(folder / INT8_FILE, whole.config)
     faster = time_batches(whole, batches) / time_batches(int8, batches)
     smaller = megabytes(folder / ONNX_FILE) / megabytes(folder / INT8_FILE)
@@ -47,7 +47,7 @@ def describe_int8(folder: Path, whole: OnnxNetwork, batches: Sequence[Features],
 
 
 def describe_agreement(whole: OnnxNetwork, int8: OnnxNetwork, batches: Sequence[Features]) -> str:
-    """Say how alike what two networks answer to some texts is: the share of equal labels, or the cosine."""
+    """Say how similar the outputs of two networks for some texts are: the share of equal labels, or the cosine."""
     alike: list[float] = []
     num_texts = sum(len(features["input_ids"]) for features in batches)
     for features in batches:

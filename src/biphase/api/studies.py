@@ -1,5 +1,4 @@
-"""A study's file → its plan, its runs, how far it is, its report; text and a budget → advice; a table of other
-people's results → verdicts."""
+"""Studies, advice for a compute budget, and verdicts on other people's results."""
 
 import shlex
 import time
@@ -7,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic_core import to_jsonable_python
 
 from biphase import console
 from biphase.api.finetuning import by_task, place_data, raise_failures
 from biphase.api.own_task import Changes, list_changes
-from biphase.config import parse_config
+from biphase.config import AnyPath, OnCommandLine, PythonOnly, parse_config
 from biphase.corpus.text import are_names, plain_value
 from biphase.engine.local import Engine, EngineKind
 from biphase.errors import InputError
@@ -30,21 +29,22 @@ if TYPE_CHECKING:
 
 
 def study(
-    file: str | Path | Mapping[str, Any],
+    file: Annotated[str | Path | Mapping[str, Any], OnCommandLine(str)],
     changes: Changes | None = (),
-    folder: str | Path | None = None,
+    folder: Annotated[str | Path | None, PythonOnly] = None,
     *,
-    data: Mapping[str, Any] | None = None,
+    data: Annotated[Mapping[str, Any] | None, PythonOnly] = None,
 ) -> "OpenStudy":
-    """Open a controlled study: one file → plan, runs, report. Its hypotheses must be about arms and tasks that it has.
+    """Open a controlled study: one file → plan, runs, report. Its hypotheses must be about its own arms and tasks.
+
+    `file` may also be a mapping of the same keys.
 
     Args:
-        file: a YAML file, the name of one that comes with biphase: mini; or a study's folder, as of an archive.
-            In Python: also a mapping of the same keys.
-        changes: changes to single keys, such as pretraining_seeds=3.
-        folder: the study's folder; study-NAME unless given.
-        data: for tasks that `evaluation.tasks` names: rows as `finetune` takes them, such as a DataFrame, which are
-            kept in the study's folder; or the folder with a task's published data.
+        file: A YAML file, the name of a bundled study, such as mini, or the folder of a study.
+        changes: Changes to single keys, such as pretraining_seeds=3.
+        folder: The study's folder; study-NAME by default.
+        data: By task in `evaluation.tasks`: rows as `finetune` takes them, which are copied into the study's folder, or
+            the folder with the task's published data.
     """
     from biphase.studies.plan import plan_study
     from biphase.studies.spec import load_study
@@ -70,15 +70,15 @@ def study(
 
 @dataclass(frozen=True)
 class OpenStudy:
-    """A study that was read and planned, and the folder that it works in."""
+    """A planned study and its folder."""
 
     planned: "Plan" = field(repr=False)
     folder: Path
     words: tuple[str, ...]
-    """File, changes and folder as the command line takes them; of a study from memory the file in its folder."""
+    """File, changes and folder as the command line takes them; for a study from memory, the file in its folder."""
 
     def command(self, verb: str) -> str:
-        """Return the command line that does something with the same study."""
+        """Return the command `biphase study VERB` for the same study."""
         return shlex.join(["biphase", "study", verb, *self.words])
 
     def estimate(self, device: str | None = None, efficiency: float | None = None) -> "Estimate":
@@ -87,12 +87,12 @@ class OpenStudy:
         return estimate(self.planned, study_machine(self.planned.study, device, efficiency))
 
     def plan(self, device: str | None = None, efficiency: float | None = None) -> "pandas.DataFrame":
-        """Plan what the study trains and evaluates and what it costs: a row for each group of arms, and one for
-        evaluation. Prints which differences it can find.
+        """Return what the study trains and evaluates and what it costs: a row for each group of arms, and one for
+        evaluation. Print the differences that it can detect.
 
         Args:
-            device: such as H100 or CPU, or a run to measure by.
-            efficiency: useful FLOP/s as a share of the device's peak.
+            device: The device, such as H100 or CPU, or a run, whose measured speed is used.
+            efficiency: Useful FLOP/s as a share of the device's peak.
         """
         import pandas
 
@@ -113,17 +113,19 @@ class OpenStudy:
         processes: int = 1,
         unit: str | None = None,
     ) -> Path:
-        """Train and evaluate whatever is missing; returns the study's folder. The same call goes on after a kill, and
-        several of them share the work.
+        """Train and evaluate whatever is missing; return the study's folder. The same call continues after an
+        interruption, and several processes may share the work.
 
         Args:
-            engine: local: this machine; ray: several machines.
-            address: the address of a Ray cluster, such as `auto`.
-            workers: units side by side; one per core or GPU unless given.
-            workers_per_gpu: units that share a GPU.
-            processes: devices of each training run, by torchrun; a cell holds as many and uses one: do runs and cells
-                apart, by `unit`.
-            unit: train: all runs; cells: all of trained models; or only this one, such as 'train 1m-clm-400'.
+            engine: Run on this machine (local) or on several (ray).
+            address: The address of a Ray cluster, such as `auto`.
+            workers: The number of units (training runs and cells) that run side by side; one per core or GPU by
+                default.
+            workers_per_gpu: The number of units that share a GPU.
+            processes: The number of devices for each training run, with torchrun. Cells would reserve as many and use
+                one: run the training runs and the cells separately.
+            unit: Do only the training runs (train), only the cells of trained models (cells), or one unit, such as
+                'train 1m-clm-400'.
         """
         from biphase.studies.folder import claim_study_folder
         from biphase.studies.run import run_study
@@ -131,8 +133,8 @@ class OpenStudy:
         chosen = {"kind": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu}
         engine_settings = parse_config(Engine, chosen | {"devices_per_worker": processes}, (), origin="study run")
         if processes > 1 and unit is None and self.planned.cells:
-            remedy = "`--unit train`, then `--unit cells` without `--processes`, keep all of them busy"
-            console.err.print(f"each cell holds {processes} devices as a run does, and uses one: {remedy}")
+            remedy = "run `--unit train`, then `--unit cells` without `--processes`"
+            console.err.print(f"each cell reserves {processes} devices and uses one; to use all, {remedy}")
         study_folder = claim_study_folder(self.folder, self.planned.study)
         raise_failures(run_study(self.planned, study_folder, engine_settings, processes, unit))
         message = f"{self.folder}: done; `{self.command('report')}` writes the report"
@@ -140,8 +142,8 @@ class OpenStudy:
         return self.folder
 
     def declare(self) -> dict[str, Any]:
-        """Record the hypotheses in the study's folder, as `run` does when it begins. Returns their words, the hash of
-        these and of the arms, budgets and tasks that they are about, and sentences on when they were declared."""
+        """Record the hypotheses in the study's folder, as `run` does when it begins. Return them with a hash over them
+        and their arms, budgets and tasks, and sentences on when they were declared."""
         from biphase.studies.declarations import DECLARED, declare, list_words, tell_declaration
         from biphase.studies.folder import claim_study_folder
 
@@ -151,29 +153,29 @@ class OpenStudy:
         declare(planned, claim_study_folder(self.folder, planned.study))
         digest, told = tell_declaration(planned, self.folder)
         words = list_words(planned.study.hypotheses)
-        remedy = "post words and hash where they get a date, before anything is trained"
-        console.err.print(f"{self.folder / DECLARED} is plain text, and proves nothing against its author: {remedy}")
+        remedy = "before training, publish the words and the hash where they get a date"
+        console.err.print(f"{self.folder / DECLARED} is plain text, which its author can change: {remedy}")
         return {"study": planned.study.name, "hash": digest, "hypotheses": words, "declared": told}
 
     def progress(self) -> "StudyStatus":
-        """Return how far the study is, and what failed."""
+        """Return the progress of the study, and its failures."""
         from biphase.studies.folder import read_state
         from biphase.studies.run import status
 
         return status(read_state(self.planned, self.folder))
 
     def status(self) -> "pandas.DataFrame":
-        """Return what is done, begun and failed, a row for the training runs and one for each task; `seconds_left` is
-        the time that one worker needs."""
+        """Return what is done, running and failed: a row for the training runs and one for each task. `seconds_left` is
+        for one worker."""
         import pandas
 
         return pandas.DataFrame(self.progress().lines)
 
-    def report(self, out: str | Path | None = None) -> Path:
-        """Write tables, figures, verdicts and one HTML page from what is finished so far; returns the page.
+    def report(self, out: AnyPath | None = None) -> Path:
+        """Write tables, figures, verdicts and one HTML page from what is finished so far; return the page.
 
         Args:
-            out: the folder to write; report/ in the study's unless given.
+            out: The folder for the report; report/ in the study's folder by default.
         """
         from biphase.report.page import print_results
         from biphase.studies.report import report_study
@@ -187,12 +189,12 @@ class OpenStudy:
         console.out.print(str(page))
         return page
 
-    def bundle(self, out: str | Path | None = None) -> Path:
-        """Write one archive with all that the report is made from, and the report; returns it. What is unpacked is a
-        study's folder: `report` makes the same page of it, without shards and weights.
+    def bundle(self, out: AnyPath | None = None) -> Path:
+        """Write an archive with the report and everything that it is made from; return it. Unpacked, it is a study's
+        folder, from which `report` rebuilds the page without shards or weights.
 
         Args:
-            out: the .tar.gz or .tar.xz to write; study-NAME.tar.gz unless given.
+            out: The .tar.gz or .tar.xz file to write; study-NAME.tar.gz by default.
         """
         from biphase.studies.bundle import bundle_study
         from biphase.studies.folder import read_state
@@ -204,31 +206,33 @@ class OpenStudy:
 
 
 def advise(
-    text: Any = None,
+    text: Annotated[Any, OnCommandLine(str | None)] = None,
     *,
     hours: float | None = None,
     device: str | None = None,
     devices: int | None = None,
     efficiency: float | None = None,
     flops: float | None = None,
-    study: Path | str | None = None,
+    study: AnyPath | None = None,
     from_scratch: bool = False,
     text_field: str = "text",
 ) -> "Advice":
-    """Find the best use of a budget: a public encoder to continue, or a size from random weights; with curriculum,
-    batch and steps, each with its reason, as a recipe ready for `pretrain`.
+    """Find the best use of a compute budget: a public encoder to continue, or a size to train from scratch, with
+    curriculum, batch and steps, the reason for each, and a recipe ready for `pretrain`.
+
+    `text` may also be texts or rows in memory.
 
     Args:
-        text: your text: shards, whose tokens are known, or a file or a folder.
-            In Python: also texts or rows in memory.
-        hours: how long the devices may work.
-        device: such as H100, or a run to measure by; this machine's CPU, measured for ten seconds, unless given.
-        devices: how many; 1, or all cores, unless given.
-        efficiency: useful FLOP/s as a share of the device's peak.
-        flops: a budget in FLOPs in place of hours and device.
-        study: the folder of a study of yours, whose scores choose the curriculum from random weights.
-        from_scratch: start from random weights, even where a model could be continued.
-        text_field: the JSON field or the column with the text.
+        text: Your text: shards, a file or a folder. Shards give an exact number of tokens.
+        hours: The hours that the devices may work.
+        device: The device, such as H100, or a run, whose measured speed is used. By default this machine's CPU, which
+            is measured for ten seconds.
+        devices: The number of devices; by default 1, or all cores of a CPU.
+        efficiency: Useful FLOP/s as a share of the device's peak.
+        flops: A budget in FLOPs instead of hours and a device.
+        study: The folder of a study of your own; its scores choose the curriculum for training from scratch.
+        from_scratch: Train from scratch even if a public model could be continued.
+        text_field: The JSON field or column that holds the text.
     """
     from biphase.studies import cost as machines
     from biphase.studies.advise import advise as choose
@@ -237,10 +241,10 @@ def advise(
 
     machine_options = {"device": device, "devices": devices, "efficiency": efficiency}
     if needless := [name for name, value in machine_options.items() if value is not None and hours is None]:
-        raise InputError(f"`{needless[0]}` says what computes in `hours`: give these too, or leave it out")
+        raise InputError(f"`{needless[0]}` only counts with `hours`: give these too, or leave it out")
     if are_names(text) and not isinstance(text, str | Path):
         if len(text) > 1:
-            raise InputError(f"advice is about one text, and {len(text)} are named: give the folder that they are in")
+            raise InputError(f"advice is about one text, and {len(text)} are given: give the folder that holds them")
         text = text[0] if text else text
     amount = None if text is None else measure_text(text, text_field)
     evidence = () if study is None else read_evidence(Path(study))
@@ -253,12 +257,12 @@ def advise(
 
 
 MEASURED = "3m"
-"""The preset that a CPU is measured with: small enough for a few steps on a slow or busy one."""
+"""The preset that measures a CPU: small enough for a few steps on a slow or busy one."""
 
 
 def measure_cpu(cores: int | None = None, seconds: float = 10) -> "Machine":
-    """Measure this machine's CPU by training a small network, and return a machine of so many such cores; of all that
-    this one has, unless given."""
+    """Measure this machine's CPU by training a small network, and return a machine with this number of such cores; by
+    default, all cores of this machine."""
     import numpy as np
     import torch
 
@@ -306,18 +310,20 @@ def equivalent(
     over: Literal["seeds", "tasks"] = "seeds",
     rename: Mapping[str, str] | None = None,
 ) -> "Standing":
-    """Judge other people's results: which methods differ by more than noise, their ranks with intervals, and at which
-    share of a baseline's compute they reach its score.
+    """Judge other people's results: which methods differ by more than noise, their ranks with intervals, and the share
+    of a baseline's compute at which they reach its score.
+
+    `table` may also be rows, such as a DataFrame.
 
     Args:
-        table: files with a row for each score (.csv, .tsv, .jsonl, .parquet; EuroEval's .jsonl), or a folder of MTEB's
-            or EncodEval's results. Columns: method, task, score; seed or pretraining_seed; flops or tokens; examples,
-            a list of numbers whose mean is the score. In Python: also rows, such as a DataFrame.
-        baseline: the method whose budgets are the ladder of compute; unless given, the only one with three or more.
-        scale: whether scores are shares of 1 or percent; told by whether any is above 1 unless given.
-        lower_is_better: scores are losses, which stand with a minus.
-        over: what would be drawn anew; of tasks, each then stands for a seed.
-        rename: their names of columns → ours. On the command line: THEIRS=OURS.
+        table: Files with one score a row (.csv, .tsv, .jsonl, .parquet; EuroEval's .jsonl), or a folder of results of
+            MTEB or EncodEval. Columns: method, task, score; optionally seed or pretraining_seed; flops or tokens; and
+            examples, a list of numbers whose mean is the score.
+        baseline: The method to measure compute against. By default, the only method with three or more budgets.
+        scale: The unit of the scores. By default percent if any score is above 1, else share.
+        lower_is_better: Treat scores as losses; tables show them with a minus sign.
+        over: The source of noise: seeds, or tasks, each of which then counts as one seed.
+        rename: Their column names → ours.
     """
     from biphase.report.foreign import judge_table
 

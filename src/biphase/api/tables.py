@@ -1,4 +1,4 @@
-"""Rows with predictions → a file in a form that people open: lines of JSON, Parquet, .csv, .tsv, .xlsx."""
+"""Write rows with predictions to a file: .jsonl, .parquet, .csv, .tsv or .xlsx."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ from biphase.corpus.rows import BYTE_ORDER_MARK, Row, TableForm
 from biphase.errors import InputError, first_line, told_as
 
 TABLE_FORMS = {".csv": TableForm(), ".tsv": TableForm("\t", csv.QUOTE_ALL)}
-"""How a table is written, by its ending, where the rows come from a file with another one."""
+"""The form of a table by its ending, if the rows come from a file with another ending."""
 ENDINGS = (".jsonl", ".parquet", *TABLE_FORMS, ".xlsx")
 LONGEST_CELL = 32_767
 """Characters that a cell of a spreadsheet holds."""
@@ -25,7 +25,7 @@ OTHER_FILE = "write a .jsonl file"
 
 
 def refuse_ending(path: Path) -> None:
-    """Raises `InputError` for a file in a form that is not written, or not here."""
+    """Raises `InputError` for an unknown ending, or one that needs a missing package."""
     if path.suffix.lower() not in ENDINGS:
         raise InputError(f"{path}: name a {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]} file")
     if path.suffix.lower() == ".xlsx":
@@ -34,7 +34,7 @@ def refuse_ending(path: Path) -> None:
 
 
 def write_rows(rows: Iterable[Row], sink: TextIO, ending: str, form: TableForm | None) -> None:
-    """Write rows in the form of an ending; a table of text in this form where one is given."""
+    """Write rows in the form of an ending; write .csv and .tsv in `form` if one is given."""
     if ending in TABLE_FORMS:
         write_table(rows, sink, form or TABLE_FORMS[ending])
     elif ending == ".xlsx":
@@ -48,14 +48,14 @@ def write_rows(rows: Iterable[Row], sink: TextIO, ending: str, form: TableForm |
         except pa.ArrowException as error:
             raise InputError(f"the rows do not fit one table ({first_line(error)}); {OTHER_FILE}") from None
     else:
-        for row in rows:  # on a terminal with nothing in it that a terminal obeys
+        for row in rows:  # in ASCII on a terminal, which obeys some characters
             sink.write(json.dumps(row, ensure_ascii=sink.isatty(), default=str) + "\n")
         sink.flush()
 
 
 def flat_rows(rows: Iterable[Row]) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the header and the rows as tables have them, each with its place: a column for each label's probability,
-    lists as JSON. Raises `InputError` for a column that the first row has not."""
+    """Yield the header and the rows as cells, each with its place: probabilities in a column for each label, lists as
+    JSON. Raises `InputError` for a column that the first row lacks."""
     names: list[str] = []
     for number, row in enumerate(rows, start=1):
         flat = dict(row)
@@ -65,20 +65,20 @@ def flat_rows(rows: Iterable[Row]) -> Iterator[tuple[str, list[Any]]]:
             names = [*flat]
             yield "the header", names
         if further := flat.keys() - {*names}:
-            raise InputError(f"row {number} has a column '{min(further)}', the first row not; {OTHER_FILE}")
+            raise InputError(f"row {number} has a column '{min(further)}' that the first row lacks; {OTHER_FILE}")
         values = [flat.get(name, "") for name in names]
         as_json = partial(json.dumps, ensure_ascii=False, default=str)
         yield f"row {number}", [as_json(value) if isinstance(value, dict | list) else value for value in values]
 
 
 def write_sheet(rows: Iterable[Row], sink: TextIO) -> None:
-    """Write rows as the one sheet of a workbook. Texts stay texts, whatever they begin with."""
+    """Write rows as the only sheet of a workbook. Texts stay texts, whatever they begin with."""
     from openpyxl import Workbook
     from openpyxl.cell import WriteOnlyCell
 
     book = Workbook(write_only=True)
     sheet = book.create_sheet("predictions")
-    with closing(sheet):  # else openpyxl complains of an error in here once more
+    with closing(sheet):  # otherwise openpyxl repeats an error from inside
         for location, values in flat_rows(rows):
             cells = []
             for value in values:
@@ -88,14 +88,14 @@ def write_sheet(rows: Iterable[Row], sink: TextIO) -> None:
                 with told_as(f"{location} does not fit a sheet", OTHER_FILE):
                     cells.append(WriteOnlyCell(sheet, None if is_no_number else value))
                 if is_text:
-                    cells[-1].data_type = "s"  # else it would be a formula where it begins with =
+                    cells[-1].data_type = "s"  # otherwise a leading = makes it a formula
             sheet.append(cells)
     book.save(sink.buffer)
 
 
 def write_table(rows: Iterable[Row], sink: TextIO, form: TableForm) -> None:
-    """Write rows as a table of text. A text that a spreadsheet would compute stands behind an apostrophe, as OWASP has
-    it."""
+    """Write rows as a table of text. An apostrophe precedes a text that a spreadsheet would compute, as OWASP
+    recommends."""
     quote, num_inert = None if form.quoting == csv.QUOTE_NONE else '"', 0
     shape: Any = {"delimiter": form.delimiter, "lineterminator": "\r\n", "quotechar": quote}  # quotes a lone \r too
     lines: Any = SimpleNamespace(write=lambda line: sink.write(line[:-2] + form.line_end))
@@ -109,15 +109,15 @@ def write_table(rows: Iterable[Row], sink: TextIO, form: TableForm) -> None:
         except csv.Error as error:
             raise InputError(f"{location} does not fit the form of the table ({error}); {OTHER_FILE}") from None
     if num_inert:
-        console.err.print(f"an apostrophe stands before {num_inert:,} texts that a spreadsheet would compute")
+        console.err.print(f"wrote an apostrophe before {num_inert:,} texts that a spreadsheet would compute")
 
 
 def show_cell(value: Any, form: TableForm) -> Any:
-    """Return a value as it stands in a table of text, with decimals as the table has them."""
+    """Return a value as a cell of a table of text, with the table's decimal mark."""
     if isinstance(value, float):
         return str(value).replace(".", form.decimal)
     return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
 FORMULA = re.compile(r"[=@\t\r]|[-+](?![\d\s.,()]*([eE][-+]?\d+)?$)")
-"""The beginning of a text that a spreadsheet would compute; a number, a telephone number and a dash are none."""
+"""The beginning of a text that a spreadsheet would compute, unlike a number, a telephone number or a dash."""

@@ -1,4 +1,4 @@
-"""A model folder gets a smaller vocabulary, and its card says what that saves and costs."""
+"""Copy a model folder with a smaller vocabulary, and say in its card what that saves and costs."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -26,15 +26,15 @@ Texts = Callable[[], Iterable[str]]
 def trim_folder(
     source: Path, folder: Path, read_texts: Texts, read_unseen: Texts, names: str, minimum_count: int, test: Path | None
 ) -> None:
-    """Write a copy of a model folder with the tokens that occur so often in texts, which are read twice: all of it or
-    nothing. Of unseen texts its card says how many tokens they are.
+    """Write a copy of a model folder with the tokens that occur at least `minimum_count` times in texts, which are read
+    twice. The card says how many tokens unseen texts take.
 
     Args:
-        names: what the texts are called.
+        names: The names of the texts, for the card.
 
     Raises:
-        InputError: no fast tokenizer of a known kind, or texts that say nothing of what is needed.
-        FailedProofError: the copy reads or computes a text of kept tokens otherwise.
+        InputError: no fast tokenizer of a known kind, or texts without use for this.
+        FailedProofError: the copy reads or computes a text of kept tokens differently.
     """
     task = find_task_data(source, test)
     ids = choose_ids(source, read_texts(), minimum_count)
@@ -77,7 +77,7 @@ def trim_folder(
 
 
 def measure_texts(read: Iterable[tuple[list[int | None], list[int]]]) -> Counter[str]:
-    """Count texts, those that are the same tokens as before, and the tokens of both readings."""
+    """Count the texts, those with the same tokens as before, and the tokens before and after."""
     counts = Counter[str]()
     for old, new in read:
         counts.update(number=1, same=old == new, before=len(old), after=len(new))

@@ -1,6 +1,6 @@
-"""A model and another form of it (8 bits, fewer tokens) → the difference on the user's own task, and in time.
+"""Compare a model with another form of it (8 bits, fewer tokens) by score on the user's own task, and by time.
 
-What is scored is a kept model's test split or a labelled file, or an embedding model's judged texts.
+The task's data is a fine-tuned model's test split or a labelled file, or an embedding model's judged texts.
 """
 
 import time
@@ -26,22 +26,22 @@ from biphase.tasks.splits import Collection, TaskData
 
 @dataclass(frozen=True)
 class ScoredTask:
-    """A task that tells two networks apart: how a network's predictions for its examples come about and are scored."""
+    """A task with data on which two networks are compared."""
 
     name: str
     metric: str
     classes: tuple[str, ...]
     judge: Callable[..., Rows]
-    """What a model predicts for each example: that of `folder`, the one that was asked about unless given, by its own
-    network, or by another `network` that is called as those of transformers are."""
+    """Predict each example with the model in `folder` (by default the model in question), or with another `network`
+    that is called like those of transformers."""
 
 
 TIMED_RUNS = 3
-"""Passes over some texts, of which the fastest counts."""
+"""The number of timed passes; the fastest counts."""
 
 
 def time_batches(network: Callable[..., Any], batches: Sequence[Mapping[str, Tensor]]) -> float:
-    """Return the seconds that a network takes for padded batches, after one pass that is not counted."""
+    """Return the seconds that a network takes for padded batches, after an untimed pass."""
     seconds = []
     for _ in range(1 + TIMED_RUNS):
         started = time.perf_counter()
@@ -52,7 +52,7 @@ def time_batches(network: Callable[..., Any], batches: Sequence[Mapping[str, Ten
 
 
 def tell_loss(task: ScoredTask, before: Rows, after: Rows) -> str:
-    """Say the difference of two scores of the same examples, with its interval."""
+    """Describe the difference of two scores of the same examples, with its interval."""
     first_N, second_N = (linearize(*contributions(rows, task.metric, task.classes)) for rows in (before, after))
     scores = f"{100 * first_N.mean():.2f} → {100 * second_N.mean():.2f}"
     of_what = f"{len(first_N):,} test examples of {task.name}"
@@ -60,8 +60,8 @@ def tell_loss(task: ScoredTask, before: Rows, after: Rows) -> str:
 
 
 def find_task_data(folder: Path, test: Path | None) -> ScoredTask | None:
-    """Find the data of a model's task: those that are given, else the test split of a kept model whose task comes with
-    biphase. None: there are none."""
+    """Find the data of a model's task: `test`, or else the test split of a kept model whose task comes with biphase.
+    Return None for no data."""
     is_embedder = (folder / "modules.json").exists()
     if (folder / RECORD).exists() and not is_embedder:
         kept = find_kept(str(folder), test or Path())
@@ -69,7 +69,7 @@ def find_task_data(folder: Path, test: Path | None) -> ScoredTask | None:
     if test is None:
         return None
     if not is_embedder:
-        raise InputError("test: this model has no task of its own: only kept and embedding models are scored")
+        raise InputError("`test` scores fine-tuned and embedding models, and this model is neither: leave it out")
     from biphase.embedding.evaluation import read_judged_set, score_embedder
 
     judged, source = read_judged_set(test), folder
@@ -86,8 +86,8 @@ def find_task_data(folder: Path, test: Path | None) -> ScoredTask | None:
 
 
 def read_test_split(kept: KeptModel, test: Path | None) -> ScoredTask:
-    """Read a labelled file, or the test split in a folder with the task's data or in the package; of other splits no
-    more than encoding asks for."""
+    """Read a labelled file, or the test split from a folder with the task's data or from the package, and from other
+    splits only what encoding needs."""
     task, config = kept.task, kept.config
     data: TaskData | Collection
     if test is not None and not test.is_dir():

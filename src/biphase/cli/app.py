@@ -1,7 +1,7 @@
-"""The command line: which commands there are, and what becomes of an error.
+"""The command line: its commands and its errors.
 
-What a command does and which parameters it has stands in `MODULES`, of which one is loaded when its command is called:
-help and a mistyped name are told at once.
+The commands themselves are functions in `MODULES`. A module is loaded only when one of its commands is called, so help
+and mistyped names are answered at once.
 """
 
 import ast
@@ -14,7 +14,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
 
 from biphase import __version__
 from biphase.console import announce_loading, describe_copies, err, is_one_of_several, silence, take_turn
@@ -44,27 +44,27 @@ PATH = {
 }
 """The commands in the order in which a text becomes a score."""
 GROUPS = {
-    "init": "Write a recipe, a study or a task to start from, or a script for Slurm.",
-    "tokenizer": "Train a tokenizer, or take an existing one.",
-    "task": "Tasks: published ones and your own.",
-    "study": "A controlled study: one file → plan, runs, report.",
-    "report": "Reports on published scores.",
+    "init": ("Write a recipe, a study, a task or a Slurm script to start from.", "init task reviews.csv"),
+    "tokenizer": ("Train a tokenizer or copy an existing one.", "tokenizer train corpus/ --out tokenizer"),
+    "task": ("Check the data of a published task or of your own.", "task check reviews.yaml --data-dir reviews/"),
+    "study": ("Run a controlled study: one file → plan, runs, report.", "study plan mini"),
+    "report": ("Report on published scores: the paper's, or those in your own files.", "report results scores.csv"),
 }
-"""The first words of commands of two words, with a line on each."""
+"""The first words of commands of two words, with a description and an example."""
 MODULES = ("commands", "init")
 """The modules beside this one whose functions are commands: `demo`, `study_plan` for `study plan`."""
 OPTIONS: dict[str, str] = {}
-"""The option behind each parameter of the command that runs, which stands for the parameter in what errors say."""
+"""The option of each parameter of the running command; error messages name it instead of the parameter."""
 
 MOST_CHARACTERS = 2000
-"""The longest line of a complaint: what it quotes may be a file without line ends."""
+"""The longest error message: it may quote a file without line ends."""
 
 
 def make_app() -> App:
-    """Make the app with all commands, by names and descriptions in the source of `MODULES`, without loading one."""
+    """Make the app with all commands; names and descriptions come from the source of `MODULES`, without loading it."""
     app = App(
         name="biphase",
-        help="From text, or a decoder, and a compute budget to a text encoder, with numbers on how good it is.",
+        help="Turn text or a decoder into a text encoder for a compute budget, and measure how good it is.",
         help_epilogue="Examples: `biphase demo` · `biphase init recipe --out my.yaml` · `biphase pretrain -h`\n\n"
         f"Documentation: {DOCS / 'index.md'}",
         help_format="plaintext",
@@ -77,7 +77,7 @@ def make_app() -> App:
 
     @app.command(name="--show-completion")
     def show_completion(shell: Literal["bash", "zsh", "fish"] | None = None) -> None:
-        """Show completion for the current shell, to copy it or to customize the installation."""
+        """Print the completion script for the current shell, to copy or customize it."""
         print(app.generate_completion(shell=shell))
 
     sections: dict[str, dict[str, Any]] = {}
@@ -85,8 +85,9 @@ def make_app() -> App:
         section = Group(title, sort_key=number)
         for name in names:
             sections[name] = {"group": section, "sort_key": len(sections)}
-    for name, line in GROUPS.items():
-        app.command(App(name=name, help=line, help_epilogue="", group_commands=Group("Commands"), **sections[name]))
+    for name, (line, example) in GROUPS.items():
+        shown = f"Example: `biphase {example}`"
+        app.command(App(name=name, help=line, help_epilogue=shown, group_commands=Group("Commands"), **sections[name]))
     for module in MODULES:
         source = Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")
         for node in ast.parse(source).body:
@@ -115,6 +116,10 @@ def run_command(words: Sequence[str]) -> None:
             word.encode()
     try:
         command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+    except UnknownOptionError as error:
+        key = (error.token.keyword or error.token.value).lstrip("-").replace("-", "_")
+        takes_settings = any("KEY=VALUE" in argument.name for argument in error.argument_collection)
+        raise InputError(f"{error}{f' Settings are words without dashes: {key}=…' if takes_settings else ''}") from None
     except CycloptsError as error:
         raise InputError(str(error)) from None
     *_, last = app.parse_commands(words)[1]
@@ -148,7 +153,9 @@ def main() -> NoReturn:
     except BusyError as error:
         complain(f"{error}{describe_copies()}", EXIT_BUSY)
     except InputError as error:
-        complain(str(error))
+        from biphase.cli.meant import find_meant
+
+        complain(find_meant(sys.argv[1:]) or str(error))
     except StoppedError as error:
         complain(str(error), error.exit_code)
     except (OSError, RuntimeError) as error:

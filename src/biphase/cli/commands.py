@@ -1,4 +1,4 @@
-"""The commands: each has the parameters, defaults and descriptions of functions of Python, and shows what they return.
+"""The commands: each takes parameters, defaults and descriptions from functions of Python, and shows what they return.
 
 `cli.app` names the commands, and loads this module when one of them is called.
 """
@@ -25,13 +25,14 @@ from biphase.api.finetuning import to_json
 from biphase.api.studies import OpenStudy
 from biphase.cli import doctor as machine
 from biphase.cli import show
-from biphase.config import BUNDLED, MOST_REPEATS, by_commas, parse_config
+from biphase.config import BUNDLED, MOST_REPEATS, OnCommandLine, by_commas, parse_config
 from biphase.corpus.prepare import prepare as prepare_text
 from biphase.errors import InputError, refuse_doubles
 from biphase.exporting.push import push as push_model
 from biphase.files import refuse_foreign, write_text
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.grid import Grid
+from biphase.finetuning.scores import show_rate
 from biphase.hub import fetch_model
 
 
@@ -46,26 +47,25 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         span = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         first, last = (int(span[1]), int(span[2] or span[1])) if span else (1, 0)
         if not 0 <= last - first < MOST_REPEATS:
-            form = f"must be numbers from 0 on, or ranges such as 0-4 of at most {MOST_REPEATS:,}, separated by commas"
-            raise InputError(f"{text} {form}")
+            form = f"numbers from 0, or ranges such as 0-4 of at most {MOST_REPEATS:,}, separated by commas"
+            raise InputError(f"{text}: give {form}")
         seeds += range(first, last + 1)
     return tuple(seeds)
 
 
 def in_one_word(read: Callable[[str], Any], description: str) -> Parameter:
-    """Make an option whose values stand in one word, separated by commas; one that is repeated has the values of all
-    its words."""
+    """Make an option of values separated by commas; when repeated, it has the values of all its words."""
     return Parameter(
         converter=lambda _, tokens: read(",".join(token.value for token in tokens)), n_tokens=1, help=description
     )
 
 
 Form = Annotated[
-    Literal["text", "json"], Parameter(name="--format", help="print text for people, or JSON for programs.")
+    Literal["text", "json"], Parameter(name="--format", help="Print text for people, or JSON for programs.")
 ]
-Changes = Annotated[Sequence[str], Parameter(name="KEY=VALUE", help="changes to single keys.")]
+Changes = Annotated[Sequence[str], Parameter(name="KEY=VALUE", help="Changes to single keys.")]
 DataDir = Annotated[
-    Path | None, Parameter(name="--data-dir", help="the folder with the task's data as published, in place of the hub.")
+    Path | None, Parameter(name="--data-dir", help="The folder with the task's data as published, instead of the hub.")
 ]
 OutFolder = Annotated[Path | None, Parameter(name="--out")]
 ScoresFolder = Annotated[Path, Parameter(name="--out")]
@@ -74,34 +74,31 @@ ScoresFolder = Annotated[Path, Parameter(name="--out")]
 def like(
     *functions: Callable[..., Any],
     arguments: str = "",
-    hidden: str = "",
     shows: Callable[[Any], str | None] | None = None,
     fails: Callable[[Any], str] | None = None,
 ) -> Callable[..., Any]:
-    """Make a command of a function: it has the parameters of other functions, with their types, defaults and
-    descriptions, and then its own. Where it names one of theirs, it says the type. A function without parameters has
-    only a description, and its command calls the first of the others.
-
-    What `In Python:` begins in a description of theirs is for Python alone.
+    """Make a command of a function. It takes the parameters of other functions, with their types, defaults and
+    descriptions, and then its own. An annotation of its own wins over theirs. A function without parameters only gives
+    a description, and its command calls the first of the others.
 
     Args:
-        functions: those from which parameters are taken.
-        arguments: the names of those that are given by their place; the others are options.
-        hidden: the names of those that only Python has.
-        shows: how the answer is shown to a person, where `--format json` writes it for programs.
-        fails: why an answer that was shown ends the command with code 2, or "".
+        functions: The functions that parameters come from.
+        arguments: The names of positional arguments; all others are options.
+        shows: Print the answer for people; with it, the command also has `--format json`.
+        fails: Return why an answer ends the command with code 2, or "".
     """
 
-    def dress(run: Callable[..., Any]) -> Callable[..., Any]:
+    def make_command(run: Callable[..., Any]) -> Callable[..., Any]:
         declared, parameters = signature(run).parameters, dict[str, PythonParameter]()
         for function in (*functions, run):
             descriptions = {entry.arg_name: entry.description or "" for entry in parse(getdoc(function) or "").params}
             for name, parameter in signature(function).parameters.items():
-                is_typed = parameter.annotation is not parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
-                if is_typed and name not in (*parameters, *hidden.split()):
-                    kind = declared.get(name, parameter).annotation
-                    is_argument, description = name in arguments.split(), descriptions.get(name, "")
-                    parameters[name] = as_option(parameter, kind, description, is_argument)
+                annotation = declared.get(name, parameter).annotation
+                is_typed = annotation is not parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+                type_, settings = split_annotation(annotation)
+                if is_typed and type_ is not None and name not in parameters:
+                    settings.insert(0, Parameter(help=" ".join(descriptions.get(name, "").split())))
+                    parameters[name] = as_option(parameter, type_, settings, name in arguments.split())
         if shows is not None:
             parameters["form"] = PythonParameter("form", PythonParameter.KEYWORD_ONLY, default="text", annotation=Form)
         shape = Signature(sorted(parameters.values(), key=lambda parameter: parameter.kind))
@@ -125,42 +122,47 @@ def like(
         command.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
         return command
 
-    return dress
+    return make_command
 
 
-def as_option(parameter: PythonParameter, kind: Any, description: str, is_argument: bool) -> PythonParameter:
-    """Turn a parameter of Python into one of this type on the command line; of several kinds, it has the first."""
-    settings, default = list[Parameter](), parameter.default
-    if get_origin(kind) is Annotated:
-        kind, *settings = get_args(kind)
-    if get_origin(kind) in (Union, UnionType):
-        kind, *others = get_args(kind)
-        kind = kind | None if type(None) in others else kind
-    for_words, _, _ = " ".join(description.split()).partition(" In Python:")
-    shown_default: bool | str | None = None
+def split_annotation(annotation: Any) -> tuple[Any, list[Parameter]]:
+    """Return the type that the command line reads, None for a parameter of Python alone, and settings of cyclopts."""
+    if get_origin(annotation) is Annotated:
+        type_, *marks = get_args(annotation)
+        types = [mark.type for mark in marks if isinstance(mark, OnCommandLine)]
+        return (types or [type_])[0], [mark for mark in marks if isinstance(mark, Parameter)]
+    if get_origin(annotation) in (Union, UnionType):
+        [type_] = {*get_args(annotation)} - {type(None)}  # several types need `OnCommandLine`
+        return split_annotation(type_)[0] | None, []
+    return annotation, []
+
+
+def as_option(parameter: PythonParameter, type_: Any, settings: list[Parameter], is_argument: bool) -> PythonParameter:
+    """Turn a parameter of Python into one of the command line."""
+    default = parameter.default
     if default is False or default == ():
-        shown_default = False
+        settings.append(Parameter(show_default=False))
     elif isinstance(default, tuple):
-        shown_default = ", ".join(f"{number:g}" for number in default)
-    described = Parameter(help=for_words, show_default=shown_default)
+        shown = (show_rate(value) if isinstance(value, float) else str(value) for value in default)
+        settings.append(Parameter(show_default=", ".join(shown)))
     passing: Any = parameter.POSITIONAL_ONLY if is_argument else parameter.KEYWORD_ONLY
-    if is_argument and get_origin(kind) is Sequence:  # as `*words`, the only form in which options may stand between
+    if is_argument and get_origin(type_) is Sequence:  # as `*words`: options may only then stand between them
         settings.append(Parameter(required=default is parameter.empty))
-        kind, passing, default = str, parameter.VAR_POSITIONAL, parameter.empty
-    annotation: Any = Annotated[(kind, described, *settings)]
+        type_, passing, default = str, parameter.VAR_POSITIONAL, parameter.empty
+    annotation: Any = Annotated[(type_, *settings)]
     return parameter.replace(kind=passing, annotation=annotation, default=default)
 
 
 def demo(
     folder: Path = Path("biphase-demo"), /, *, changes: Annotated[Sequence[str], Parameter(parse=False)] = ()
 ) -> None:
-    """Run the whole path on bundled text and tasks, in minutes on a laptop: does pretraining CLM → MLM pay?
+    """Run the whole path on bundled text and tasks in minutes: does CLM → MLM pretraining pay off?
 
     Example: `biphase demo`
 
     Args:
-        folder: where to work; finished parts are kept.
-        changes: of the study, as on the command line of `biphase study run`.
+        folder: The folder to work in; a second run continues there.
+        changes: Changes to the study, as on the command line of `biphase study run`.
     """
     from biphase.studies.folder import find_record
 
@@ -191,7 +193,7 @@ def demo(
 
 @like(machine.examine, arguments="folder", shows=show.print_facts)
 def doctor() -> None:
-    """Show versions, devices, what `auto` chooses and why, disk, locks, hub: for bug reports. `!` marks what is wrong.
+    """Show versions, devices, automatic choices, disk, locks and hub, for bug reports. `!` marks a problem.
 
     Example: `biphase doctor /shared/runs`
     """
@@ -206,13 +208,13 @@ def tokenizer_train() -> None:
 
 
 def tokenizer_from(source: str, /, *, out: Path) -> None:
-    """Take an existing tokenizer and make sure that it has mask, end-of-text and padding tokens.
+    """Copy an existing tokenizer, and add mask, end-of-text and padding tokens if it has none.
 
     Example: `biphase tokenizer from EuroBERT/EuroBERT-210m --out tokenizer`
 
     Args:
-        source: a hub id (ID@REVISION), a folder, or a Llama 3 tokenizer.model file.
-        out: the folder to write.
+        source: A hub id (ID@REVISION), a folder or a Llama 3 tokenizer.model file.
+        out: The folder to write.
     """
     from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer
 
@@ -224,7 +226,7 @@ def tokenizer_from(source: str, /, *, out: Path) -> None:
 
 @like(prepare_text, arguments="sources")
 def prepare() -> None:
-    """Tokenize text into memory-mapped shards. Killed? The same command goes on where it stopped.
+    """Tokenize text into memory-mapped shards. Run the same command again to continue after an interruption.
 
     Example: `biphase prepare corpus/ --tokenizer tokenizer --out shards`
     """
@@ -232,11 +234,11 @@ def prepare() -> None:
 
 @like(networks.pretrain, arguments="recipe changes")
 def pretrain(changes: Changes, **options: Any) -> None:
-    """Pretrain, continue or adapt as a recipe says. The same command resumes; torchrun spreads it over devices.
+    """Pretrain, continue or adapt a model as a recipe says. Run the same command again to resume.
 
     Example: `biphase pretrain tiny data.shards=shards schedule.peak_lr=1e-3`
 
-    Several processes: `torchrun --nproc-per-node 8 -m biphase pretrain 210m compute.parallel=fsdp`
+    On several devices: `torchrun --nproc-per-node 8 -m biphase pretrain 210m compute.parallel=fsdp`
     """
     run = networks.pretrain(changes=changes, **options)
     console.err.print(f"next: biphase export {run} encoder")
@@ -244,7 +246,9 @@ def pretrain(changes: Changes, **options: Any) -> None:
 
 @like(folders.inspect, arguments="folder", shows=show.print_folder)
 def inspect() -> None:
-    """Show what is in a folder, and check that it is whole; of a model, whether it computes what its files say.
+    """Show what a folder holds and check that it is complete.
+
+    For a model, also check that transformers computes what its files say.
 
     Example: `biphase inspect shards --verify`
     """
@@ -252,15 +256,15 @@ def inspect() -> None:
 
 @like(checking.check, arguments="folder", shows=show.print_checks, fails=checking.tell_unequal)
 def check() -> None:
-    """Compare what a server, transformers or an ONNX file answers with the golden vectors of a model folder.
+    """Compare the outputs of transformers, an ONNX file or a server with the golden vectors in a model folder.
 
-    Example: `biphase check served --server http://localhost:8080`
+    Example: `biphase check encoder --server http://localhost:8080`
     """
 
 
 @like(networks.export, arguments="run folder", shows=lambda facts: None)
 def export(**options: Any) -> dict[str, Any]:
-    """Write a checkpoint as a folder that transformers loads, with a model card.
+    """Write a checkpoint as a folder that transformers can load, with a model card.
 
     Example: `biphase export tiny encoder`
 
@@ -271,7 +275,7 @@ def export(**options: Any) -> dict[str, Any]:
 
 @like(networks.trim, arguments="model", shows=lambda facts: None)
 def trim(text: Annotated[list[str], Parameter(consume_multiple=True)], **options: Any) -> dict[str, Any]:
-    """Write a copy of a model with the vocabulary that your text needs, proved to compute the same.
+    """Write a smaller copy of a model, with only the vocabulary that your text needs.
 
     Example: `biphase trim encoder --text corpus/*.jsonl --out small --test reviews.csv`
     """
@@ -280,23 +284,24 @@ def trim(text: Annotated[list[str], Parameter(consume_multiple=True)], **options
 
 @like(push_model, arguments="source repo")
 def push() -> None:
-    """Send a model to the Hugging Face hub: weights, configuration, tokenizer and card, nothing else.
+    """Upload a model to the Hugging Face hub: weights, configuration, tokenizer and card, nothing else.
 
-    Of a run, its end goes to `main`, and each earlier checkpoint to a branch `step-N`.
+    For a run, the last checkpoint goes to `main`, and each earlier one to a branch `step-N`.
 
     Example: `biphase push encoder user/encoder --license apache-2.0 --language en --dry-run`
     """
 
 
 def convert(model: str, folder: Path, /) -> None:
-    """Write the text network of a model that reads images or sound too (Gemma 3, Qwen-VL, Mistral Small) as a folder of
-    its own; or an old EuroBERT, made for code of its own, as one that transformers loads, without running that code.
+    """Extract the text network of a multimodal model, or convert an old EuroBERT that needs remote code.
+
+    Multimodal models include Gemma 3, Qwen-VL and Mistral Small. Remote code is never run.
 
     Example: `biphase convert google/gemma-3-4b-pt gemma-3-4b-text`
 
     Args:
-        model: a folder, or a hub id (ID@REVISION).
-        folder: the folder to write.
+        model: A folder or a hub id (ID@REVISION).
+        folder: The folder to write.
     """
     refuse_foreign(folder, "converted model")
     fetch_model(model)
@@ -307,18 +312,13 @@ def convert(model: str, folder: Path, /) -> None:
 
 @like(folders.check_task, arguments="task", shows=show.print_task)
 def task_check() -> None:
-    """Check a task's data: show counts, labels, lengths and what train and test share. Trains nothing.
+    """Check a task's data: show counts, labels, lengths, and examples that train and test share.
 
     Example: `biphase task check reviews.yaml --data-dir reviews/`
     """
 
 
-@like(
-    finetuning.finetune,
-    arguments="model task changes",
-    hidden="template label missing group",
-    shows=lambda facts: None,
-)
+@like(finetuning.finetune, arguments="model task changes", shows=lambda facts: None)
 def finetune(
     task: Annotated[str, Parameter(required=True)],
     data: DataDir,
@@ -326,7 +326,7 @@ def finetune(
     changes: Changes = (),
     **options: Any,
 ) -> dict[str, Any]:
-    """Fine-tune one model on one task with one rate and seed, and score it on validation and test.
+    """Fine-tune one model on one task with one learning rate and seed, and score it on validation and test.
 
     Example: `biphase finetune runs/tiny-1a2b3c4d snli learning_rate=1e-4 seed=3 --keep snli-model`
     """
@@ -338,7 +338,7 @@ def finetune(
 
 @like(finetuning.predict, arguments="model data")
 def predict(model: str, data: Path, out: Path | None, form: Form = "text", **options: Any) -> str | None:
-    """Predict labels, spans or answers for every row of a file. Each row keeps its columns.
+    """Predict labels, spans or answers for every row of a file, beside the row's own columns.
 
     Example: `biphase predict snli-model pairs.csv --out predicted.csv`
     """
@@ -350,7 +350,7 @@ def predict(model: str, data: Path, out: Path | None, form: Form = "text", **opt
 
 @like(finetuning.score, arguments="model data", shows=show.print_file_score)
 def score(model: str, data: Path, **options: Any) -> Any:
-    """Score a kept model on a file of labelled rows: in all, with intervals, and class by class.
+    """Score a fine-tuned model on a file of labelled rows: overall, with confidence intervals, and per class.
 
     Example: `biphase score snli-model labelled.csv --picture confusion.png`
     """
@@ -358,10 +358,10 @@ def score(model: str, data: Path, **options: Any) -> Any:
 
 
 MODELS = (
-    "RUN[@STEP], model folders or hub ids (ID@REVISION); then changes to single settings of all cells. Without a "
-    "model: what --out holds already."
+    "Models: RUN[@STEP], model folders or hub ids (ID@REVISION). Then changes to settings of all cells. Without a "
+    "model, summarize what --out holds."
 )
-TASKS = "names or YAML files, by commas; `paper`, its twelve, unless given; or zero-shot:FOLDER and mteb:NAME."
+TASKS = "Names or YAML files, separated by commas; zero-shot:FOLDER or mteb:NAME. By default the paper's twelve tasks."
 
 
 @like(finetuning.evaluate, arguments="models")
@@ -370,20 +370,20 @@ def evaluate(
     tasks: Annotated[list[str] | None, in_one_word(by_commas, TASKS)],
     data: Annotated[
         list[str] | None,
-        Parameter(name="--data-dir", help="TASK=FOLDER with the task's data as published; may be repeated."),
+        Parameter(name="--data-dir", help="TASK=FOLDER: the task's data as published. May be repeated."),
     ],
-    learning_rates: Annotated[tuple[float, ...], in_one_word(parse_rates, "rates, by commas.")],
-    seeds: Annotated[tuple[int, ...], in_one_word(parse_seeds, "by commas, or ranges such as 0-4.")],
+    learning_rates: Annotated[tuple[float, ...], in_one_word(parse_rates, "Learning rates, separated by commas.")],
+    seeds: Annotated[tuple[int, ...], in_one_word(parse_seeds, "Seeds, separated by commas, or ranges such as 0-4.")],
     scores: ScoresFolder,
     compare: Annotated[
-        tuple[str, str] | None, Parameter(help="two models: who wins where, and is it more than noise?")
+        tuple[str, str] | None, Parameter(help="Compare two models on each task: is the difference more than noise?")
     ] = None,
     form: Form = "text",
     **options: Any,
 ) -> None:
-    """Fine-tune and score models on tasks with every rate and seed; the rate is chosen on validation.
+    """Fine-tune and score models on tasks with every learning rate and seed; validation chooses the rate.
 
-    Finished cells are never run again: the same command goes on after a kill, and adds what is new.
+    Finished cells are not run again: use the same command to continue, or to add models, tasks, rates or seeds.
 
     Example: `biphase evaluate encoder --tasks snli,uner_en_ewt --learning-rates 1e-4,5e-4 --seeds 0-2`
 
@@ -392,10 +392,10 @@ def evaluate(
     settings = [word for word in models if re.match(r"[a-z_.0-9]+=", word)]
     names = [word for word in models if word not in settings]
     if settings and not names:
-        raise InputError(f"which model? Only settings are given: {' '.join(settings)}")
+        raise InputError(f"only settings are given ({' '.join(settings)}): name a model too")
     refuse_doubles("key", [setting.partition("=")[0] for setting in settings])
     config = parse_config(FinetuneConfig, {}, settings, origin="evaluate")
-    grid = Grid(tuple(names), tuple(tasks or ["paper"]), config, scores, learning_rates, seeds)
+    grid = Grid(tuple(names), tuple(tasks or ["paper"]), config, Path(scores), learning_rates, seeds)
     answer = finetuning.run_evaluation(grid, show.parse_data_dirs(data or ()), pair=compare, **options)
     if form == "json":
         console.out.print(to_json(finetuning.evaluation_json(answer)))
@@ -407,7 +407,9 @@ def evaluate(
 
 @like(networks.embed, arguments="recipe changes")
 def embed(changes: Changes, **options: Any) -> None:
-    """Train an encoder or a decoder into an embedding model for sentence-transformers. The same command resumes.
+    """Train an encoder or a decoder into an embedding model for sentence-transformers.
+
+    Run the same command again to resume.
 
     Example: `biphase embed embed model=encoder out=embedder`
     """
@@ -416,7 +418,9 @@ def embed(changes: Changes, **options: Any) -> None:
 
 @like(networks.search, arguments="source question", shows=show.print_passages)
 def search(**options: Any) -> Any:
-    """Find passages for a question, by BM25 and an embedding model. Documents are embedded once and kept.
+    """Find passages that answer a question, with BM25 and an embedding model.
+
+    Documents are embedded once and stored in an index; later searches embed only those that changed.
 
     Example: `biphase search documents/ "how are leaves shed?" --model embedder`
 
@@ -425,15 +429,15 @@ def search(**options: Any) -> Any:
     return networks.search(**options).to_dict("records")
 
 
-@like(studies.study, OpenStudy.plan, arguments="file changes", hidden="folder data")
+@like(studies.study, OpenStudy.plan, arguments="file changes")
 def study_plan(
     file: str,
     changes: Changes,
     form: Form = "text",
-    picture: Annotated[Path | None, Parameter(help="draw the tree of runs into this .svg, .pdf or .png.")] = None,
+    picture: Annotated[Path | None, Parameter(help="Draw the tree of runs into this .svg, .pdf or .png file.")] = None,
     **options: Any,
 ) -> RenderableType:
-    """Show what a study trains and evaluates, what sharing saves, and what it costs. Trains nothing.
+    """Show what a study trains and evaluates, what it costs, and what shared runs save. Trains nothing.
 
     Example: `biphase study plan paper --device MI250X`
     """
@@ -447,34 +451,36 @@ def study_plan(
     return to_json(plan_json(study.planned, estimate)) if form == "json" else describe_plan(study.planned, estimate)
 
 
-@like(studies.study, arguments="file changes", hidden="data", shows=show.print_facts)
+@like(studies.study, arguments="file changes", shows=show.print_facts)
 def study_declare(file: str, changes: Changes, folder: OutFolder) -> dict[str, Any]:
-    """Record what a study expects before it runs, and print the words with their hash, to post elsewhere.
+    """Record a study's hypotheses before it runs, and print them with a hash to publish.
 
     Example: `biphase study declare mini`
     """
     return studies.study(file, changes, folder).declare()
 
 
-@like(studies.study, OpenStudy.run, arguments="file changes", hidden="data")
+@like(studies.study, OpenStudy.run, arguments="file changes")
 def study_run(file: str, changes: Changes, folder: OutFolder, **options: Any) -> None:
-    """Train and evaluate whatever is missing. Killed? The same command goes on; several of them share the work.
+    """Train and evaluate whatever is missing. Run the same command again to continue.
+
+    Several processes that run it at once share the work.
 
     Example: `biphase study run mini`
     """
     studies.study(file, changes, folder).run(**options)
 
 
-@like(studies.study, arguments="file changes", hidden="data", shows=lambda status: show.print_facts(vars(status)))
+@like(studies.study, arguments="file changes", shows=lambda status: show.print_facts(vars(status)))
 def study_status(file: str, changes: Changes, folder: OutFolder) -> Any:
-    """Show what is done, begun and failed, and how long the rest takes.
+    """Show what is done, running and failed, and how long the rest takes.
 
     Example: `biphase study status mini`
     """
     return studies.study(file, changes, folder).progress()
 
 
-@like(studies.study, OpenStudy.report, arguments="file changes", hidden="data")
+@like(studies.study, OpenStudy.report, arguments="file changes")
 def study_report(
     file: str, changes: Changes, folder: OutFolder, out: Annotated[Path | None, Parameter(name="--report")]
 ) -> None:
@@ -485,9 +491,11 @@ def study_report(
     studies.study(file, changes, folder).report(out)
 
 
-@like(studies.study, OpenStudy.bundle, arguments="file changes", hidden="data folder")
+@like(studies.study, OpenStudy.bundle, arguments="file changes")
 def study_bundle(file: str, changes: Changes, out: Annotated[Path | None, Parameter(name="--out")]) -> None:
-    """Write one archive to publish: study, records, scores, losses, page. `study report` makes the same page of it.
+    """Write one archive to publish, with study, records, scores, losses and page.
+
+    `biphase study report` rebuilds the page from it.
 
     Example: `biphase study bundle mini --out mini.tar.xz`
     """
@@ -496,11 +504,13 @@ def study_bundle(file: str, changes: Changes, out: Annotated[Path | None, Parame
 
 @like(studies.advise)
 def study_advise(
-    recipe: Annotated[Path | None, Parameter(help="write the recipe to this file.")] = None,
+    recipe: Annotated[Path | None, Parameter(help="Write the recipe to this file.")] = None,
     form: Form = "text",
     **options: Any,
 ) -> None:
-    """Find the best use of a budget: what to continue, or which size from random weights; with reasons and a recipe.
+    """Find the best use of a compute budget: a model to continue, or a size to train from scratch.
+
+    The advice comes with reasons and a recipe.
 
     Example: `biphase study advise --text corpus/ --hours 8 --device H100 --recipe recipe.yaml`
     """
@@ -516,12 +526,12 @@ def study_advise(
 
 
 def report_paper(*, out: Path = Path("paper-report")) -> None:
-    """Report on the paper's 800 published scores: its tables, its figures, and its findings judged by our code.
+    """Report on the paper's 800 published scores: its tables, its figures, and our verdicts on its findings.
 
     Example: `biphase report paper`
 
     Args:
-        out: the folder to write.
+        out: The folder to write.
     """
     from biphase.report.paper import report_paper as write
 
@@ -531,16 +541,16 @@ def report_paper(*, out: Path = Path("paper-report")) -> None:
 @like(studies.equivalent, arguments="table")
 def report_results(
     table: Sequence[str],
-    rename: Annotated[list[str] | None, Parameter(help="THEIRS=OURS, the name of a column; may be repeated.")] = None,
+    rename: Annotated[list[str] | None, Parameter(help="THEIRS=OURS: the name of a column. May be repeated.")] = None,
     out: Path = Path("results-report"),
     **options: Any,
 ) -> None:
-    """Report on other people's results: which methods differ by more than noise, their ranks, and what a score costs.
+    """Report on other people's results: which methods differ by more than noise, how they rank, what a score costs.
 
     Example: `biphase report results scores.csv --rename model=method`
 
     Args:
-        out: the folder to write.
+        out: The folder to write.
     """
     from biphase.report.tables import print_table
 

@@ -1,7 +1,4 @@
-"""`biphase doctor`: what a report of a problem should say of the machine, and what would surprise on it.
-
-In: this machine and a folder to work in. Out: facts by topic, each a line; what is wrong begins with `!`.
-"""
+"""`biphase doctor`: the facts that a bug report needs, by topic, a line each; a problem begins with `!`."""
 
 import os
 import platform
@@ -23,7 +20,7 @@ VARIABLES = (
 )
 """Environment variables that change what runs, how fast, or where from. None holds a secret."""
 LOCAL_LOCKS = {"nolock", "localflock", "noflock", "local_lock=flock", "local_lock=all"}
-"""Mount options of NFS and Lustre under which a lock is seen by its own machine alone, or by nobody."""
+"""Mount options of NFS and Lustre with locks that other machines, or all processes, do not see."""
 GIB = 1 << 30
 
 
@@ -31,7 +28,7 @@ def examine(folder: Path = Path()) -> dict[str, dict[str, str]]:
     """Collect facts about this machine, by topic.
 
     Args:
-        folder: where you mean to work: its disk and its locks are looked at.
+        folder: The folder that you want to work in; its disk and its locks are checked.
     """
     from huggingface_hub.constants import HF_HUB_CACHE
 
@@ -67,7 +64,7 @@ def examine(folder: Path = Path()) -> dict[str, dict[str, str]]:
 
 
 def describe_computing() -> dict[str, str]:
-    """Describe the devices, and what `auto` chooses on the first of them, with the reasons."""
+    """Describe the devices, and what `auto` chooses on the first one and why."""
     import torch
 
     from biphase.device import choose_device, choose_dtype, explain_dtype, missing_for_compile
@@ -107,7 +104,7 @@ def free_space(folder: Path) -> str:
 
 
 def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> tuple[str, set[str]]:
-    """Find the kind of the file system that a folder is on, and its mount options, where the system tells."""
+    """Return the kind and the mount options of a folder's file system, if the system knows them."""
     mounted: dict[str, tuple[str, set[str]]] = {}
     for line in mounts.read_text(encoding="utf-8").splitlines() if mounts.exists() else ():
         _, mount_point, kind, options, *_ = line.split()
@@ -117,16 +114,16 @@ def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> tuple
 
 
 def describe_locks(folder: Path, kind: str, options: set[str]) -> str:
-    """Try whether a lock (flock) that is held is refused to the next process, as claims of runs and cells need it."""
+    """Test whether a held lock (flock) is refused to a second process, as claims of runs and cells require."""
     try:
         with TemporaryDirectory(dir=folder) as scratch, locked(Path(scratch) / "lock"):
             if not is_locked(Path(scratch) / "lock"):
-                return "! a lock that is held was given a second time: two processes would train into one folder"
+                return "! a held lock was given a second time: two processes could train into one folder"
     except OSError as error:
         return f"! flock does not work here ({error.strerror}): runs cannot be claimed; use another file system"
     if local := LOCAL_LOCKS & options:
         names = ", ".join(sorted(local))
-        return f"! flock works on this machine only ({kind}, {names}): keep to one machine per folder"
+        return f"! flock works only within this machine ({kind}, {names}): use each folder from one machine"
     if kind.startswith("nfs") or kind == "lustre":
         return f"flock works here, and between machines as {kind} is mounted"
     return "flock works"

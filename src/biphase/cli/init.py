@@ -1,4 +1,4 @@
-"""`biphase init`: a recipe, a study or a task to start from, filled in: the text of one that comes with biphase."""
+"""`biphase init`: write a recipe, a study or a task to start from, by filling in a bundled one."""
 
 import math
 import re
@@ -30,27 +30,27 @@ from biphase.tasks.spec import Task
 BUNDLED_NAMES = {
     kind: sorted(path.stem for path in (BUNDLED / kind).glob("*.yaml")) for kind in ("recipes", "studies", "tasks")
 }
-"""What comes with biphase to start from, by its kind."""
-SHARDS_QUESTION = "Shards (what `biphase prepare` wrote)"
+"""Names of bundled files by kind."""
+SHARDS_QUESTION = "Folder of shards (from `biphase prepare`)"
 
 
 def init_recipe(
-    name: Annotated[str | None, Parameter(help=f"start from: {', '.join(BUNDLED_NAMES['recipes'])}.")] = None,
+    name: Annotated[str | None, Parameter(help=f"A bundled recipe: {', '.join(BUNDLED_NAMES['recipes'])}.")] = None,
     /,
     *,
     shards: str | None = None,
     model: Annotated[
-        str | None, Parameter(help=f"a preset ({', '.join(PRESETS)}), RUN[@STEP], a folder or a hub id (ID@REVISION).")
+        str | None, Parameter(help=f"A preset ({', '.join(PRESETS)}), RUN[@STEP], a folder or a hub id (ID@REVISION).")
     ] = None,
     out: Path = Path("recipe.yaml"),
 ) -> None:
-    """Write a recipe to start from. On a terminal, it asks for what no option says.
+    """Write a recipe to start from. On a terminal, it asks for missing options.
 
     Example: `biphase init recipe --shards shards --model 11m --out mine.yaml`
 
     Args:
-        shards: what `biphase prepare` wrote.
-        out: the file to write.
+        shards: The folder that `biphase prepare` wrote.
+        out: The file to write.
     """
     refuse_existing(out)
     model = ask_user(model, f"Model ({', '.join(PRESETS)}, a run, a folder or a hub id)", None if name else "1m")
@@ -77,7 +77,7 @@ def init_recipe(
 
 
 def has_shards(folder: Path) -> bool:
-    """Tell whether a folder is a set of shards; where it is none, a line says what makes it one."""
+    """Tell whether a folder is a set of shards; if not, print the command that makes one."""
     if not (is_set := (folder / "manifest.json").exists()):
         made = f"`biphase prepare TEXT --tokenizer TOKENIZER --out {folder}` makes them"
         console.err.print(f"{folder} holds no shards yet: {made}", markup=False)
@@ -85,8 +85,8 @@ def has_shards(folder: Path) -> bool:
 
 
 def fit_to_text(recipe: Recipe, shards: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the changes with which a recipe reads the text in `shards` no more often than `biphase study advise` would
-    have it read, and a comment on how often that is; nothing where the shards are not here."""
+    """Return changes to a recipe so that it reads the text no more often than `biphase study advise` recommends, and a
+    comment on how often; nothing if the shards are not here."""
     from biphase.corpus.shards import read_shard_manifest
     from biphase.studies.advise import MOST_EPOCHS, choose_steps
 
@@ -101,33 +101,32 @@ def fit_to_text(recipe: Recipe, shards: Path) -> tuple[dict[str, Any], list[str]
         changes = {f"curriculum.{number}.steps": count for number, count in enumerate(steps)} | {"batch_tokens": batch}
         scaled = "schedule.warmup_steps", "schedule.decay_steps", "validation.every_steps", "checkpoints.every_steps"
         changes |= {key: math.floor(share * attrgetter(key)(recipe)) for key in scaled}
-        tokens, hint = batch * sum(steps), "; to read it more often would gain nothing"
+        tokens, hint = batch * sum(steps), "; reading it more often would gain nothing"
     times = console.plain_number(tokens / text_tokens)
     return changes, [f"# It reads the {text_tokens:,} tokens of the text {times} times{hint}.\n"]
 
 
 def init_study(
-    name: Annotated[str, Parameter(help=f"start from: {', '.join(BUNDLED_NAMES['studies'])}.")] = "demo",
+    name: Annotated[str, Parameter(help=f"A bundled study: {', '.join(BUNDLED_NAMES['studies'])}.")] = "demo",
     /,
     *,
     shards: str | None = None,
     model: Annotated[
-        str | None, Parameter(help=f"a preset, in place of the study's models: {', '.join(PRESETS)}.")
+        str | None, Parameter(help=f"A preset that replaces the study's models: {', '.join(PRESETS)}.")
     ] = None,
     tasks: str | None = None,
     data_dir: list[str] | None = None,
     out: Path = Path("study.yaml"),
 ) -> None:
-    """Write a study to start from. On a terminal, it asks for the shards where no option names them.
+    """Write a study to start from. On a terminal, it asks for the shards unless `--shards` is given.
 
-    Example: `biphase init study --shards shards --model 3m --tasks snli,reviews.yaml --data-dir reviews.yaml=reviews/
-    --out mine.yaml`
+    Example: `biphase init study --shards shards --tasks snli,reviews.yaml --data-dir reviews.yaml=reviews/`
 
     Args:
-        shards: what `biphase prepare` wrote.
-        tasks: by commas: tasks, or YAML files of yours, in place of the study's; not for embedding.
-        data_dir: TASK=FOLDER with the task's data as published; may be repeated.
-        out: the file to write.
+        shards: The folder that `biphase prepare` wrote.
+        tasks: Tasks or YAML files, separated by commas, that replace the study's tasks; not for embedding studies.
+        data_dir: TASK=FOLDER: the task's data as published. May be repeated.
+        out: The file to write.
     """
     from biphase.studies.plan import plan_study
     from biphase.studies.spec import Study
@@ -172,16 +171,16 @@ def init_task(
     group: str | None = None,
     out: Path = Path("task.yaml"),
 ) -> None:
-    """Write a task to start from: with data, its columns and classes as they stand there.
+    """Write a task to start from. Given data, fill in its columns and classes.
 
     Example: `biphase init task data/reviews-train.csv --label stars --out reviews.yaml`
 
     Args:
-        data: the file to train on, or a folder in BEIR's layout.
-        label: the column with the label, where it is not called `label` or the like.
-        family: the kind of task, where the data does not tell.
-        group: the column whose values (pages, patients) stay together where splits are drawn.
-        out: the file to write.
+        data: The file to train on, or a folder in BEIR's layout.
+        label: The column with the label, unless its name is `label` or similar.
+        family: The kind of task, if the data does not show it.
+        group: The column whose values (such as pages or patients) stay together when splits are drawn.
+        out: The file to write.
     """
     refuse_existing(out)
     keys: dict[str, Any] = {"family": family or "sequence_classification"}
@@ -202,15 +201,15 @@ def init_task(
 
 
 def init_slurm(study: Path, folder: Path, /, *, jobs: int = 8, out: Path = Path("slurm.sh")) -> None:
-    """Write the script with which the jobs of a Slurm array work on a study; partition, account and time are yours.
+    """Write a Slurm script whose array jobs share the work on a study. Fill in partition, account and time yourself.
 
     Example: `biphase init slurm study.yaml /shared/study --jobs 4`
 
     Args:
-        study: the study's file.
-        folder: the study's folder, where all nodes see it.
-        jobs: how many nodes work at once.
-        out: the file to write.
+        study: The study's file.
+        folder: The study's folder, on a disk that all nodes share.
+        jobs: The number of nodes that work at once.
+        out: The file to write.
     """
     from biphase.studies.spec import load_study
 
@@ -238,23 +237,23 @@ def origin_of(model: str, is_run: bool) -> dict[str, str]:
 
 
 def ask_user(value: str | None, question: str, default: str | None) -> str | None:
-    """Return the value, or on a terminal what the user answers, or the default."""
+    """Return the value, or on a terminal the user's answer, or the default."""
     if value is not None or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return default if value is None else value
     return Prompt.ask(question, default=default or "", console=console.err) or None
 
 
 def starting_text(kind: str, name: str) -> str:
-    """Read the text of a bundled file, without the comments above its first key."""
+    """Read a bundled file, without the comments above its first key."""
     names = BUNDLED_NAMES[kind]
     if name not in names:
-        remedy = "; the file to write is --out" if name.endswith((".yaml", ".yml")) else nearest(name, names)
-        raise InputError(f"'{name}' is none of the {kind} that come with biphase{remedy}")
+        remedy = "; name the file to write as --out" if name.endswith((".yaml", ".yml")) else nearest(name, names)
+        raise InputError(f"'{name}' is none of the bundled {kind}{remedy}")
     return re.sub(r"\A(#.*\n)+", "", (BUNDLED / kind / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 def with_values(text: str, changes: Mapping[str, Any]) -> str:
-    """Change the values at keys such as `arms.0.models` in YAML text; all else, comments too, stays."""
+    """Change the values of keys such as `arms.0.models` in YAML text; keep everything else, including comments."""
     for key, value in changes.items():
         node: Any = yaml.compose(text, yaml.SafeLoader)
         for part in key.split("."):
@@ -263,7 +262,7 @@ def with_values(text: str, changes: Mapping[str, Any]) -> str:
                 continue
             inner = {name.value: child for name, child in node.value}
             if part not in inner:
-                raise InputError(f"what is started from has no '{key}'; start from another, or add it in the file")
+                raise InputError(f"the bundled file has no '{key}'; start from another, or add it to the file")
             node = inner[part]
         begin, end = node.start_mark.index, node.end_mark.index
         space = text[len(text[:end].rstrip()) : end]  # a block reaches to the next key
@@ -272,7 +271,7 @@ def with_values(text: str, changes: Mapping[str, Any]) -> str:
 
 
 def write_start(path: Path, origin: str, text: str, *commands: str) -> None:
-    """Write the file, never over another one, and say what comes next."""
+    """Write the file, but never over another, and print the next command."""
     head = [f"# Made from {origin}, which comes with biphase.", *(f"#   {command}" for command in commands)]
     with open(path, "x", encoding="utf-8") as file:
         file.write("\n".join([*head, text]))

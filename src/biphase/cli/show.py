@@ -1,6 +1,5 @@
-"""Show a person what a verb has returned."""
+"""Print what a verb returned."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,17 +15,17 @@ from biphase.report import verdicts
 from biphase.tasks.families import KINDS
 
 LONG_CHARACTERS = 60
-"""Facts with a longer text among their parts are shown one part a line."""
+"""Facts with a longer part are printed one part a line."""
 PASSAGE_CHARACTERS = 300
-"""Characters of a passage that are shown."""
+"""The characters shown of a passage."""
 ANSWER_KEYS = ("question_id", "question", "by", "rank", "score", "id", "text")
-"""The keys of a passage that are not of its document."""
+"""The keys of a passage that do not come from its document."""
 MOST_LABELS = 12
-"""Labels that are shown of a split, the most frequent ones."""
+"""The number of labels shown of a split, most frequent first."""
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """Print facts by their names: records as a table, what is nested or long a part a line, all else in a line each."""
+    """Print named facts: records as a table, nested or long facts one part a line, others one a line."""
     for key, value in facts.items():
         name = name_fact(key)
         parts: list[Any] = []
@@ -44,7 +43,7 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 
 
 def print_folder(facts: Mapping[str, Any]) -> None:
-    """Print the facts of a folder, and of a cell what it is worth class by class."""
+    """Print the facts of a folder, and the scores of a cell per class."""
     report = facts.get("classes")
     if not isinstance(report, ClassReport):
         print_facts({**facts, "warnings": None})
@@ -56,7 +55,7 @@ def print_folder(facts: Mapping[str, Any]) -> None:
 
 
 def print_checks(checks: Sequence[AnswerCheck]) -> None:
-    """Print how near each answer to the golden texts is."""
+    """Print the distance of each answer from the golden vectors."""
     for check in checks:
         rows = [[tell_fact(*cell) for cell in {**row, "cosine": f"{row['cosine']:.6f}"}.items()] for row in check.texts]
         if rows:
@@ -65,22 +64,21 @@ def print_checks(checks: Sequence[AnswerCheck]) -> None:
 
 
 def print_file_score(score: FileScore) -> None:
-    """Print the metrics of a kept model on a file, its task's own first, and the classes."""
+    """Print the metrics of a fine-tuned model on a file, the primary one first, and scores per class."""
     print_facts(fields_of(score, "model task num_examples num_left_out num_truncated"))
-    for name, measure in sorted(score.metrics.items(), key=lambda item: item[0] != score.metric):
-        ends = "" if math.isnan(measure.low) else f" [{measure.low:.2%}, {measure.high:.2%}]"
-        out.print(f"{name} {measure.value:.2%}{ends}")
+    for metric in sorted(score.metrics, key=lambda name: name != score.metric):
+        out.print(score.show(metric))
     if score.classes is not None:
         print_report(score.classes, {})
 
 
 def name_fact(key: str) -> str:
-    """Turn a key into words; a variable of the environment stays as it is."""
+    """Turn a key into words; leave an environment variable as it is."""
     return key.removeprefix("num_").replace("_", " ") if key.islower() else key
 
 
 def tell_fact(name: str, value: Any) -> str:
-    """Put a fact into words; a number whose name begins with `seconds` as a person says a time."""
+    """Format a fact; a number whose name begins with `seconds` as a duration."""
     match value:
         case None:
             return ""
@@ -97,21 +95,21 @@ def tell_fact(name: str, value: Any) -> str:
         case int():
             return f"{value:,}"
         case float():
-            return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+            return f"{value:.4g}".replace("e-0", "e-") if abs(value) < 1000 else f"{value:,.0f}"
     return str(value)
 
 
 def print_evaluation(answer: ZeroShot | MissingCells | ScoreSummary) -> None:
-    """Print the tables that `evaluate` answers with."""
+    """Print the tables of `evaluate`."""
     if isinstance(answer, MissingCells):
         print_facts(vars(answer))
         if answer.unknown_trainings:
-            out.print("unknown trainings: no cell of their tasks is finished yet; run one seed, and they are told")
+            out.print("unknown trainings: their tasks have no finished cell yet; run one seed to get an estimate")
     elif isinstance(answer, ScoreSummary):
         verdicts.print_summary(answer.rows, answer.scores.broken)
         searches = [score for score in answer.scores.scores if score.metric in KINDS["retrieval"].metrics]
         if easier := sorted({score.task for score in searches if score.config.judged_only}):
-            out.print(f"among judged documents only, which scores higher than among all: {', '.join(easier)}")
+            out.print(f"ranked among judged documents only, which gives higher scores: {', '.join(easier)}")
         if answer.comparison:
             verdicts.print_comparison(answer.comparison)
     else:
@@ -119,7 +117,7 @@ def print_evaluation(answer: ZeroShot | MissingCells | ScoreSummary) -> None:
 
 
 def print_task(facts: dict[str, Any]) -> None:
-    """Print the facts of `check_task`, the most frequent labels of each split, and what may make scores too high."""
+    """Print the facts of `check_task`, the most frequent labels of each split, and warnings of leaks."""
     shared = {part: number for part, number in facts["also_in_train"].items() if number}
     lines: dict[str, Any] = {**facts, "labels": None, "classes": len(facts["classes"]), "also_in_train": shared}
     for part, counts in facts["labels"].items():
@@ -130,11 +128,11 @@ def print_task(facts: dict[str, Any]) -> None:
     print_facts(lines)
     for part in shared:
         remedy = "; remove duplicates from the data" if part in facts["drawn"] else ""
-        out.prose(f"inputs of {part} stand in train too: the scores on {part} may be too high{remedy}")
+        out.prose(f"inputs of {part} are also in train: the scores on {part} may be too high{remedy}")
 
 
 def print_passages(passages: list[dict[str, Any]]) -> None:
-    """Print the passages that are found for each question, with the columns of their documents."""
+    """Print the passages for each question, with the columns of their documents."""
     for passage in passages:
         text = passage["text"]
         if passage["rank"] == 1:
@@ -143,7 +141,7 @@ def print_passages(passages: list[dict[str, Any]]) -> None:
         out.print(f"{passage['rank']:>2}  {passage['score']:.4f}  {passage['id']}")
         columns = [
             key for key in passage if key not in ANSWER_KEYS and passage[key] == passage[key]
-        ]  # NaN: it has none
+        ]  # NaN: the document lacks it
         if columns:
             out.prose(f"    {' · '.join(f'{key} {passage[key]}' for key in columns)}")
         out.prose(f"    {text[:PASSAGE_CHARACTERS]}{' …' if len(text) > PASSAGE_CHARACTERS else ''}")

@@ -14,13 +14,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import xxhash
 
 from biphase import console, files
-from biphase.config import parse_config
+from biphase.config import AnyPath, OnCommandLine, parse_config
 from biphase.corpus.rows import LONGEST_TEXT
 from biphase.corpus.shards import (
     SHARD_SPLITS,
@@ -82,11 +82,11 @@ class ShardPlan:
 
 
 def prepare(
-    sources: Sequence[str] | Any,
-    tokenizer: str | Path,
-    out: Path | str,
+    sources: Annotated[Any, OnCommandLine(Sequence[str])],
+    tokenizer: Annotated[str | Path, OnCommandLine(str)],
+    out: AnyPath,
     *,
-    validation: list[str] | Any | None = None,
+    validation: Annotated[Any, OnCommandLine(list[str] | None)] = None,
     validation_fraction: float | None = None,
     workers: int | None = None,
     engine: EngineKind = "local",
@@ -97,23 +97,26 @@ def prepare(
     seed: int = 0,
     drop_copies: bool = False,
 ) -> Path:
-    """Tokenize text into memory-mapped shards; returns their folder. The same call goes on where it was stopped.
+    """Tokenize text into memory-mapped shards; return their folder. The same call continues where it was stopped.
+
+    `sources` and `validation` may also be a `datasets.Dataset`, a DataFrame, texts or rows in memory, which are copied
+    into `out`.
 
     Args:
-        sources: files (.txt, .md, .jsonl, also .gz, .zst; .parquet, .arrow), folders, globs, hub data sets (ID:SUBSET).
-            In Python: also a `datasets.Dataset`, a DataFrame, texts or rows in memory; `out` keeps a copy of these.
-        tokenizer: a tokenizer folder, hub id or Llama 3 tokenizer.model.
-        out: the folder to write.
-        validation: sources whose documents are for validation.
-        validation_fraction: or this share of all documents; 0.01 unless given.
-        workers: number of processes; one for every four cores unless given.
-        engine: local: this machine; ray: several machines.
-        address: the address of a Ray cluster, such as `auto`.
-        text_field: the JSON field or the column with the text.
-        id_field: the JSON field or the column with the document's name.
-        txt_documents: what a document is in .txt and .md files: file, paragraphs or lines.
-        seed: the seed that draws the validation split.
-        drop_copies: leave out documents with exactly the text of an earlier one; sources are read twice.
+        sources: Files (.txt, .md, .jsonl, .parquet, .arrow; also .gz and .zst), folders, globs or hub data sets
+            (ID:SUBSET).
+        tokenizer: A tokenizer folder, a hub id or a Llama 3 tokenizer.model file.
+        out: The folder to write.
+        validation: Use these sources as validation text.
+        validation_fraction: Or draw this share of all documents for validation; 0.01 by default.
+        workers: The number of processes; by default, one for every four cores.
+        engine: Run on this machine (local) or on several (ray).
+        address: The address of a Ray cluster, such as `auto`.
+        text_field: The JSON field or column that holds the text.
+        id_field: The JSON field or column that holds the document's name.
+        txt_documents: What counts as a document in .txt and .md files: the whole file, a paragraph or a line.
+        seed: The seed that draws the validation split.
+        drop_copies: Leave out exact copies of earlier documents; this reads the sources twice.
 
     Raises:
         InputError: bad input, no space left, a killed worker, or an `out` that holds a set made from something else.

@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
-from biphase.config import by_commas
+from biphase.config import ModelName, OnCommandLine, by_commas
 from biphase.console import out as console
 from biphase.errors import InputError, told_as
 from biphase.files import files_below
@@ -38,23 +38,23 @@ WORDS_OF_A_TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt
 
 
 def push(
-    source: str | Path,
+    source: ModelName,
     repo: str,
     *,
     public: bool = False,
     license: str | None = None,
-    language: str | Iterable[str] | None = None,
+    language: Annotated[str | Iterable[str] | None, OnCommandLine(str | None)] = None,
     dry_run: bool = False,
 ) -> None:
     """Send a model folder to the Hugging Face hub, or a run: its end to `main`, other checkpoints to `step-N`.
 
     Args:
-        source: a model folder, or RUN[@STEP].
-        repo: a repository on the Hugging Face hub, USER/NAME; a new one is private.
-        public: make it public, or send to one that is.
-        license: such as apache-2.0, for a card that says none.
-        language: such as en, or en,de, for a card that says none.
-        dry_run: say what would go; send nothing.
+        source: A model folder or RUN[@STEP].
+        repo: A repository on the Hugging Face hub, USER/NAME; a new one is private.
+        public: Make the repository public, or allow one that already is.
+        license: A license for a card without one, such as apache-2.0.
+        language: Languages for a card without any, such as en or en,de.
+        dry_run: List the files; upload nothing.
 
     Raises:
         InputError: before anything is sent, for a folder or card that should not go; or with what the hub says.

@@ -118,7 +118,7 @@ def run_grid(grid: Grid, engine: Engine, part: str | None = None, keep: Path | N
 
 
 def tell_downloads(grid: Grid) -> None:
-    """Print the size of a grid with data of the hub, before the data is fetched."""
+    """Say how many trainings a grid with data from the hub has, before the data is fetched."""
     fetched = []
     for task in map(find_task, grid.tasks):
         place = grid.data_dirs.get(task.name, "biphase" if task.bundled else HUB)
@@ -127,9 +127,9 @@ def tell_downloads(grid: Grid) -> None:
     if fetched:
         axes = [len(grid.models), len(grid.tasks), len(grid.learning_rates), len(grid.seeds)]
         shape = f"models × tasks × rates × seeds: {' × '.join(map(str, axes))}"
-        where = f"the data of {', '.join(fetched)} is from the hub"
+        where = f"the data of {', '.join(fetched)} comes from the hub"
         err.print(
-            f"{math.prod(axes):,} cells ({shape}); {where}; --dry-run tells what is missing and how long it takes"
+            f"{math.prod(axes):,} trainings ({shape}); {where}; --dry-run tells how many are missing, and their time"
         )
 
 

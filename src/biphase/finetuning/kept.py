@@ -156,7 +156,7 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
     family = next((name for kind in classes for name, record in KINDS.items() if kind.endswith(record.head)), None)
     if family is None:
         kind = " ".join(classes) or "of no named class"
-        remedy = f"fine-tune it with `biphase finetune {name} TASK --keep DIR`, then predict with DIR"
+        remedy = f"fine-tune it first: `biphase finetune {name} TASK --keep FOLDER`"
         if (folder / "modules.json").exists():
             remedy += f"; or search with its embeddings: `biphase search TEXT QUESTION --model {name}`"
         raise InputError(f"{name} is {kind}, which has no head that predicts; {remedy}")
@@ -237,7 +237,7 @@ def open_rows(model: KeptModel, file: Path) -> tuple[TableForm | None, Iterator[
     else:
         for name in (*columns, *task.choices):
             if name != "choice":  # what templates name that is no column
-                column(location, row, name, "give the column that the model reads this name")
+                column(location, row, name, "rename the column that the model should read")
     return table, chain(begin, rows)
 
 

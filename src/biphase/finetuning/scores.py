@@ -8,6 +8,7 @@ Letters: N examples, S scores, L labels, C columns of counts, E entities, U word
 
 import hashlib
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -94,32 +95,45 @@ class Score(Strict):
         facts = {"protocol": str(self.protocol), "metric": self.metric, "data": self.data_hash[:8]}
         return as_text(self.config) | facts
 
-    def __repr__(self) -> str:  # of all its fields a notebook would show 2,000 characters
-        return f"{self.result}\n{self.folder or 'not kept'}"
+    def __repr__(self) -> str:
+        spent = "" if self.diverged else f" · {self.spent}"
+        return f"{self.name}\n{self.outcome}\n{self.point}{spent}\n{self.folder or 'not kept'}"
 
     __str__ = __repr__
 
     @property
-    def result(self) -> str:
-        """The name of the cell and its value on each split."""
-        name = f"{self.task} · {self.model} · lr {self.config.learning_rate:g} · seed {self.config.seed}"
-        name += " · head=transformers" if self.config.head == "transformers" else ""
+    def name(self) -> str:
+        return f"{self.task} · {self.model}"
+
+    @property
+    def point(self) -> str:
+        """Its place in a grid: `lr 5e-5 · seed 0`."""
+        head = " · head=transformers" if self.config.head == "transformers" else ""
+        return f"lr {show_rate(self.config.learning_rate)} · seed {self.config.seed}{head}"
+
+    @property
+    def outcome(self) -> str:
+        """The primary metric on each split."""
         if self.diverged:
-            return f"{name}: diverged at step {self.diverged_at_step}"
+            return f"diverged at step {self.diverged_at_step}"
         values = [f"{split} {values.get(self.metric, np.nan):.2%}" for split, values in self.metrics.items()]
-        return f"{name}: {self.metric} {' · '.join(values)}"
+        return f"{self.metric} {' · '.join(values)}"
 
     def headline(self) -> str:
-        if self.diverged:
-            return self.result
+        result = f"{self.name} · {self.point}: {self.outcome}"
+        return result if self.diverged else f"{result} ({self.spent})"
+
+    @property
+    def spent(self) -> str:
+        """Steps, time and speed."""
         spent = console.duration(sum(self.seconds.values()))
-        speed = f"{self.tokens_per_second['train']:,.0f} tokens/s"
-        steps = f"{self.num_steps} steps"
+        speed = f"{self.tokens_per_second.get('train', math.nan):,.0f} tokens/s"
+        steps = f"{self.num_steps:,} steps"
         if not self.config.shots and self.num_steps < self.config.max_steps:
             steps += f", {self.config.epochs} epoch{'s' * (self.config.epochs > 1)}"
         if self.best_step is not None:
             steps += f", the weights of step {self.best_step}"
-        return f"{self.result} ({steps}, {spent}, {speed})"
+        return f"{steps}, {spent}, {speed}"
 
 
 def write_cell(folder: Path, score: Score, losses: Sequence[float], predictions: Mapping[str, metrics.Rows]) -> None:

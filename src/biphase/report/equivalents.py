@@ -20,7 +20,7 @@ from scipy import optimize
 from biphase.errors import InputError, first_of
 from biphase.report.contrasts import Contrast, Noise, average, contrast
 from biphase.report.figures import MARKER_SIZE, Panel, round_ticks
-from biphase.report.formats import MISSING, show_list, show_noise, write_steps
+from biphase.report.formats import MISSING, show_estimate, show_list, show_noise, write_steps
 from biphase.report.results import FAMILY_NAMES, ReportArm, Result, ResultSet, read_words, reference_mask
 from biphase.report.tables import Cell, Row, Table, interval_cell
 from biphase.style import LOOKS, SERIES
@@ -126,7 +126,7 @@ def contrast_at_share(
     score, ladder = make_ladder(results, arm, baseline, "flops", datasets)
     compute = (arm.flops or math.nan) / share
     if not min(ladder) <= compute <= max(ladder):
-        raise InputError(f"the baseline's ladder does not reach {1 / share:.2g} of its compute")
+        raise InputError(f"the baseline's ladder does not reach {show_estimate(1 / share)} times the arm's compute")
     return contrast_at(score, ladder, compute)
 
 

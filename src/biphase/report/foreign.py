@@ -24,7 +24,7 @@ from biphase.files import content_hash
 from biphase.finetuning.scores import ExampleTable, KeptExamples
 from biphase.report import contrasts, tables
 from biphase.report.equivalents import AXES, LEAST_RUNGS, PriceList, list_prices, price_sentence, price_tables
-from biphase.report.formats import MISSING, show_count, show_noise, show_p_value, show_points
+from biphase.report.formats import MISSING, show_count, show_noise, show_p_value, show_points, show_power
 from biphase.report.page import PageText, write_report
 from biphase.report.results import ALL_TASKS, ReportArm, Result, ResultSet, read_words
 from biphase.report.tables import Cell, Table, interval_cell, rivals
@@ -214,7 +214,7 @@ def make_results(scores: Sequence[ForeignScore], factor: float) -> ResultSet:
     results = []
     for (method, compute, task), of_cell in cells.items():
         of_cell.sort(key=lambda score: [seeds[str(seed)] for seed in score.seeds])
-        known = [f"{value:g} {unit}" for value, unit in zip(compute, AXES.values(), strict=True) if value]
+        known = [f"{show_power(value)} {unit}" for value, unit in zip(compute, AXES.values(), strict=True) if value]
         budget = known[0] if known and has_ladder else ""
         name = f"{method} @ {budget}" if len(budgets[method]) > 1 else method
         spent: dict[str, Any] = dict(zip(AXES, compute, strict=True))

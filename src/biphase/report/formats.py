@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 from biphase.report.results import AVERAGE, ResultSet, read_words
@@ -35,11 +36,25 @@ def show_estimate(value: float) -> str:
     return f"{round(value, digits):,.{max(digits, 0)}f}"
 
 
-def show_power(text: str) -> str:
-    """Show `7.25e+14` as `7.25 × 10¹⁴`; any other text as it is."""
-    number, _, power = text.partition("e+")
-    digits = power.lstrip("0").translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return f"{number} × 10{digits}" if power.isdigit() and number.replace(".", "").isdigit() else text
+def show_superscript(text: str) -> str:
+    """Show `7.25e14` as `7.25 × 10¹⁴`; any other text as it is."""
+    return re.sub(r"^([\d.]+)e(\d+)$", lambda found: f"{found[1]} × 10{found[2].translate(SUPERSCRIPTS)}", text)
+
+
+def show_power(value: float) -> str:
+    """Show `5e-5`, `640`, `1.15e16`, `2e18`."""
+    return re.sub(r"e(-?)\+?0*", r"e\1", f"{value:.3g}")
+
+
+def show_tokens(tokens: float) -> str:
+    """Show `980,000`, `3.4M`, `26B`, `1.5T`."""
+    rounded = float(f"{tokens:.3g}")
+    unit = next((unit for unit in ("T", "B", "M") if rounded >= POWERS[unit]), "")
+    return f"{rounded / POWERS[unit]:.3g}{unit}" if unit else f"{rounded:,.0f}"
+
+
+POWERS = {"T": 1e12, "B": 1e9, "M": 1e6}
+SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def show_p_value(p_value: float) -> str:
@@ -86,12 +101,12 @@ def show_count(number: int, noun: str, nouns: str = "") -> str:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Show `7 B`, `1.23 kB`, `3e+04 TB`."""
+    """Show `7 B`, `1.23 kB`, `30,000 TB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if num_bytes < 1000 or unit == "TB":
             break
         num_bytes /= 1000
-    return f"{num_bytes:.3g} {unit}"
+    return f"{num_bytes:{',.0f' if num_bytes >= 1000 else '.3g'}} {unit}"
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:

@@ -25,7 +25,7 @@ from biphase.errors import InputError, clipped, refuse_unknown
 from biphase.report.claims import Claim, Inequality, strongest
 from biphase.report.contrasts import Contrast, contrast, have_one_seed, jackknife
 from biphase.report.equivalents import contrast_at_share, refuse_gaps
-from biphase.report.formats import show_count, show_list
+from biphase.report.formats import show_count, show_estimate, show_list
 from biphase.report.grammar import QUANTIFIERS, RATE, AskedInequality, Operand, find_quantifiers, parse_inequality
 from biphase.report.results import FAMILY_CODES, MEAN_OF_FAMILIES, ReportArm, Result, ResultSet, num_parameters
 from biphase.report.statistics import stability_rates
@@ -356,7 +356,7 @@ def measure(line: AskedInequality, results: ResultSet) -> Inequality:
         gap = contrast_ladder(datasets)
         sides = [(-sign, arms[first.arms[0]], first.task), *((sign, rung, first.task) for rung in ladder)]
         owners = ("the arm’s", "the baseline’s")[:: -int(sign)]
-        beside = f"the baseline with {1 / line.bound:.2g} times the arm’s FLOPs"
+        beside = f"the baseline with {show_estimate(1 / line.bound)} times the arm’s FLOPs"
         label = f"{line.label}: {' score minus '.join(owners)}, {beside}"
     elif first.function == "spread":
         gap, values = contrast_spreads(line.operands, arms, results)

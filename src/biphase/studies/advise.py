@@ -32,7 +32,7 @@ from biphase.recipe import (
     Schedule,
     Validation,
 )
-from biphase.report.formats import format_bytes, show_estimate, show_list, write_steps
+from biphase.report.formats import format_bytes, show_estimate, show_list, show_power, show_tokens, write_steps
 from biphase.studies.cost import Machine, fit_memory
 from biphase.studies.spec import curriculum_label, fill_budget, read_curriculum
 
@@ -240,11 +240,11 @@ def choose_candidate(candidates: Sequence[Candidate], budget: float) -> Candidat
     expects nothing of any, what differs is their vocabulary alone."""
     possible, smallest = [item for item in candidates if item.tokens >= LEAST_TOKENS], candidates[-1]
     if not possible:
-        reading = f" and the text given, read {smallest.epochs:.2g} times," if smallest.epochs else ""
+        reading = f" and the text given, read {show_estimate(smallest.epochs)} times," if smallest.epochs else ""
         least = smallest.flops / smallest.tokens * LEAST_TOKENS
         raise InputError(
-            f"{budget:.3g} FLOPs{reading} are {smallest.tokens:,.0f} tokens for the smallest preset, too few to learn "
-            f"from; {LEAST_TOKENS:,} are the least, which cost {least:.2g} FLOPs"
+            f"{show_power(budget)} FLOPs{reading} are {smallest.tokens:,.0f} tokens for the smallest preset, too few "
+            f"to learn from; {LEAST_TOKENS:,} are the least, which cost {show_power(least)} FLOPs"
         )
     if all(item.is_guess for item in possible):
         return possible[-1]
@@ -376,7 +376,7 @@ def advise(
     sentence = rules["languages"].get(language or "none", rules["languages"]["other"])
     facts = {"chosen": chosen, "encoder": encoder, "machine": machine, "least": LEAST_CONTINUED}
     facts |= {"option": "--study" if evidence else "--from-scratch", "language": sentence.format(code=language)}
-    facts["times"] = show_estimate(times) if times < 1000 else "over 1,000"
+    facts |= {"times": show_estimate(times) if times < 1000 else "over 1,000", "known": show_tokens(encoder["tokens"])}
     facts |= {"tokens": show_estimate(continued.tokens), "part": show_estimate(encoder["tokens"] / continued.tokens)}
     tokens = recipe.tokens_before(recipe.num_steps)
     spent = tokens * mean_token_flops(chosen.shape, recipe.curriculum, chosen.context)
@@ -412,12 +412,12 @@ def list_caveats(advice: Advice, budget: float, evidence: Sequence[Evidence], un
         "decoders": is_new,
     }
     facts: dict[str, Any] = {"names": show_list(unfit), "machine": advice.machine, "fresh": FRESH_EPOCHS}
-    facts |= {"evidence": tested, "times": show_estimate(chosen.tokens / (tested or math.inf))}
+    facts |= {"evidence": show_tokens(tested), "times": show_estimate(chosen.tokens / (tested or math.inf))}
     if text is not None:
         share, readable = spent / budget, budget / spent * chosen.tokens / FRESH_EPOCHS
-        amount = f"{text.tokens:.2g} tokens" if text.tokens else format_bytes(text.text_bytes or 0)
+        amount = f"{show_tokens(text.tokens)} tokens" if text.tokens else format_bytes(text.text_bytes or 0)
         token_bytes = (text.text_bytes or 0) / text.unique_tokens(chosen.shape.vocab_size)
-        facts["wanted"] = format_bytes(readable * token_bytes) if token_bytes else f"{readable:.2g} tokens"
+        facts["wanted"] = format_bytes(readable * token_bytes) if token_bytes else f"{show_tokens(readable)} tokens"
         facts["given"] = amount
         facts["used"] = f"{share:.0%}" if share >= 0.01 else "less than 1 %"
     for name, is_so in holds.items():
@@ -428,13 +428,13 @@ def list_caveats(advice: Advice, budget: float, evidence: Sequence[Evidence], un
 def count_budget(flops: float | None, hours: float | None, machine: Machine | None) -> float:
     if (flops is None) == (hours is None):
         raise InputError("give a budget, either in FLOPs or in hours on a device")
-    amount, budget = f"{flops or 0:.3g} FLOPs", flops or 0.0
+    amount, budget = f"{show_power(flops or 0)} FLOPs", flops or 0.0
     if hours is not None:
         if machine is None:
             raise InputError("hours need a device, such as H100")
         amount, budget = f"{hours:g} hours", hours * 3600 * machine.devices * machine.peak_flops * machine.efficiency
     if not 0 < budget <= MOST_FLOPS:
-        raise InputError(f"{amount} are no budget; it is above 0 and up to {MOST_FLOPS:.0e} FLOPs")
+        raise InputError(f"{amount} are no budget: give more than 0, and at most {show_power(MOST_FLOPS)} FLOPs")
     return budget
 
 
@@ -508,7 +508,7 @@ def explain_choices(advice: Advice, evident: Choice | None) -> Iterator[Choice]:
     chosen, recipe, text, kind = advice.chosen, advice.recipe, advice.text, advice.chosen.kind
     # The usual curriculum has its reason from one size and number of tokens; where these are others, that is said.
     is_near = chosen.name == MEASURED_PRESET and 0.5 <= chosen.tokens / MEASURED_TOKENS <= 2
-    reach = "" if is_near else read_rules()["reach"].format(chosen=chosen)
+    reach = "" if is_near else read_rules()["reach"].format(chosen=chosen, tokens=show_tokens(chosen.tokens))
     curriculum = evident or apply_rule("curriculum", kind, curriculum=chosen.curriculum, reach=reach)
     possible = [item for item in advice.candidates if item.tokens >= LEAST_TOKENS]
     cases = {"schedule": "any"}
@@ -533,6 +533,8 @@ def explain_choices(advice: Advice, evident: Choice | None) -> Iterator[Choice]:
         curriculum = apply_rule("curriculum", "cut", before=curriculum, phases=phases, most_clm=CLM_EPOCHS)
     losses = [f"{item.name} {item.loss:.2f}" for item in possible if item != chosen and not item.is_guess]
     sizes = {"others": ", ".join(losses), "blocks": show_estimate(chosen.shape.block_weights / 1e6)}
+    sizes |= {"tokens": show_tokens(chosen.tokens), "each": show_estimate(chosen.tokens_per_parameter)}
+    sizes |= {"times": show_estimate(chosen.epochs), "rate": show_power(recipe.schedule.peak_lr)}
     sizes["millions"] = show_estimate(chosen.shape.parameters_without_head / 1e6)
     for rule in read_rules()["rules"]:
         if rule == "curriculum":

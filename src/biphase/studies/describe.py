@@ -27,7 +27,15 @@ from biphase.embedding.recipe import set_name
 from biphase.errors import DOCS
 from biphase.recipe import OBJECTIVES
 from biphase.report.contrasts import POWER, USUAL_NOISE, smallest_difference
-from biphase.report.formats import format_bytes, show_count, show_estimate, show_list, write_steps
+from biphase.report.formats import (
+    format_bytes,
+    show_count,
+    show_estimate,
+    show_list,
+    show_power,
+    show_tokens,
+    write_steps,
+)
 from biphase.report.tables import PLAIN
 from biphase.studies.advise import LEAST_TOKENS, Advice
 from biphase.studies.cost import Estimate, Machine, task_size
@@ -227,7 +235,7 @@ def describe_steps(estimate: Estimate) -> Table:
     for header, field in (("models", "models"), ("steps\nalone", "steps_alone"), ("steps\nshared", "steps")):
         counts = [row[field] for row in rows]
         columns[header] = ([f"{count:,}" for count in counts], f"{sum(counts):,}")
-    columns["tokens"] = ([f"{row['tokens']:.3g}" for row in rows], f"{sum(row['tokens'] for row in rows):.3g}")
+    columns["tokens"] = ([show_tokens(row["tokens"]) for row in rows], show_tokens(sum(row["tokens"] for row in rows)))
     return number_table("Steps", columns)
 
 
@@ -246,7 +254,7 @@ def cost_table(estimate: Estimate) -> Table:
     """Make a table of the FLOPs and device hours of each group of arms."""
     machine, rows = estimate.machine, estimate.groups
     columns = {"": ([row["group"] for row in rows], "all")}
-    columns["FLOPs"] = ([f"{row['flops']:.3g}" for row in rows], f"{estimate.flops:.3g}")
+    columns["FLOPs"] = ([show_power(row["flops"]) for row in rows], show_power(estimate.flops))
     if machine:
         spent = [row["device_hours"] or 0.0 for row in rows]
         columns[f"{machine.name}\nhours"] = ([show_estimate(value) for value in spent], show_estimate(sum(spent)))
@@ -263,14 +271,14 @@ def cost_lines(estimate: Estimate) -> list[str]:
     """FLOPs by objective, the time with all devices at work, bytes on disk, and what all of it assumes."""
     by_objective = {name: flops for name, flops in estimate.flops_by_objective.items() if flops}
     spent = sum(by_objective.values())
-    shares = [f"{name} {flops:.3g} ({flops / spent:.0%})" for name, flops in by_objective.items()]
+    shares = [f"{name} {show_power(flops)} ({flops / spent:.0%})" for name, flops in by_objective.items()]
     lines = ["FLOPs of pretraining, the head only where a loss is: " + ", ".join(shares)]
     machine, disk = estimate.machine, {use: format_bytes(size) for use, size in estimate.disk_bytes.items()}
     if machine and machine.devices > 1:
         all_busy = describe_hours(machine, estimate.flops)
         lines.append(f"on all {machine.devices} (planning.devices of the study), all busy: {all_busy}")
     if estimate.first_seed_flops is not None:
-        first = f"{estimate.first_seed_flops:.3g} FLOPs"
+        first = f"{show_power(estimate.first_seed_flops)} FLOPs"
         if machine:
             first += f", {describe_hours(machine, estimate.first_seed_flops)} with all devices busy"
         lines.append(f"the first pretraining seed alone, with its fine-tunings: {first}")
@@ -323,14 +331,14 @@ def describe_advice(advice: Advice) -> RenderableType:
             sizes.add_column(name, justify="left" if name == "preset" else "right")
         for item in advice.candidates:
             if item.tokens < LEAST_TOKENS:
-                sizes.add_row(item.name, f"{item.tokens:.2g}", "", "", "too few tokens")
+                sizes.add_row(item.name, show_tokens(item.tokens), "", "", "too few tokens")
                 continue
             mark = "  ← chosen" if item == advice.chosen else ""
             epochs = show_estimate(item.epochs) if advice.text else ""
             loss, ratio = "nothing learned" if item.is_guess else f"{item.loss:.2f}", item.tokens_per_parameter
-            sizes.add_row(item.name + mark, f"{item.tokens:.2g}", show_estimate(ratio), epochs, loss)
+            sizes.add_row(item.name + mark, show_tokens(item.tokens), show_estimate(ratio), epochs, loss)
         parts += [sizes, ""]
-    cost = f"cost: {advice.flops:.3g} FLOPs"
+    cost = f"cost: {show_power(advice.flops)} FLOPs"
     if machine := advice.machine:
         on_machine = f"{machine.devices} × {machine.name} ({machine.speed})"
         cost += f", {describe_hours(machine, advice.flops)} on {on_machine}"

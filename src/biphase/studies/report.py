@@ -29,7 +29,7 @@ from biphase.recipe import OBJECTIVES, join_phases
 from biphase.report.claims import Claim, Finding, Verdicts, judge_claims
 from biphase.report.contrasts import Terms, contrast, seed_interval, with_averages
 from biphase.report.figures import figure_pool
-from biphase.report.formats import csv_text, show_count, show_list
+from biphase.report.formats import csv_text, show_count, show_list, show_power
 from biphase.report.hypotheses import make_line
 from biphase.report.page import PageText, write_report
 from biphase.report.paper import judge_paper, measure_findings, place_arms
@@ -486,7 +486,7 @@ def list_costs(state: StudyState, sizes: Mapping[str, RunSize]) -> list[dict[str
         time += f", without {show_count(int(untimed), 'run')} whose time is not known" if 0 < untimed < units else ""
         hours, watts = seconds * count / 3600, WATTS.get(known_device(device) or "")
         energy = f"{hours * watts / 1000:.3g} at {watts} W" if watts else "not known"
-        told = f"{tokens:,.0f}", "not known" if math.isnan(flops) else f"{flops:.3g}", time, f"{hours:.3g}", energy
+        told = f"{tokens:,.0f}", "not known" if math.isnan(flops) else show_power(flops), time, f"{hours:.3g}", energy
         columns = (stage, f"{count} × {device}", int(units), int(steps), *told)
         rows.append(dict(zip(COST_COLUMNS, columns, strict=True)))
     return rows

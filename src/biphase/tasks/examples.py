@@ -399,7 +399,7 @@ def tell_lacking(task: spec.Task, lacking: dict[str, list[str]]) -> None:
         have = "rows have" if len(rows) > 1 else "row has"
         counts.append(f"{len(rows):,} {have} no {part} (the first: {rows[0]})")
     if counts and task.missing == "refuse":
-        remedy = "fill them in, or leave them out by `missing: drop` in the task's file (in Python missing='drop')"
+        remedy = "fill them in, or leave them out: missing='drop' in Python, `missing: drop` in a task's file"
         raise InputError(f"task '{task.name}': {', '.join(counts)}; {remedy}")
     if counts:
         err.print(f"{task.name}: left out: {', '.join(counts)}")
