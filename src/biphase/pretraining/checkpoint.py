@@ -54,7 +54,7 @@ def save_checkpoint(
         tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for tensor in (*parted, *moments.values())
     )
     told = told_as(f"cannot write {target}", "earlier checkpoints are kept, rerun to go on")
-    with world.together():
+    with world.fail_together():
         try:
             if world.is_main:
                 with told, whole_folder(target, is_lasting=True) as folder:  # older ones are dropped after this
@@ -109,7 +109,7 @@ def load_optimizer(folder: Path, model: PackedModel, optimizers: list[torch.opti
     """
     path = folder / "optimizer.safetensors"
     names = {parameter: name for name, parameter in model.named_parameters()}
-    with world.together(), told_as(f"{path} cannot be read"), safe_open(path, framework="pt") as stored:
+    with world.fail_together(), told_as(f"{path} cannot be read"), safe_open(path, framework="pt") as stored:
         names_stored = set(stored.keys())
         for optimizer in optimizers:
             kind = type(optimizer)

@@ -78,7 +78,7 @@ def outline_network(
     process. Every process must call it.
     """
     whole = None
-    with world.together():
+    with world.fail_together():
         if world.is_main:
             whole = load()
     outline: Any = None
@@ -88,7 +88,7 @@ def outline_network(
         for weight in whole.parameters():
             shapes[id(weight)] = nn.Parameter(weight.to("meta"), weight.requires_grad)
         outline = copy.deepcopy(whole, shapes)
-    return world.share(outline), whole
+    return world.broadcast(outline), whole
 
 
 def fill_parts(model: nn.Module, whole: PreTrainedModel | None, world: World) -> None:
@@ -106,7 +106,7 @@ def fill_parts(model: nn.Module, whole: PreTrainedModel | None, world: World) ->
     for name, buffer in packed.network.named_buffers():  # those of positions are in no state_dict
         if world.is_main:
             buffer.copy_(buffers[name])
-        world.fill(buffer)
+        world.broadcast_into(buffer)
 
 
 def decide_compile(compute: ComputeConfig, device: torch.device, dtype: torch.dtype, work: float) -> tuple[bool, str]:
