@@ -153,11 +153,13 @@ def label_batch(
 def mask_tokens(
     phase: Phase, batch: PackedBatch, shards: ShardManifest, may_T: np.ndarray, seed: int, mask_pass: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Choose each token of `may_T` with `mask_probability`, in another pass over the same batch (`mask_passes`) other
-    ones: return the inputs [T] that hide them, and which these are [T]."""
+    """Choose each token of `may_T` with `mask_probability`, other ones in each pass over a batch (`mask_passes`).
+
+    Returns the inputs [T] with the chosen tokens hidden, and whether each token [T] is chosen.
+    """
     assert not phase.is_ramped, "a masking ratio that moves has one value in each step"
-    # Numbers of a token in [0, 1): one chooses it; two more say what hides it, where that is not always the mask token.
-    # They are drawn from (seed, stream, epoch, sample, position).
+    # Each token has a number in [0, 1) that chooses it, and where it is not always hidden by the mask token, two more
+    # that say how. All are drawn from (seed, stream, epoch, sample, position).
     streams_K1 = np.arange(1 if phase.mask_token_share == 1 else 3)[:, None]
     epochs_T = np.repeat(batch.epochs_S, batch.lengths_S)
     samples_T = np.repeat(batch.sample_ids_S, batch.lengths_S)
