@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedModel
 
 from biphase.corpus.tokenizer import TOKENIZER_FILES, load_pretrained_tokenizer, misreading_class
 from biphase.encoder.network import language_model_class
@@ -38,7 +37,10 @@ def examine_model(folder: Path) -> Facts:
     refuse_pickles(folder)
     if read_json_as(folder / "config.json", Facts).get("auto_map"):
         warnings.append("its configuration names code of its own (auto_map), which is not run here and may differ")
-    model, report = load_as_named(folder, config)
+    settings: Any = {"config": config, "dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
+    with told_as(f"cannot load weights from {folder}"), silenced():
+        model, report = network_class(config).from_pretrained(folder, **settings, output_loading_info=True)
+    model.eval()
     size = sum(weight.numel() for weight in model.parameters())
     facts: Facts = {"network": f"{type(model).__name__}, {size:,} parameters"}
     facts["head"] = examine_head(model, report["missing_keys"], warnings)
@@ -52,15 +54,6 @@ def examine_model(folder: Path) -> Facts:
     if read_modules(folder):
         facts |= {"pooling": ", ".join(read_pooling(folder)) or "not said", "prompts": read_named_prompts(folder)}
     return facts | {"warnings": warnings}
-
-
-def load_as_named(folder: Path, config: Any) -> tuple[PreTrainedModel, Facts]:
-    """Load the class that a configuration names, else the network without a head; return it with transformers' report
-    of missing and unexpected weights."""
-    settings: Any = {"config": config, "dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
-    with told_as(f"cannot load weights from {folder}"), silenced():
-        model, report = network_class(config).from_pretrained(folder, **settings, output_loading_info=True)
-    return model.eval(), report
 
 
 def examine_head(model: Any, missing: set[str], warnings: list[str]) -> str:

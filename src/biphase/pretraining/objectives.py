@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import accumulate
 from math import floor
 
@@ -99,6 +100,7 @@ def make_microbatches(job: Job, batches: Batches, phase: Phase, step: int, mask_
     """Make this process's parts of batch `step`: as many on every process, each of about `microbatch_tokens`."""
     world, device, manifest = job.world, job.world.device, job.text.main.manifest
     num = -(-batches.batch_tokens(step) // (world.size * job.recipe.compute.microbatch_tokens))
+    lay = partial(lay_out, causal=phase.is_causal, device=device, pad_to_multiple_of=PAD_TO_MULTIPLE_OF)
     microbatches = []
     for part in range(world.rank * num, (world.rank + 1) * num):
         batch = batches.batch(step, part, world.size * num)
@@ -112,13 +114,7 @@ def make_microbatches(job: Job, batches: Batches, phase: Phase, step: int, mask_
             Microbatch(
                 inputs_T=to_device(inputs_T, device),
                 positions_T=to_device(batch.positions_T, device),
-                layout=lay_out(
-                    batch.bounds_S1,
-                    causal=phase.is_causal,
-                    device=device,
-                    dtype=world.dtype,
-                    pad_to_multiple_of=PAD_TO_MULTIPLE_OF,
-                ),
+                layout=lay(batch.bounds_S1, dtype=world.dtype),
                 target_positions_N=to_device(target_positions_N, device),
                 targets_N=to_device(targets_N, device),
                 sample_ids_S=batch.sample_ids_S,
