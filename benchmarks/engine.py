@@ -68,20 +68,20 @@ class SimulatedPool(LocalPool):
         self.events: list[tuple[float, int, Message]] = []
         self.now = self.busy_seconds = 0.0
 
-    def start(self, number: int) -> None:
-        super().start(number)
-        heapq.heappush(self.events, (self.now + START_SECONDS, number, ("ready", None)))
+    def start(self, worker: int) -> None:
+        super().start(worker)
+        heapq.heappush(self.events, (self.now + START_SECONDS, worker, ("ready", None)))
 
-    def send(self, number: int, payload: bytes) -> None:
+    def send(self, worker: int, payload: bytes) -> None:
         _, arguments = pickle.loads(payload)
         seconds = arguments["seconds"]
         self.busy_seconds += seconds
-        heapq.heappush(self.events, (self.now + seconds, number, ("over", Outcome("", [], None, seconds))))
+        heapq.heappush(self.events, (self.now + seconds, worker, ("over", Outcome("", [], None, seconds))))
 
     def listen(self) -> Iterator[tuple[int, Message]]:
-        self.now, number, message = heapq.heappop(self.events)
-        worker: Any = self.processes[number]
-        worker.theirs.send_bytes(pickle.dumps(message))
+        self.now, worker, message = heapq.heappop(self.events)
+        process: Any = self.processes[worker]
+        process.theirs.send_bytes(pickle.dumps(message))
         yield from super().listen()
 
     def close(self) -> None:

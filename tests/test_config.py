@@ -107,8 +107,14 @@ def test_yaml_reads_on_and_off_as_booleans(text: str, value: str) -> None:
             "must not exceed 1",
         ),
         ("curriculum.0.clm_share=1.0", "'curriculum.0.clm_share' is 1.0"),
-        ("curriculum.0={objective: clm, steps: 4, clm_share: 0.5}", "clm_share mixes CLM into what looks both ways"),
-        ("curriculum.0={objective: meap, steps: 4, clm_share: 0.5}", "clm_share mixes CLM into what looks both ways"),
+        (
+            "curriculum.0={objective: clm, steps: 4, clm_share: 0.5}",
+            "clm_share mixes CLM into a bidirectional objective",
+        ),
+        (
+            "curriculum.0={objective: meap, steps: 4, clm_share: 0.5}",
+            "clm_share mixes CLM into a bidirectional objective",
+        ),
         (
             "curriculum.1.attention=causal",
             "objective: mlm has attention: bidirectional; leave out objective or attention",

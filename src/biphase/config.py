@@ -14,10 +14,10 @@ from biphase.errors import SOURCE, InputError, clipped, nearest, told_as
 from biphase.files import parse_yaml, reading
 
 MAX_COUNT = 2**53
-"""More of anything is a slip of the pen; up to here a count is exact as a float too."""
+"""The largest count: it is exact as a float too, and more of anything is a slip of the pen."""
 
 MOST_REPEATS = 1_000
-"""The limit on how often something is trained again with another seed."""
+"""The largest number of seeds for one training."""
 
 Count = Annotated[int, pydantic.Field(ge=0, le=MAX_COUNT)]
 PositiveCount = Annotated[int, pydantic.Field(ge=1, le=MAX_COUNT)]
@@ -32,7 +32,7 @@ Setting = Annotated[
         lambda value: float(value) if isinstance(value, str) and FLOAT.fullmatch(value) else value
     ),
 ]
-"""A value of any kind. Text to YAML 1.1, `1e-6` is a number here too."""
+"""A value of any kind. `1e-6`, which YAML 1.1 reads as text, is a number here."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,8 @@ BUNDLED = SOURCE / "bundled"
 class Strict(pydantic.BaseModel):
     """A frozen model in which an unknown key is an error.
 
-    Names of runs, cells and tasks are hashes of such trees, and are promised to stay. So a key that a class gets later
-    is named in `later`: it is left out of the tree where it stands at its default, and no name changes that does not
-    use it.
+    Names of runs, cells and tasks are hashes of such trees, and must not change. So a class lists the keys that it got
+    later in `later`: at their defaults they are left out of the tree, and the names stay.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -68,7 +67,7 @@ class Strict(pydantic.BaseModel):
     @pydantic.field_validator("*", mode="before")
     @classmethod
     def is_no_boolean(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
-        """YAML reads yes, no, on and off as booleans, and Python those as 1 and 0."""
+        """Refuse booleans for numbers: YAML reads yes, no, on and off as booleans, which are 1 and 0 in Python."""
         if any(isinstance(item, bool) for item in (value if isinstance(value, list | tuple) else (value,))):
             kinds = {*nested_types(cls.model_fields[str(info.field_name)].annotation)}
             if kinds & {int, float} and bool not in kinds:
@@ -91,10 +90,10 @@ def load_config(kind: type[Config], path: Path, overrides: Sequence[str] = ()) -
 
 
 def find_yaml(path: Path, kind: str = "recipes") -> Path:
-    """Find the user's file, or where there is none, the one that comes with biphase: `tiny` or `recipes/tiny.yaml`.
+    """Find the user's file, else the bundled one of this name: `tiny` or `recipes/tiny.yaml`.
 
     Args:
-        kind: what a bare name is of: recipes or studies.
+        kind: the bundled folder of a bare name: recipes or studies.
 
     Raises:
         InputError: a bare name that is neither.
@@ -127,7 +126,7 @@ def parse_config(kind: type[Config], tree: dict[str, Any], overrides: Sequence[s
     try:
         return kind.model_validate(tree)
     except pydantic.ValidationError as error:
-        # A list whose items are wrong also counts as too short, which is not what is wrong with it.
+        # pydantic also calls a list too short when its items are wrong: only the items are to blame then.
         blamed = [item["loc"] for item in error.errors() if item["type"] != "too_short"]
         mistakes: dict[str, list[str]] = {}
         for item in error.errors():
@@ -135,7 +134,7 @@ def parse_config(kind: type[Config], tree: dict[str, Any], overrides: Sequence[s
             if item["type"] == "too_short" and any(key[: len(location)] == location for key in blamed):
                 continue
             key, giver = ".".join(str(part) for part in location), origin
-            for override in overrides:  # the last change that set what is wrong
+            for override in overrides:  # the last change that set the wrong value
                 if f"{key}.".startswith(override.partition("=")[0] + "."):
                     giver = override
             mistakes.setdefault(giver, []).append(explain(kind, item))
@@ -199,7 +198,7 @@ def choices_of(annotation: Any) -> Iterator[Any]:
 
 
 def could_take(annotation: Any, value: Any) -> bool:
-    """Tell whether a key of this type takes a value, as far as single values go."""
+    """Tell whether a key of this type takes a single value; of lists and mappings it is assumed."""
     if isinstance(value, dict | list):
         return True
     try:
@@ -216,9 +215,12 @@ def words_of_key(key: str) -> set[str]:
 
 
 def nearest_key(word: str, value: Any, kind: type[Strict]) -> str:
-    """Give a hint for a key that is not there: the key that has the word as a choice, as `tracking=tensorboard` for
-    `tensorboard`; or of those that take the value the key of this spelling, or the one that shares most words, here or
-    further below, as `schedule.peak_lr` for `learning_rate`."""
+    """Give a hint for an unknown key.
+
+    The hint is the key with the word among its choices (`tracking=tensorboard` for `tensorboard`); else, of the keys
+    that take the value, the one of a similar spelling, or with the most common words (`schedule.peak_lr` for
+    `learning_rate`).
+    """
     types, words = dict(keys_below(kind)), words_of_key(word)
     for key, annotation in types.items():
         if word in choices_of(annotation):
@@ -233,11 +235,11 @@ def nearest_key(word: str, value: Any, kind: type[Strict]) -> str:
 
 
 def explain(kind: type[Strict], error: Any) -> str:
-    """Word one of pydantic's errors as `key: what is wrong, and what to write instead`."""
+    """Describe one of pydantic's errors: the key, what is wrong, and what to write instead."""
     location = [part for part in error["loc"] if part not in ("number", "ramp")]
     key = ".".join(str(part) for part in location)
     if error["type"] == "extra_forbidden":
-        # The keys that are valid there: those of the model at that place in the tree of `kind`.
+        # Find the model at that place in the tree of `kind`, whose keys are valid there.
         for part in location[:-1]:
             if isinstance(part, str):
                 annotation: Any = kind.model_fields[part].annotation

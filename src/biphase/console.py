@@ -1,8 +1,8 @@
-"""What a person sees while waiting: one bar with time left and rate on a terminal, plain lines elsewhere.
+"""Progress for a person who waits: one bar with time left and rate on a terminal, plain lines elsewhere.
 
 TensorBoard or Weights & Biases get the records of metrics.jsonl under the names of transformers' trainer
-(`train/learning_rate`, `eval/…`). What depends on the objective bears its name (`train/mlm_loss`, `eval/clm_accuracy`),
-so that no curve jumps where an objective ends.
+(`train/learning_rate`, `eval/…`). Names of numbers that depend on the objective include it (`train/mlm_loss`,
+`eval/clm_accuracy`), so that no curve jumps where an objective ends.
 """
 
 import os
@@ -36,7 +36,7 @@ TRAINER_NAMES = {"lr": "learning_rate", "tokens_seen": "num_input_tokens_seen", 
 
 
 def check_tracking(name: TrackingName | None) -> None:
-    """Raises `InputError` where the package is not installed. A folder `wandb` of earlier runs is no package."""
+    """Raise `InputError` where the package is not installed. A folder `wandb` of earlier runs is no package."""
     spec = find_spec(name) if name else None
     if name and (spec is None or spec.origin is None):
         extra = "wandb" if name == "wandb" else "tracking"
@@ -55,15 +55,14 @@ def name_scalars(record: Mapping[str, Any]) -> dict[str, float]:
 
 @contextmanager
 def open_tracking(name: TrackingName | None, folder: Path, settings: Mapping[str, Any]) -> Iterator[Send]:
-    """Send records while it is open, and what belongs to a run's folder.
+    """Open a function that sends the records of a run's folder.
 
-    W&B's run is the same one when a run goes on, with its files below the folder. Project, mode and account are W&B's
-    own settings (WANDB_PROJECT, WANDB_MODE, `wandb login`); what is in a study's folder has that as its group. What an
-    earlier process told TensorBoard is taken back from the step of the first record on; W&B leaves out steps that it
-    has.
+    A run that goes on stays the same W&B run, with its files below the folder. Project, mode and account are W&B's own
+    settings (WANDB_PROJECT, WANDB_MODE, `wandb login`); runs in a study's folder are grouped under its name.
+    TensorBoard drops earlier records from the step of the first one on; W&B ignores steps that it has.
 
     Args:
-        settings: what W&B shows beside the curves.
+        settings: the configuration that W&B shows beside the curves.
 
     Raises:
         InputError: the package is missing, or W&B cannot be reached.
@@ -111,21 +110,20 @@ def open_tracking(name: TrackingName | None, folder: Path, settings: Mapping[str
 
 
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that act on a terminal, or turn text around, in place of being seen; and what no terminal can be sent."""
+"""Characters that a terminal obeys, or that turn text around; and those that cannot be sent to one."""
 
 
 def printable(text: str) -> str:
-    """Return a text in which what a terminal would obey is written out: `\\x1b` for an escape. Line ends and tabs
-    stay."""
+    """Write out the characters of a text that a terminal would obey: `\\x1b` for an escape. Line ends and tabs stay."""
     return UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class PlainConsole(Console):
-    """A console that shows a string as it is: names of files and texts of others are no markup and no commands."""
+    """A console that shows strings as they are: file names and other people's texts are neither markup nor commands."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
-        self.soft_wrap = not (stderr and self.is_terminal)  # else a terminal breaks sentences within words
+        self.soft_wrap = not (stderr and self.is_terminal)  # a terminal would break words
 
     def prose(self, text: str) -> None:
         """Print sentences: a terminal breaks their lines between words, a file has each on one line."""
@@ -136,14 +134,15 @@ class PlainConsole(Console):
 
 
 err = PlainConsole(stderr=True)
-"""Where a line of this module's bars stands, lines that are printed meanwhile stay above it."""
+"""The console of messages and bars; messages stand above a bar."""
 out = PlainConsole()
+"""The console of results."""
 
 
 def print_rows(
     heads: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, console: PlainConsole = out
 ) -> None:
-    """Print a table for a person: what a row is of at the left, numbers at the right."""
+    """Print a table for a person, with names at the left and numbers at the right."""
     table = Table(title=title)
     for head in heads:
         is_name = head in ("part", "model", "task", "name", "layer", "class")
@@ -154,25 +153,26 @@ def print_rows(
 
 
 Advance = tuple[float | None, float, str]
-"""The progress of a silenced process: the share of what was left when it began, the seconds since then, and a line."""
+"""The progress of a silenced process: the part of its work that is done, from 0 to 1, the seconds so far, and a
+line."""
 
 report_progress: Callable[[Any], None] = lambda value: None  # noqa: E731
-"""Tell whoever runs a unit in this process how far it is, in plain data, which is an `Advance` of a bar. The engine
-sets this function while a unit runs."""
+"""Reports the progress of this process' unit to the engine, as plain data; bars report an `Advance`. The engine sets
+this function while a unit runs."""
 
 
 def silence(is_silent: bool = True) -> None:
-    """End the bars and lines of all verbs; with False, begin them again."""
+    """Stop the bars and lines of all commands; with False, let them begin again."""
     err.quiet = out.quiet = is_silent
 
 
 def announce_loading(command: str) -> None:
-    """Have a line printed once PyTorch begins to load, which takes seconds in which a command would say nothing."""
+    """Print a line once PyTorch begins to load, because that takes silent seconds."""
     print_once = cache(partial(err.print, f"{command}: loading PyTorch"))
 
     def find_spec(name: str, *_: Any) -> None:
         if name in ("torch", "transformers"):
-            print_once()  # and the finder stays: who asks the finders in turn would skip the next one
+            print_once()  # the finder stays, for removing it now would make the import skip the next one
 
     finder: Any = SimpleNamespace(find_spec=find_spec)
     sys.meta_path.insert(0, finder)
@@ -184,7 +184,7 @@ def is_one_of_several() -> bool:
 
 
 def describe_copies() -> str:
-    """Give the hint for a command that Slurm started several times over and that finds another process at its work."""
+    """Give a hint for a command that finds its work busy because Slurm started it several times."""
     copies = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if copies == "1" or is_one_of_several():
         return ""
@@ -192,20 +192,22 @@ def describe_copies() -> str:
 
 
 TELLING_SECONDS, STOP_SECONDS = 30.0, 1.0
-"""A silenced process waits for so many seconds before it ends, for the launcher to end it. A launcher that was itself
-asked to stop waits for all of them, in the time that they have to save."""
+"""The seconds that a silenced process waits before it ends: after a failure, for the launcher to end it; after a stop,
+only a moment, because the launcher waits for all processes, in the time that they have to save."""
 
 
 def take_turn(*, is_shared: bool) -> None:
-    """Let the process that tells go before a silenced one: a launcher ends all as soon as one has ended.
-    Where none has told, this one will; of what is shared, a stop, all know, and it ends as soon as the one has told."""
+    """Let the process that prints the reason end before a silenced one, because a launcher ends all with the first.
+
+    After that this process prints its own reason, unless it is shared: a stop is printed once.
+    """
     if err.quiet and is_one_of_several():
         time.sleep(STOP_SECONDS if is_shared else TELLING_SECONDS)
         err.quiet = is_shared
 
 
 def duration(seconds: float) -> str:
-    """`95` → `1m35s`; rounds to what a person needs when planning around it."""
+    """Write seconds as a person plans with them: `95` → `1m35s`."""
     seconds = round(max(seconds, 0))
     if seconds < 60:
         return f"{seconds}s"
@@ -215,12 +217,12 @@ def duration(seconds: float) -> str:
 
 
 QUICK_SECONDS = 3.0
-"""Work that takes no longer is not announced."""
+"""The longest time of work that is not announced."""
 
 
 @contextmanager
 def told_if_slow(line: str) -> Iterator[None]:
-    """Print a line on what the block does, once that has taken `QUICK_SECONDS`."""
+    """Print a line about the block once it has run for `QUICK_SECONDS`."""
     timer = threading.Timer(QUICK_SECONDS, err.print, [line])
     timer.daemon = True
     timer.start()
@@ -231,31 +233,30 @@ def told_if_slow(line: str) -> Iterator[None]:
 
 
 LINE_SECONDS, LIVE_SECONDS = 10.0, 0.5
-"""A log file gets a line, and the line of a notebook changes, at most this often."""
+"""The least seconds between two lines in a log file, and between two changes of a notebook's line."""
 LONGEST_SILENCE = 30.0
-"""Seconds after which a log file gets a line although nothing was finished."""
+"""The seconds after which a log file gets a line although nothing was finished."""
 PERIODS = {"s": 1, "min": 60, "h": 3600}
-"""A rate is given by the first of these periods in which one unit or more is done."""
+"""The periods of a rate: the first one in which a unit or more is done is used."""
 FEWEST_ADVANCES, TELLING_TIME = 4, 5.0
-"""So often, or so many seconds and twice, must work have gone on before the time left is told: the first advance has
-what is made ready in it."""
+"""The advances after which the time left is shown; two suffice after so many seconds. The first one includes warming
+up."""
 
 
 def plain_number(value: float) -> str:
-    """Write a number in digits that a person reads: `1,040`, `12`, `4.2`, `0.05`."""
+    """Write a number as people read it: `1,040`, `12`, `4.2`, `0.05`."""
     return f"{value:,.0f}" if value >= 10 or value == round(value) else f"{round(value, 3):.2g}"
 
 
 class Tracker:
-    """A piece of long work with a known or unknown total, in any unit (`MB`, `steps`, `cells`).
+    """The progress of long work with a known or unknown total, in any unit (`MB`, `steps`, `cells`).
 
-    On a terminal: a live bar on one line, as wide as that is. In a notebook: a line that changes, and goes at the end.
-    Elsewhere (log files, Slurm): a line at most every `LINE_SECONDS`, and one at least every `LONGEST_SILENCE`,
-    whatever takes so long.
+    On a terminal it is a live bar as wide as the line; in a notebook a line that changes and goes at the end; elsewhere
+    (log files, Slurm) a line at most every `LINE_SECONDS` and at least every `LONGEST_SILENCE`.
     """
 
     def __init__(self, label: str, total: float | None, unit: str, done: float = 0.0) -> None:
-        """`done` units are of an earlier call, and do not count towards the rate."""
+        """`done` units come from an earlier call, and do not count for the rate."""
         self.label, self.total, self.unit = label, total, unit
         self.done = self.credited = done
         self.text = self.period = ""
@@ -283,8 +284,7 @@ class Tracker:
             self.advance(0)
 
     def advance(self, amount: float, note: str = "", *, seconds_left: float | None = None) -> None:
-        """Count `amount` units as finished; the rest takes `seconds_left`, where the units differ too much to tell it
-        by their rate."""
+        """Count `amount` units as done. Give `seconds_left` where units differ too much to tell it by their rate."""
         self.done += amount
         now = self.last_advance = time.monotonic()
         if amount:
@@ -298,10 +298,10 @@ class Tracker:
         is_sure = self.num_advances >= FEWEST_ADVANCES or (self.num_advances > 1 and now - began > TELLING_TIME)
         if seconds_left is None and self.total and is_sure:
             seconds_left = (now - began) / (self.done - done) * (self.total - self.done)
-        share = f"{plain_number(self.done)}/{plain_number(self.total)}" if self.total else plain_number(self.done)
+        counted = f"{plain_number(self.done)}/{plain_number(self.total)}" if self.total else plain_number(self.done)
         time_left = "" if seconds_left is None else f" · {duration(seconds_left)} left"
         speed = f" · {plain_number(rate * PERIODS[self.period])} {self.unit}/{self.period}" if rate else ""
-        self.text = f"{share} {self.unit}{time_left}{speed}" + (f" · {note}" if note else "")
+        self.text = f"{counted} {self.unit}{time_left}{speed}" + (f" · {note}" if note else "")
         if self.bar is not None:
             self.bar.update(self.task, completed=self.done, note=printable(self.text))
         elif time.monotonic() - self.last_line >= (LINE_SECONDS if self.live is None else LIVE_SECONDS):
@@ -310,8 +310,8 @@ class Tracker:
     def print_line(self, text: str) -> None:
         self.last_line = time.monotonic()
         if err.quiet:
-            share = (self.done - self.credited) / max(self.total - self.credited, 1e-9) if self.total else None
-            report_progress((share, self.last_line - self.started, f"{self.label}: {text}"))
+            progress = (self.done - self.credited) / max(self.total - self.credited, 1e-9) if self.total else None
+            report_progress((progress, self.last_line - self.started, f"{self.label}: {text}"))
         elif self.live is not None:
             self.live.update({"text/plain": printable(f"{self.label}: {text}")}, raw=True)
         else:

@@ -20,8 +20,7 @@ from biphase.machine import has_bf16_cores
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """Return the device that `auto`, `cpu` or `cuda` means here; of several GPUs the one with this process's local
-    rank.
+    """Return the device for `auto`, `cpu` or `cuda`; of several GPUs, the one of this process' local rank.
 
     Raises `InputError` where there is none, and for any other name.
     """
@@ -30,9 +29,9 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise InputError("device is cuda, but PyTorch sees no CUDA device; use cpu")
     if name == "cuda" or (name == "auto" and torch.cuda.is_available()):
-        number = torch.cuda.device_count()
-        if local_rank >= number:
-            reason = f"the process with the local rank {local_rank} sees {number} GPU{'s' * (number > 1)}"
+        num_gpus = torch.cuda.device_count()
+        if local_rank >= num_gpus:
+            reason = f"the process with the local rank {local_rank} sees {num_gpus} GPU{'s' * (num_gpus > 1)}"
             raise InputError(f"{reason}: start one process for each GPU of a machine, and let each of them see all")
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
@@ -79,7 +78,7 @@ def missing_for_compile(device: torch.device) -> str:
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the FLOP/s that the share of peak refers to: stated for known GPUs, else measured on a square product."""
+    """Return the peak FLOP/s: stated for known GPUs, else measured on a square product."""
     if device.type == "cuda" and dtype == torch.bfloat16:
         name = known_device(torch.cuda.get_device_name(device))
         if name is not None:
@@ -97,14 +96,13 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy an array to a tensor on the device. A GPU fetches it by itself, from a pinned copy that PyTorch keeps until
-    then, while the CPU goes on."""
+    """Copy an array to a tensor on the device. A GPU fetches it from a pinned copy while the CPU goes on."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all that it was given."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -116,8 +114,7 @@ def processor_name() -> str:
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
-    """List the versions, the processor and the number of threads, on which a result depends besides its
-    configuration."""
+    """List the facts on which a result depends besides its configuration: versions, processor, threads, device."""
     import transformers
 
     return {

@@ -1,11 +1,11 @@
-"""The other processes of a run, as torchrun sets them up. The only module that names process groups.
+"""The processes of one run, as torchrun starts them. No other module names process groups.
 
-They live and end together: each ends with the process that started it, and none waits for one that has died, was
-stopped or is cut off: every process beats once a second, and one whose heart is silent is named.
+The processes live and end together. Each ends with the process that started it. Each sends a beat once a second, so
+that none waits for a process that died, was stopped or is cut off: the others name the silent one and end.
 
-`python -P -m biphase.distributed` is torchrun that says in one line which process was killed, and ends as its processes
-did: torchrun's own exit code is 1 whatever happened, and whoever started it must tell a run that another process is at
-(75) from one that cannot be trained.
+`python -P -m biphase.distributed` is torchrun with two changes. It names a killed process in one line, and it exits
+with the code of its processes: torchrun itself exits with 1 whatever happened, and a caller must tell a busy run (75)
+from one that cannot be trained.
 """
 
 import logging
@@ -37,16 +37,16 @@ from biphase.recipe import ComputeConfig
 PARENT = "BIPHASE_PARENT"
 """The environment variable with the process that a launcher or a rank ends with."""
 SILENCE_SECONDS = 60.0
-"""A process may be silent for this long unless the recipe says otherwise."""
+"""The longest silence of a process, unless the recipe sets another."""
 BEAT_SECONDS = 1.0
 GONE_BEATS = 5
-"""After a broken connection, a process that misses so many beats is the one that has gone."""
+"""The missed beats by which a process counts as gone, once a connection broke."""
 JOIN_PATIENCE = 10
-"""A process that has not joined yet may take this many times longer: a busy file system loads libraries slowly."""
+"""The factor on the longest silence before a process has joined: a busy file system loads libraries slowly."""
 PATIENCE = timedelta(hours=1)
-"""Processes wait this long for one that is alive: the first makes, loads and writes large networks for all."""
+"""The longest wait for a process that is alive: the first one makes, loads and writes large networks for all."""
 LAUNCHER_SECONDS = 5.0
-"""A launcher keeps these seconds of its own grace, to end when all its processes have."""
+"""The part of its grace that a launcher keeps for itself, to end after its processes."""
 GO_ON = "whole checkpoints stay, run the same command to go on"
 HAS_LEFT = 1 << 40
 """Added to the beats of a process that has ended as it should."""
@@ -56,7 +56,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class World:
-    """This process among all: `rank` of `size`, the device it computes on, and the type of its arithmetic."""
+    """This process among those of the run: its rank, their number, its device and the type of its arithmetic.
+
+    `sum`, `fail_together`, `broadcast`, `on_first` and `broadcast_into` are collectives: every process must call them.
+    """
 
     rank: int
     size: int
@@ -70,7 +73,7 @@ class World:
         return self.rank == 0
 
     def sum(self, *values: float) -> list[float]:
-        """Sum each value over all processes, in double precision. A collective: every process must call it."""
+        """Sum each value over all processes, in double precision."""
         if self.size == 1:
             return [float(value) for value in values]
         total = torch.tensor(values, dtype=torch.float64, device=self.device)
@@ -78,9 +81,9 @@ class World:
         return total.tolist()
 
     @contextmanager
-    def together(self, kind: type[InputError] = InputError) -> Iterator[None]:
-        """End all processes where the block fails in one by what a user or the system did: that one with its failure,
-        the others with an error of this kind, which refers to that one. A collective."""
+    def fail_together(self, kind: type[InputError] = InputError) -> Iterator[None]:
+        """Raise in all processes when the block raises an `InputError` or `OSError` in one: there that error, elsewhere
+        one of this kind that refers to it."""
         failure: OSError | InputError | None = None
         try:
             yield
@@ -90,25 +93,24 @@ class World:
         if num_failures:
             raise failure or kind("another process of this run says why it ends")
 
-    def share(self, value: Result) -> Result:
-        """Give the first process' value, plain data, to all: others may see an older state of files. A collective."""
+    def broadcast(self, value: Result) -> Result:
+        """Return the first process' value, which is plain data, in all: others may see an older state of files."""
         if self.size == 1:
             return value
         values = [value]
         dist.broadcast_object_list(values, device=self.device)
         return values[0]
 
-    def decide(self, work: Callable[[], Result]) -> Result:
-        """Do `work` in the first process and give its result, plain data, to all, who end where it fails. A
-        collective."""
+    def on_first(self, work: Callable[[], Result]) -> Result:
+        """Call `work` in the first process and return its result, plain data, in all; where it fails, all end."""
         result: Any = None
-        with self.together():
+        with self.fail_together():
             if self.is_main:
                 result = work()
-        return self.share(result)
+        return self.broadcast(result)
 
-    def fill(self, tensor: torch.Tensor) -> None:
-        """Give a tensor the values that it has in the first process. A collective."""
+    def broadcast_into(self, tensor: torch.Tensor) -> None:
+        """Fill a tensor with the first process' values."""
         dist.broadcast(tensor, 0)
 
     def mesh(self) -> DeviceMesh:
@@ -116,10 +118,11 @@ class World:
 
 
 class Heart(threading.Thread):
-    """The beats of this process, and its ear for those of the others, through the store in which all have met.
+    """A thread that beats for this process and watches the beats of others, through the store where all have met.
 
-    The first process listens to all, the others to the first. Silence is counted in beats of one's own: where the whole
-    run is suspended or starved, nobody is silent. Whoever first finds one silent tells it and ends; the others follow.
+    The first process watches all others, and they watch the first. Each counts silence in beats of its own, so that
+    nobody is silent when the whole run is suspended or starved. The first to find a silent process names it and ends;
+    the others follow.
     """
 
     def __init__(self, store: Any, world: World, silence_seconds: float) -> None:
@@ -127,12 +130,12 @@ class Heart(threading.Thread):
         self.store = store.clone()  # a connection of its own: the main thread may block on the other
         self.signals, self.silence_seconds = world.signals, silence_seconds
         self.rank, self.size = rank, size = world.rank, world.size
-        self.heeded = range(1, size) if rank == 0 else range(1)
-        """The processes that this one listens to."""
-        self.heard = dict.fromkeys(range(size), 0)
-        """The beats of each process when they were last counted."""
+        self.watched = range(1, size) if rank == 0 else range(1)
+        """The ranks that this process watches."""
+        self.counts = dict.fromkeys(range(size), 0)
+        """The beats of each rank when it was last looked at."""
         self.missed = dict.fromkeys(range(size), 0)
-        """The number of own beats since then."""
+        """The beats of this process since a rank's count last changed."""
         self.stopped = threading.Event()
         self.store.set(f"name/{rank}", f"{socket.gethostname()}, pid {os.getpid()}")
         self.store.add(f"beats/{rank}", 1)  # from here on it has joined, even if it is stopped before its next beat
@@ -141,31 +144,31 @@ class Heart(threading.Thread):
         while not self.stopped.wait(BEAT_SECONDS):
             try:
                 self.store.add(f"beats/{self.rank}", 1)
-                for rank in self.heeded:
+                for rank in self.watched:
                     beats = self.store.add(f"beats/{rank}", 0)
-                    self.missed[rank] = 0 if beats != self.heard[rank] or beats >= HAS_LEFT else self.missed[rank] + 1
-                    self.heard[rank] = beats
+                    self.missed[rank] = 0 if beats != self.counts[rank] or beats >= HAS_LEFT else self.missed[rank] + 1
+                    self.counts[rank] = beats
                 if self.store.add("told", 0):
                     self.end_at_once("")
             except RuntimeError:  # the store does not answer
                 # It belongs to the first process; with torchrun to the launcher, with which this process ends anyway.
                 self.missed[0] += os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-            for rank in self.heeded:
-                state, patience = ("has been silent", 1) if self.heard[rank] else ("has not joined", JOIN_PATIENCE)
+            for rank in self.watched:
+                state, patience = ("has been silent", 1) if self.counts[rank] else ("has not joined", JOIN_PATIENCE)
                 seconds = self.missed[rank] * BEAT_SECONDS
                 if seconds >= self.silence_seconds * patience:
                     line = f"{self.name_of(rank)} {state} for {seconds:.0f} s: stopped, starved or cut off"
                     self.end_at_once(f"{line} (compute.silence_seconds says how long is waited); {GO_ON}")
 
     def leave(self) -> None:
-        """Stop beating; the others do not miss it."""
+        """Stop beating, without being missed."""
         self.stopped.set()
         with suppress(RuntimeError):
             self.store.add(f"beats/{self.rank}", HAS_LEFT)
 
     def find_gone(self) -> int | None:
-        """Find the process whose beats have ended, after a broken connection; None when there is none."""
-        self.missed, self.heeded = dict.fromkeys(self.missed, 0), range(self.size)  # which misses no beat of its own
+        """Find the process that stopped beating, after a connection broke; None when all go on."""
+        self.missed, self.watched = dict.fromkeys(self.missed, 0), range(self.size)  # it misses no beat of its own
         for _ in range(2 * GONE_BEATS):
             time.sleep(BEAT_SECONDS)
             longest = max(self.missed, key=lambda rank: self.missed[rank])
@@ -181,14 +184,14 @@ class Heart(threading.Thread):
         return name
 
     def may_tell(self) -> bool:
-        """Tell whether this process is the first to say why the run ends."""
+        """Claim the telling: return whether this process is the first to say why the run ends."""
         try:
             return bool(self.store.add("told", 1) == 1)
         except RuntimeError:
             return True
 
     def end_at_once(self, line: str) -> NoReturn:
-        """End this process from a thread, while its main one waits for what will never come."""
+        """End this process from its thread, while the main thread waits for what will never come."""
         if line and not self.signals and self.may_tell():  # else its launcher asked it to stop, and tells why
             err.quiet = False
             err.show_cursor(True)
@@ -199,9 +202,9 @@ class Heart(threading.Thread):
 
 @contextmanager
 def join_world(compute: ComputeConfig) -> Iterator[World]:
-    """Join the processes that torchrun started (its environment variables tell), or this one alone.
+    """Join the processes that torchrun started, as its environment variables say, or begin alone.
 
-    Raises `InputError` where another process has gone: in the one that is to tell it with its name.
+    Raises `InputError` when another process has gone; one process names it.
     """
     size = environment_number("WORLD_SIZE", 1)
     device = choose_device(compute.device, environment_number("LOCAL_RANK", 0) if size > 1 else 0)
@@ -229,7 +232,7 @@ def join_world(compute: ComputeConfig) -> Iterator[World]:
         gone = heart.find_gone() if is_of_connection else None
         if gone is None:
             raise
-        # One that was asked to stop meanwhile was so by its launcher, which tells who was killed.
+        # A launcher that asked this process to stop meanwhile says itself who was killed.
         err.quiet = bool(world.signals) or not heart.may_tell()
         reason = "killed, out of memory, or ended by an error of its own"
         raise InputError(f"{heart.name_of(gone)} is gone: {reason}; {GO_ON}") from None
@@ -242,7 +245,7 @@ def join_world(compute: ComputeConfig) -> Iterator[World]:
 
 
 def launch() -> int:
-    """Be torchrun with the arguments of this process; the exit code."""
+    """Run torchrun with the arguments of this process, and return the exit code."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError

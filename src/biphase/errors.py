@@ -16,7 +16,8 @@ DOCS = SOURCE / "docs" if (SOURCE / "docs").is_dir() else SOURCE.parents[1] / "d
 
 
 class InputError(ValueError):
-    """Names the culprit (a file and line, a key, a value) and the remedy, in one line."""
+    """A mistake that the user can mend. Its one line names the culprit (a file and line, a key, a value) and the
+    remedy."""
 
 
 EXIT_BUSY = 75
@@ -24,7 +25,7 @@ EXIT_BUSY = 75
 
 
 class BusyError(InputError):
-    """Another process is at this very work: wait for it, or leave it to it."""
+    """Another process does the same work: wait for it, or leave the work to it."""
 
 
 STOPPED = "stopped; run the same command to go on"
@@ -36,17 +37,17 @@ class StoppedError(Exception):
     def __init__(self, message: str = STOPPED, signum: int = signal.SIGTERM) -> None:
         super().__init__(message)
         self.exit_code = 128 + signum
-        """The code that shells use: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP."""
+        """The exit code by the shells' rule: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP."""
 
 
 def is_raised_in_rust(error: BaseException) -> bool:
-    """Tell whether an error is of a library in Rust (`tokenizers`, `safetensors`): it leaves no line of its own, and is
-    known by a bare `Exception`, or where the library gave up, by a class that is none."""
+    """Tell whether a library in Rust (`tokenizers`, `safetensors`) raised an error: it leaves no frame, and is a bare
+    `Exception`, or after a panic, a class that is not an `Exception`."""
     return type(error) is Exception or type(error).__name__ == "PanicException"
 
 
 def is_raised_here(error: BaseException) -> bool:
-    """Tell whether an error was raised by a line of biphase itself, and not by a library that it called."""
+    """Tell whether a line of biphase raised an error, not a library that it called."""
     if is_raised_in_rust(error) or not type(error).__module__.startswith(("builtins", "biphase")):
         return False
     *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
@@ -55,15 +56,14 @@ def is_raised_here(error: BaseException) -> bool:
 
 @contextmanager
 def told_as(problem: str, remedy: str = "") -> Iterator[None]:
-    """Turn whatever the system or a library raises in the block into an `InputError`: the problem, in brackets what is
-    said there, and the remedy.
+    """Turn errors of the system or a library in the block into an `InputError`: PROBLEM (REASON); REMEDY.
 
-    A signal to stop passes. So does what a line of biphase raises itself, unless it is of the system: that is a mistake
-    of ours, and keeps its traceback.
+    Signals to stop pass. So do errors that biphase itself raises, unless they come from the system: these are our
+    mistakes, and keep their traceback.
     """
     try:
         yield
-    except BaseException as error:  # libraries raise errors of their own kinds over what others wrote
+    except BaseException as error:  # each library has kinds of its own
         if stop := find_stop(error):
             raise stop from None
         if isinstance(error, InputError):
@@ -77,39 +77,39 @@ def told_as(problem: str, remedy: str = "") -> Iterator[None]:
 
 
 def find_stop(error: BaseException | None) -> BaseException | None:
-    """Find the signal to stop, ours or that of torchrun's processes, behind an error: libraries raise errors of their
-    own over whatever comes while they work."""
+    """Find the signal to stop, ours or that of torchrun's processes, behind an error: libraries wrap whatever comes
+    while they work."""
     while error is not None and not (isinstance(error, StoppedError) or type(error).__name__ == "SignalException"):
         error = error.__cause__ or error.__context__
     return error
 
 
 NO_MEMORY = ("out of memory", "DefaultCPUAllocator", "Cannot allocate memory", "failed to map segment")
-"""The words of PyTorch on a GPU and on a CPU, of the system, and of its loader of libraries, where memory lacks."""
+"""The words for a lack of memory: PyTorch's on a GPU and on a CPU, the system's, and those of its library loader."""
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Tell whether a GPU or this machine had no memory left."""
+    """Tell whether an error means that a GPU or this machine has no memory left."""
     says_so = any(words in str(error) for words in NO_MEMORY)
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError | ImportError | OSError) and says_so)
 
 
 @contextmanager
 def memory_told(remedy: str) -> Iterator[None]:
-    """Turn a lack of memory in the block into an `InputError`: what was wanted, and the remedy."""
+    """Turn a lack of memory in the block into an `InputError` with the remedy."""
     try:
         yield
     except (MemoryError, RuntimeError, ImportError, OSError) as error:
         if not lacks_memory(error):
             raise
         message = first_line(error).rpartition("DefaultCPUAllocator: ")[2]
-        lack = ". ".join(message.split(". ")[:3]).rstrip(".")  # what follows are figures of the allocator
+        lack = ". ".join(message.split(". ")[:3]).rstrip(".")  # the allocator's figures follow
         raise InputError(f"no memory is left ({lack}): {remedy}") from error
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text that is not blank, with those behind it where it ends in a colon; its
-    type where it has no text, or a key for its text."""
+    """Return the first line of an error's text that is not blank, with all others if it ends in a colon; without a
+    text, the error's type, which also precedes a missing key."""
     name = type(error).__name__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [name]
     text = clipped(" ".join(lines), 300) if lines[0].endswith(":") else lines[0]
@@ -117,32 +117,32 @@ def first_line(error: BaseException) -> str:
 
 
 def clipped(text: str, limit: int = 200) -> str:
-    """Return a text as an error may quote it: the beginning of a long one."""
+    """Shorten a long text, for a message."""
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def first_of(names: Sequence[str], most: int = 3) -> str:
-    """Join as many names as a sentence bears: `a, b, c and 4 more`."""
+    """Join the first names: `a, b, c and 4 more`."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def refuse_doubles(kind: str, values: Sequence[Hashable]) -> None:
-    """Raises `InputError` when a value occurs twice."""
+    """Raise `InputError` when a value occurs twice."""
     for value, count in Counter(values).items():
         if count > 1:
             raise InputError(f"{kind} {value} is named twice; drop or rename one of the two")
 
 
 def refuse_unknown(kind: str, word: str, names: Iterable[str]) -> None:
-    """Raises `InputError` for a word that is none of the names, with the nearest of them."""
+    """Raise `InputError` for a word that is none of the names, with the nearest of them."""
     names = set(names)
     if word not in names:
         raise InputError(f"{kind} '{word}'{nearest(word, names)}")
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
-    """Give a hint for a mistyped name: `"; did you mean 'x'?"`, or the list of what is known when nothing is near."""
+    """Give a hint for a mistyped name: `"; did you mean 'x'?"`, or the list of names when none is near."""
     names = sorted(names)
     close = get_close_matches(word, names, n=1)
     return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(names)}"

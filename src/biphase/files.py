@@ -1,7 +1,7 @@
 """Files and folders that appear whole or not at all; locks, hashes; JSON and YAML of a known form.
 
-A file that another stage reads is written beside its place and renamed. Texts of JSON and YAML become values that are
-bounded in depth and size, with no key twice.
+A file for another stage is written beside its place and then renamed. Values read from JSON and YAML are bounded in
+depth and size, and have no key twice.
 """
 
 import errno
@@ -27,19 +27,19 @@ from biphase.console import err
 from biphase.errors import BusyError, InputError, clipped, first_line, told_as
 
 MAX_DEPTH = 100
-"""Nothing that biphase reads is nested deeper. Python's own walks through a value end some hundred levels further."""
+"""The deepest nesting of a value. Python's own walks through a value fail some hundred levels further."""
 
 MAX_YAML_CHARACTERS = 2_000_000
-"""A file that people write is shorter. PyYAML reads a megabyte in ten seconds."""
+"""The longest YAML text: people write shorter ones, and PyYAML reads a megabyte in ten seconds."""
 
 MAX_YAML_VALUES = 200_000
-"""Aliases may stand for this many values in all."""
+"""The most values of a YAML text, those of its aliases included."""
 
 DEEP = f"nested more than {MAX_DEPTH} deep"
 
 
 def parse_json(text: str) -> Any:
-    """Parse the value of a JSON text. Raises `json.JSONDecodeError`, also for what other tools could not read again."""
+    """Parse a JSON text. Raises `json.JSONDecodeError`, also for a value that other tools could not read again."""
     try:
         value = READER.decode(text)
         if text.count("[") + text.count("{") > MAX_DEPTH and is_deep(value):
@@ -67,7 +67,7 @@ READER = json.JSONDecoder(object_pairs_hook=make_object)
 
 
 def is_deep(value: Any) -> bool:
-    """Tell whether lists and mappings stand in one another further than `MAX_DEPTH`."""
+    """Tell whether lists and mappings are nested deeper than `MAX_DEPTH`."""
     level = [value]
     for _ in range(MAX_DEPTH):
         nested = [item for item in level if isinstance(item, list | dict)]
@@ -76,7 +76,7 @@ def is_deep(value: Any) -> bool:
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse the value of a YAML text of one document, as people write it: `0100` and `1:30` are texts.
+    """Parse a YAML text of one document as people mean it: `0100` and `1:30` are texts.
 
     Raises `yaml.YAMLError` of one line.
     """
@@ -109,7 +109,7 @@ YAML_TYPES = {  # YAML 1.1 reads numbers to the base of 8 and 60 here
 
 
 class YamlLoader(yaml.SafeLoader):
-    """PyYAML's, with the line of a value that is not of its type, such as `!!bool x` or a date of month 13."""
+    """PyYAML's loader, with the line of an invalid value in errors, such as `!!bool x` or a date of month 13."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
@@ -121,9 +121,10 @@ class YamlLoader(yaml.SafeLoader):
 
 
 def check_nodes(root: yaml.Node) -> None:
-    """Raises `yaml.YAMLError` where a key stands twice in a mapping, and for more values than `MAX_YAML_VALUES`.
+    """Raise `yaml.YAMLError` for a key that stands twice in a mapping, and for more values than `MAX_YAML_VALUES`.
 
-    What aliases repeat is counted each time: a few lines of them may stand for more values than any memory holds.
+    Values are counted each time that an alias repeats them: a few lines may stand for more values than any memory
+    holds.
     """
     nodes = [root]
     for node in nodes:  # grows on the way
@@ -146,16 +147,16 @@ Stored = TypeVar("Stored")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write and rename: a reader sees the old file or the whole new one, also after a power cut."""
+    """Write and rename, so that a reader sees the old file or the whole new one, even after a power cut."""
     with whole_file(path) as file:
         file.write(text)
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[TextIO]:
-    """Open a file to write that takes its name only when the block ends without an error.
+    """Open a file for writing that takes its name only when the block ends without an error.
 
-    What a killed process left of its writing is used up by the next one that writes the same file.
+    A part that a killed process left is overwritten by the next writer of the same file.
     """
     part = path.with_name(f".{path.name}.part")
     with open(open_alone(part), "w", encoding="utf-8", newline="\n") as file:
@@ -165,39 +166,39 @@ def whole_file(path: Path) -> Iterator[TextIO]:
             file.flush()
             os.fsync(file.fileno())
             os.replace(part, path)
-        except BaseException:  # Ctrl-C too leaves no half file; the error itself goes on
+        except BaseException:  # Ctrl-C too leaves no half file
             part.unlink(missing_ok=True)
             raise
 
 
 def open_alone(path: Path, *, wait: bool = True) -> int:
-    """Open a file for writing, made where it is not there, once no other process has it so; never through a link.
+    """Open and lock a file for writing, never through a link; create it unless it exists. Returns a file descriptor.
 
-    Raises `BlockingIOError` where another one has it, and none is waited for; `OSError` on a file system without locks,
-    where nothing stays.
+    Raises `BlockingIOError` when another process holds it and `wait` is off; `OSError` on a file system without locks,
+    where no new file stays.
     """
     while True:
         is_new = not path.exists()
-        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
-            fcntl.flock(number, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError as error:
-            os.close(number)
+            os.close(descriptor)
             if isinstance(error, BlockingIOError):
                 raise
             if is_new:
                 path.unlink(missing_ok=True)
             reason = f"no locks on its file system ({error.strerror})"
             raise OSError(error.errno, reason, str(path)) from error
-        if is_at(number, path):
-            return number
-        os.close(number)  # another process removed it meanwhile, or gave it another name
+        if is_at(descriptor, path):
+            return descriptor
+        os.close(descriptor)  # another process removed or renamed it meanwhile
 
 
-def is_at(number: int, path: Path) -> bool:
-    """Tell whether what is open under a number has this name still."""
+def is_at(descriptor: int, path: Path) -> bool:
+    """Tell whether an open file still has this name."""
     with suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(number), os.lstat(path))
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     return False
 
 
@@ -208,7 +209,7 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def reading(path: Path, remedy: str = ANEW) -> Iterator[None]:
-    """Turn what the system or a library raises over a file in the block into an `InputError` that names the file."""
+    """Turn errors of the system or a library in the block into an `InputError` that names the file."""
     with told_as(f"{path} cannot be read", remedy):
         try:
             yield
@@ -225,21 +226,20 @@ def read_json(path: Path) -> Any:
 
 
 def read_json_as(path: Path, kind: type[Stored], remedy: str = ANEW) -> Stored:
-    """Read the value in a JSON file, as a dataclass, a pydantic model or a type such as `dict[str, int]`.
+    """Read the value in a JSON file as a dataclass, a pydantic model or a type such as `dict[str, int]`.
 
     Raises:
-        InputError: as `read_json`; and naming the file, the first key that is missing or of another type, and the
-            remedy.
+        InputError: as `read_json`; and for a missing or wrong key, with file, key and remedy.
     """
     return validate_record(path, read_json(path), kind, remedy)
 
 
 make_adapter: Callable[[Any], TypeAdapter[Any]] = lru_cache(TypeAdapter)
-"""Cached, for to make one takes longer than to read a record."""
+"""Cached, because making an adapter takes longer than reading a record."""
 
 
 def validate_record(path: Path, record: Any, kind: type[Stored], remedy: str) -> Stored:
-    """Return a record that was read from a file, as `kind`; raises as `read_json_as` does."""
+    """Return a record of a file as `kind`; raises as `read_json_as` does."""
     try:
         return make_adapter(kind).validate_python(record)
     except ValidationError as error:
@@ -251,7 +251,7 @@ def validate_record(path: Path, record: Any, kind: type[Stored], remedy: str) ->
 
 
 RECORD_HASH = "record_hash"
-"""The key of a record under which the hash of everything else in it stands."""
+"""The key of a record's own hash, over all its other keys."""
 
 
 def write_hashed(path: Path, tree: dict[str, Any]) -> None:
@@ -260,10 +260,10 @@ def write_hashed(path: Path, tree: dict[str, Any]) -> None:
 
 
 def read_hashed(path: Path, kind: type[Stored], remedy: str) -> Stored:
-    """Read the record that `write_hashed` wrote, without the hash; reads as `read_json_as` does.
+    """Read the record that `write_hashed` wrote, as `read_json_as` does; the hash is left out.
 
     Raises:
-        InputError: also where the record is not what was written, by its own hash.
+        InputError: as `read_json_as`, and for a record that does not match its hash.
     """
     record = read_json_as(path, dict[str, Any], remedy)
     if record.pop(RECORD_HASH, None) != content_hash(record):
@@ -275,12 +275,12 @@ def read_hashed(path: Path, kind: type[Stored], remedy: str) -> Stored:
 def whole_folder(path: Path, *, is_lasting: bool = False) -> Iterator[Path]:
     """Make a folder to fill that takes its name only when the block ends without an error.
 
-    An existing folder at `path` is replaced. What a killed process left behind is cleared by the next call. One that
-    `is_lasting` is on the disk, with all that is in it, before it takes its name: it is there after a power cut.
+    An existing folder at `path` is replaced. Leftovers of a killed process are cleared by the next call. With
+    `is_lasting`, all is on the disk before the folder takes its name, so that it survives a power cut.
 
     Raises:
-        BusyError: another process is at a folder of this name.
-        OSError: the disk is full or the like, also where a library that writes says so in an error of its own.
+        BusyError: another process writes a folder of this name.
+        OSError: the disk is full or the like, even where a library wraps that error in one of its own.
     """
     path = path.resolve()
     old = path.with_name(f".{path.name}.old.part")
@@ -299,24 +299,24 @@ def whole_folder(path: Path, *, is_lasting: bool = False) -> Iterator[Path]:
             os.replace(part, path)
             if is_lasting:
                 sync(path.parent)
-        except Exception as error:  # `tokenizers` raises bare Exception where the disk is full; any other error goes on
-            number = RUST_SYSTEM_ERROR.search(str(error))
-            if isinstance(error, OSError | InputError) or number is None:
+        except Exception as error:  # `tokenizers` raises a bare Exception when the disk is full
+            code = RUST_SYSTEM_ERROR.search(str(error))
+            if isinstance(error, OSError | InputError) or code is None:
                 raise
-            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+            raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
         finally:
             shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager
 def claimed(path: Path, ending: str = "part") -> Iterator[Path]:
-    """Hold the place of a folder to come, by an empty and locked folder beside it, which goes in the end unless it got
-    another name. What a killed process left in it is cleared. NFS locks no folders: there nobody is held off.
+    """Hold the place of a future folder by an empty, locked folder beside it, which is removed in the end unless it was
+    renamed. Leftovers of a killed process in it are cleared. NFS cannot lock folders, so nobody is kept off there.
 
     Args:
-        ending: of that folder's name; another one for work at whose end a `whole_folder` takes the place.
+        ending: the ending of that folder's name; a different one for work that ends with a `whole_folder` at `path`.
 
-    Raises `BusyError` where another process holds it.
+    Raises `BusyError` when another process holds the place.
     """
     part = path.with_name(f".{path.name}.{ending}")
     part.parent.mkdir(parents=True, exist_ok=True)
@@ -325,22 +325,22 @@ def claimed(path: Path, ending: str = "part") -> Iterator[Path]:
     busy = BusyError(f"another process is writing {path}: wait for it, or give another place")
     with ExitStack() as held:
         try:
-            number = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            held.callback(os.close, number)
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, FileNotFoundError):  # the latter where that process ends at this moment
+            descriptor = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            held.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, FileNotFoundError):  # the latter if that process ends at this moment
             raise busy from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
-        if not is_at(number, part):
+        if not is_at(descriptor, part):
             raise busy
         for leftover in part.iterdir():
             shutil.rmtree(leftover) if leftover.is_dir() and not leftover.is_symlink() else leftover.unlink()
         try:
             yield part
         finally:
-            if is_at(number, part):
+            if is_at(descriptor, part):
                 shutil.rmtree(part, ignore_errors=True)
 
 
@@ -353,7 +353,7 @@ RUST_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder of ours; a kill on the way leaves nothing under its name, only a `.part` to be swept."""
+    """Remove a folder of ours. A kill on the way leaves nothing under its name, only a `.part` for `sweep_parts`."""
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     with suppress(FileNotFoundError):
@@ -362,7 +362,7 @@ def remove_folder(path: Path) -> None:
 
 
 def sweep_parts(folder: Path) -> None:
-    """Remove what killed writers left in a folder of ours: `.NAME.part` and `.NAME.PID.part`, nothing else."""
+    """Remove the leftovers of killed writers in a folder of ours: `.NAME.part` and `.NAME.PID.part`, nothing else."""
     for part in folder.glob(".*.part"):
         if part.is_dir() and not part.is_symlink():
             shutil.rmtree(part, ignore_errors=True)
@@ -371,47 +371,49 @@ def sweep_parts(folder: Path) -> None:
 
 
 MARK = ".biphase.json"
-"""The file by which a folder is known as ours: what we wrote there, with its hashes."""
+"""The file that marks a folder as ours, with its kind and the hashes of its files."""
 
 
 @contextmanager
 def own_folder(path: Path, kind: str) -> Iterator[Path]:
-    """Make a `whole_folder` where the user chose the place: it replaces nothing but what an earlier call wrote there.
+    """Make a `whole_folder` in a place that the user chose: it replaces nothing but the work of an earlier call.
 
     Args:
-        path: a folder that is not there, is empty, or holds only unchanged files of an earlier call.
-        kind: what is written, such as `tokenizer`, for the mark and for messages.
+        path: a folder that does not exist, is empty, or holds only unchanged files of an earlier call.
+        kind: the kind of the folder, such as `tokenizer`, for its mark and for messages.
 
     Raises:
-        InputError: there is a file, or a folder with something that we did not write, or that was changed since.
+        InputError: for a file, and for a folder with anything that we did not write or that was changed since.
     """
     with whole_folder(path) as part:
-        refuse_foreign(path, kind)  # as long as nobody else writes there
+        refuse_foreign(path, kind)  # while nobody else can write there
         yield part
         write_mark(part, kind)
 
 
 @dataclass(frozen=True)
 class FolderMark:
-    """The kind of a folder of ours, and the hash of each file in it."""
+    """A folder's mark: its kind, and the hash of each file in it."""
 
     biphase: str
     files: dict[str, str]
 
 
 def write_mark(folder: Path, kind: str) -> None:
-    """Write down what a folder is and the hash of each file in it."""
+    """Write the mark of a folder."""
     write_json(folder / MARK, asdict(FolderMark(kind, hash_below(folder))))
 
 
 def hash_below(folder: Path) -> dict[str, str]:
-    """Return the hash of each file in a folder and the folders in it, by its path there."""
+    """Hash each file in a folder and the folders in it, by its path there."""
     return {str(file.relative_to(folder)): file_hash(file) for file in files_below(folder)}
 
 
 def refuse_damaged(folder: Path, remedy: str) -> None:
-    """Raise `InputError` where a file of a folder is not as its mark says, but for the card, which people edit. Without
-    a mark a folder is taken as it is; where biphase wrote it, that is said."""
+    """Raise `InputError` for a file that is not as its folder's mark says, but for the card, which people edit.
+
+    A folder without a mark is taken as it is, with a line if biphase wrote it.
+    """
     if (folder / MARK).exists():
         mark = read_json_as(folder / MARK, FolderMark, remedy)
         refuse_changed(folder, {name: mark.files[name] for name in mark.files if name != "README.md"}, remedy)
@@ -421,7 +423,7 @@ def refuse_damaged(folder: Path, remedy: str) -> None:
 
 @lru_cache
 def tell_unmarked(folder: Path) -> None:
-    """Say, once, where a folder that biphase wrote, by the tags of its card or as a search index, has lost its mark."""
+    """Say, once, that a folder of biphase's, by the tags of its card or as a search index, has lost its mark."""
     card = folder / "README.md"
     head = card.read_bytes()[:2000].partition(b"\n---\n")[0] if card.is_file() else b""
     if b"\n- biphase\n" in head or (folder / "index.json").exists():
@@ -430,7 +432,7 @@ def tell_unmarked(folder: Path) -> None:
 
 
 def refuse_changed(folder: Path, hashes: Mapping[str, str], remedy: str) -> None:
-    """Raise `InputError` where one of these files of a folder is missing, or is not what was written."""
+    """Raise `InputError` for a missing or changed file among these of a folder."""
     for name, digest in hashes.items():
         file = folder / name
         if not file.is_file():
@@ -443,7 +445,7 @@ Stamp = tuple[int, int, int]
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Return what is another once a file was written or replaced: its inode, its size and the time of its change."""
+    """Return a file's inode, size and time of change, which differ once it was written or replaced."""
     status = path.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -455,7 +457,7 @@ def hash_stamped(path: Path, _stamp: Stamp) -> str:
 
 
 def make_once(path: Path, make: Callable[[Path], None]) -> None:
-    """Have a file made, once. Raises `InputError` where one that was made before is not as it was, by its hash."""
+    """Make a file unless it exists. Raises `InputError` for an existing one that was changed, by its hash."""
     note = path.with_name(f".{path.name}.sha256")
     if not path.exists():
         part = path.with_name(f".{path.name}.part")
@@ -467,7 +469,7 @@ def make_once(path: Path, make: Callable[[Path], None]) -> None:
 
 
 def refuse_existing(path: Path) -> None:
-    """Refuse to write over a file, or into a folder that is not there."""
+    """Raise `InputError` for an existing file, and for one in a missing folder."""
     if not path.parent.is_dir():
         raise InputError(f"{path}: there is no folder {path.parent}; make it first")
     if path.exists():
@@ -475,13 +477,13 @@ def refuse_existing(path: Path) -> None:
 
 
 def refuse_filled(folder: Path) -> None:
-    """Refuse to write into a folder that is not empty."""
+    """Raise `InputError` for a folder that is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} is not an empty folder; choose another, or delete it first")
 
 
 def refuse_foreign(path: Path, kind: str) -> None:
-    """Refuse to replace what we did not write."""
+    """Raise `InputError` for a folder with anything that we did not write."""
     if path.is_file():
         raise InputError(f"{path} is a file; give a new or an empty folder for the {kind}")
     if not path.exists() or not any(path.iterdir()):
@@ -499,7 +501,7 @@ def refuse_foreign(path: Path, kind: str) -> None:
 
 
 def refuse_links(*paths: Path) -> None:
-    """Refuse to write, replace or clear anything through a link that someone put where a file or folder of ours is."""
+    """Raise `InputError` for a link in place of a file or folder of ours, through which others could be written."""
     for path in paths:
         if path.is_symlink():
             raise InputError(f"{path} is a link, through which nothing is written; remove it")
@@ -507,51 +509,51 @@ def refuse_links(*paths: Path) -> None:
 
 def sync(path: Path) -> None:
     """Have the system write a file, or the names in a folder, to the disk."""
-    number = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(number)
+        os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL or not path.is_dir():  # some file systems sync no folders
+        if error.errno != errno.EINVAL or not path.is_dir():  # some file systems do not sync folders
             raise
     finally:
-        os.close(number)
+        os.close(descriptor)
 
 
 def files_below(folder: Path) -> list[Path]:
-    """List all in a folder and the folders in it that is not a folder itself, links included; in order."""
+    """List all files and links in a folder and the folders in it, in order."""
     return sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
 
 
 @contextmanager
 def locked(path: Path, *, wait: bool = False, busy: str = "") -> Iterator[None]:
-    """Hold a lock on the file at `path` (made where it is not there, with its folder), which is never a link.
+    """Hold a lock on the file at `path`, which is created with its folder if needed, and is never a link.
 
-    The lock ends with its process, so a killed one blocks nothing. Another process that holds it is waited for with
-    `wait`, and otherwise a `BusyError`, which says `busy`.
+    The lock ends with its process, so that a killed one blocks nothing. When another process holds it, wait, or without
+    `wait` raise a `BusyError` with the message `busy`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.parent.name.startswith("."):  # a folder that is ours alone
         refuse_links(path.parent)
     try:
-        number = open_alone(path, wait=wait)
-    except (BlockingIOError, FileNotFoundError):  # the latter where that process removes the folder at this moment
+        descriptor = open_alone(path, wait=wait)
+    except (BlockingIOError, FileNotFoundError):  # the latter if that process removes the folder at this moment
         raise BusyError(busy or f"{path} is held by another process") from None
-    with open(number, "w"):
+    with open(descriptor, "w"):
         yield
 
 
 def is_locked(path: Path) -> bool:
     """Tell whether a process holds the lock on the file at `path`."""
     try:
-        number = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: who asks does not see others who ask
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so that other askers do not count
     except BlockingIOError:
         return True
     finally:
-        os.close(number)
+        os.close(descriptor)
     return False
 
 

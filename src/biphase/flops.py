@@ -7,32 +7,32 @@ Training on one token costs 6 FLOPs per weight (forward and backward: 3 · 2 · 
 
     6 · W  +  12 · layers · heads · head width · keys  +  6 · H · targets
 
-W are the weights of the blocks, keys the tokens that a token meets (half of its sample when causal, all of it else), H
-the weights of the language model head, and targets the share of tokens with a loss: the head computes nothing else.
-To that, Muon adds products of its own in every update, whatever the batch (`update_flops`).
+W is the number of weights in the blocks, keys the number of tokens that a token sees (half of its sample when causal,
+else all of it), H the number of weights in the language model head, and targets the share of tokens with a loss: the
+head computes no others. Muon adds products of its own to every update, whatever the batch (`update_flops`).
 
 Bytes: master weights, gradients and the optimizer's moments are fp32. With FSDP2 each device keeps a part of them, and
-for a while the whole of one block, gathered in the type of the arithmetic, beside the embedding and the head. Gradients
-of several microbatches are whole on each device until the last one: only then are they summed and parted. With DDP each
-device holds what one alone does. Its buckets are the gradients, but those of several microbatches stand beside them.
+for a while a whole block, gathered in the type of the arithmetic, beside the embedding and the head. Gradients of
+several microbatches are whole on each device until the last one, when they are summed and divided. With DDP each device
+holds as much as a single one does. Its buckets are the gradients; those of several microbatches stand beside them.
 
-Activations are what backward needs of the blocks: for each token, in numbers of the type of the arithmetic,
+Activations are the numbers that backward needs of the blocks: for each token, in the type of the arithmetic,
 
     a · width  +  2 · (heads + kv heads) · head width  +  4 · ffn       of each layer
     b · width                                                           of each, with activation checkpointing
     c · width                                                           before and after the blocks
 
-as eager blocks keep it, residuals and norms in fp32: a, b, c are 13, 2, 5 in bf16, and 6, 1, 3 in fp32. Compiled blocks
-keep less: an upper bound, then.
+as eager blocks keep them, residuals and norms in fp32: a, b, c are 13, 2, 5 in bf16, and 6, 1, 3 in fp32. This is an
+upper bound: compiled blocks keep less.
 
-The head, of vocabulary · width, has its gradient in fp32 from forward on: beside it stand a copy of the weights and a
-product, both in the type of the arithmetic, and in backward the gradient once more, scaled.
+The head, of vocabulary · width, has its gradient in fp32 from the forward pass on. Beside it stand a copy of the
+weights and a product, both in the type of the arithmetic, and in the backward pass the gradient once more, scaled.
 
 Muon's update treats all matrices of one shape at once. For n of a · b with a ≤ b these are, in numbers,
 
     n · a · b  in fp32, and  n · max(4 · a · b + a², 2 · a · b + 4 · a²)  in the type of the arithmetic
 
-when the activations are gone; AdamW's is made in place.
+when the activations are gone. AdamW updates in place.
 """
 
 import math
@@ -73,25 +73,25 @@ DEVICES = {
     "RTX 3090": (71e12, 24),
     "CPU": (64e9, 0),
 }
-"""Peak FLOP/s and GiB of memory of one device. The peak is that of dense bf16 (V100 and T4: fp16) with sums in fp32, by
-the vendors' data sheets, and for the RTX cards by NVIDIA's whitepapers of Ada (165.2) and GA102 (71); half of what a
-sheet states "with sparsity". MI250 and MI250X: one of their two dies, each a device to programs. CPU: one core, fp32
-with AVX2 as measured on an EPYC (one with bf16 matrix units reaches 20 times that); its memory is the machine's. Of
-devices that are sold with two sizes of memory it is the smaller."""
+"""Peak FLOP/s and GiB of memory of one device. The peak is for dense bf16 (V100 and T4: fp16) with sums in fp32, by the
+vendors' data sheets, and for the RTX cards by NVIDIA's whitepapers of Ada (165.2) and GA102 (71). Figures "with
+sparsity" are halved. MI250 and MI250X: one of their two dies, each a device to programs. CPU: one core, fp32 with AVX2
+as measured on an EPYC (a core with bf16 matrix units reaches 20 times as much); its memory is the machine's. Of two
+sizes of memory the smaller counts."""
 
 BOARD_WATTS = (0, 1000, 0, 700, 600, 700, 400, 350, 400, 750, 280, 280, 350, 300, 72, 150, 0, 300, 250, 70, 450, 350, 0)
 WATTS = dict(zip(DEVICES, BOARD_WATTS, strict=True))
-"""The power that a board may draw, by the vendors' data sheets, of several variants the highest, and 0 where it is
-not known; MI250 and MI250X: half of a board's, for each is two devices."""
+"""The highest power of a board by the vendors' data sheets, 0 where it is unknown. MI250 and MI250X: half of a board's,
+for each is two devices."""
 PEAK_FLOPS = {name: peak for name, (peak, _) in DEVICES.items()}
 
 
 VARIANT = re.compile(r"\b(laptop|mobile|max-q|mig|super|ti|d)\b", re.IGNORECASE)
-"""Words for another device than the one whose name they stand beside, or for a part of it."""
+"""Words that make of a device's name that of another device, or of a part of it."""
 
 
 def known_device(name: str) -> str | None:
-    """Find the key of `PEAK_FLOPS` that is a word, or words, of a device's name: `NVIDIA A100-SXM4-80GB` → `A100`."""
+    """Find the key of `PEAK_FLOPS` in a device's name: `NVIDIA A100-SXM4-80GB` → `A100`."""
     if VARIANT.search(name):
         return None
     for key in sorted(PEAK_FLOPS, key=len, reverse=True):  # an H100 NVL is no plain H100
@@ -107,30 +107,30 @@ LLAMA_SHAPED = {
     *("internlm3", "iquestcoder", "llama", "ministral", "ministral3", "mistral", "olmo", "olmo2", "olmo3", "phi3"),
     *("qwen2", "qwen3", "seed_oss", "smollm3", "vaultgemma"),
 }
-"""Types of networks that are a `Shape`, but for norms and biases: gated feed-forward layers, of which each token goes
-through all."""
+"""Types of networks that a `Shape` describes, but for norms and biases: each token goes through all of their gated
+feed-forward layers."""
 
 
 @dataclass(frozen=True)
 class FlopCount:
-    """Floating-point operations of training one network, by what they grow with."""
+    """The floating-point operations of training one network."""
 
     per_token: float
-    """6 × the weights of the blocks."""
+    """6 · the weights of the blocks."""
     per_token_and_key: float
     """12 · layers · heads · head width, for each key that a query meets."""
     per_target: float
-    """6 × the weights of the head (vocabulary · width, and its transform), for each token with a loss."""
+    """6 · the weights of the head (vocabulary · width, and its transform), for each token with a loss."""
     per_update: float = 0.0
     """The products that the optimizer adds to each update (`update_flops`)."""
 
     def batch(self, lengths_S: np.ndarray, num_targets: int, causal: bool) -> float:
-        """Count those of one packed batch of samples of these lengths."""
+        """Count the operations of one packed batch, by the lengths of its samples."""
         pairs = float((lengths_S.astype(np.float64) ** 2).sum()) / (2 if causal else 1)
         return self.per_token * lengths_S.sum() + self.per_token_and_key * pairs + self.per_target * num_targets
 
     def token(self, keys: float, targets: float) -> float:
-        """Count those of one token that meets `keys` others, with a loss in a share `targets` of all cases."""
+        """Count the operations of one token that meets `keys` others and has a loss with probability `targets`."""
         return self.per_token + self.per_token_and_key * keys + self.per_target * targets
 
 
@@ -140,9 +140,9 @@ def training_flops(block_weights: float, attention_width: float, head_weights: f
 
 
 def update_flops(optimizer: Optimizer, matrices: Iterable[Sequence[int]]) -> float:
-    """Count the products that one update forms, for matrices of these sizes in the blocks; none without iterations.
+    """Count the FLOPs of the optimizer's products in one update, for matrices of these sizes in the blocks.
 
-    An iteration of Newton–Schulz on x [short, long] forms x·xᵀ, the square of that, and the product of both with x.
+    A Newton–Schulz iteration on x [short, long] forms x·xᵀ, its square, and the product of both with x.
     """
     sides = [sorted(matrix) for matrix in matrices]
     products = sum((2.0 * short * short * (2 * long + short) for short, long in sides), start=0.0)
@@ -164,14 +164,14 @@ class Shape:
 
     @property
     def matrices(self) -> list[tuple[int, int]]:
-        """The sizes of the matrices inside the blocks, as their layers hold them."""
+        """The sizes of all matrices inside the blocks."""
         query, key, width, ffn = self.heads * self.head_width, self.kv_heads * self.head_width, self.width, self.ffn
         attention = [(query, width), (key, width), (key, width), (width, query)]
         return [*attention, (ffn, width), (ffn, width), (width, ffn)] * self.layers
 
     @property
     def block_weights(self) -> int:
-        """The number of weights in the matrices inside the blocks."""
+        """The number of weights in these matrices."""
         return sum(rows * columns for rows, columns in self.matrices)
 
     @property
@@ -216,17 +216,16 @@ class SampleLengths:
     mean_tokens: float
     """The mean length of a sample."""
     mean_keys: float
-    """Length of the sample that a token is in, averaged over tokens: sum of squared lengths / sum of lengths."""
+    """The length of a token's sample, averaged over tokens: sum of squared lengths / sum of lengths."""
     source: str
-    """The origin of the two numbers, for people."""
+    """Words that say how the two numbers came about."""
 
 
 def flops_per_token(flops: FlopCount, phase: Phase, lengths: SampleLengths) -> float:
-    """Count the FLOPs of training on one token of a phase, on average; one that mixes objectives costs the mean of its
-    parts.
+    """Count the FLOPs of training on one token of a phase, on average; a mixed phase costs the mean of its parts.
 
-    Where every token is a target, all but one of a sample have a loss, else a share of `mask_probability`, of its mean
-    where it moves. What looks back only sees half of the keys.
+    Dense objectives have a loss on all tokens of a sample but one, the others on a share of `mask_probability` (of its
+    mean where it moves). Causal ones see half of the keys.
     """
     if phase.clm_share:
         return sum(share * flops_per_token(flops, part, lengths) for part, share in phase.parts)
@@ -237,8 +236,8 @@ def flops_per_token(flops: FlopCount, phase: Phase, lengths: SampleLengths) -> f
 def flops_between(
     recipe: Recipe, flops: FlopCount, lengths: SampleLengths, begin: int, stop: int, origin_step: int = 0
 ) -> dict[str, float]:
-    """Count the FLOPs of a run's updates from `begin` to `stop` by objective: phases, and batches that grow, cost more
-    or less a step. `origin_step` updates of its parents came before."""
+    """Count the FLOPs of a run's updates from `begin` to `stop`, by objective. `origin_step` is the number of its
+    parents' updates, by which batches grow."""
     spent: dict[str, float] = {}
     last = origin_step + begin
     for phase in phases_between(recipe.curriculum, begin, stop):
@@ -255,7 +254,7 @@ FLOAT32, BFLOAT16 = 4, 2
 
 
 def moment_bytes(shape: Shape, optimizer: Optimizer) -> float:
-    """Return the bytes of what an optimizer keeps for all weights: for those outside of the blocks two moments."""
+    """Return the bytes of an optimizer's moments; weights outside of the blocks have two."""
     kept = len(optimizer.matrix_update.moments) * shape.block_weights
     return float(FLOAT32 * (kept + 2 * (shape.parameters - shape.block_weights)))
 
@@ -263,61 +262,88 @@ def moment_bytes(shape: Shape, optimizer: Optimizer) -> float:
 WIDTHS_KEPT = {BFLOAT16: (13, 2, 5), FLOAT32: (6, 1, 3)}
 """The factors a, b and c of the activations (above), by bytes of a number."""
 CHUNK_LOGITS = {"cpu": 2**25, "cuda": 2**29}
-"""Logits that the head holds at once, in the type of the arithmetic: 64 MB in bf16 on a CPU, 1 GB on a GPU. Each chunk
-adds to a gradient as large as the weights, so that small chunks cost more than they save."""
+"""The most logits that the head holds at once, in the type of the arithmetic: 64 MB in bf16 on a CPU, 1 GB on a GPU.
+Each chunk adds to a gradient as large as the weights, so that small chunks cost more than they save."""
 PART_LOGITS = {"cpu": 2**18, "cuda": 2**28}
-"""Logits that are fp32 at once: on a CPU, what its caches hold from one operation to the next."""
+"""The most logits that are fp32 at once: on a CPU, as many as its caches hold from one operation to the next."""
 
 
 def plan_memory(
     shape: Shape, recipe: Recipe, devices: int = 1, parallel: str | None = None, on_cpu: bool = False
 ) -> dict[str, float]:
-    """Estimate the bytes that each of `devices` holds when they share a recipe's largest batch, by what they are for,
-    and in `total`.
+    """Estimate the bytes that each of `devices` holds when they share a recipe's largest batch, by purpose and in
+    `total`.
 
     Args:
         parallel: `ddp` or `fsdp`, in place of the recipe's.
-        on_cpu: the devices are cores, and no GPUs.
+        on_cpu: whether the devices are cores, not GPUs.
 
     Returns:
-        Among others `copies`, of weights in the type of the arithmetic: those that FSDP2 has gathered, which are the
-        embedding, the head and two blocks (one computes, the next is on its way); without it, those of all blocks,
-        which autocast makes in bf16. `head` is the head's gradient until it is added to the others, and `update` the
-        temporary tensors of the optimizer.
+        `weights`, `gradients` and `moments` stay from step to step. While a batch is computed, `copies` of weights in
+        the type of the arithmetic, `activations`, `logits` and the gradient of the `head` stand beside them; after
+        that, the temporary tensors of the optimizer's `update`.
     """
-    compute, batch, device = recipe.compute, recipe.batch_tokens, "cpu" if on_cpu else "cuda"
-    microbatch_tokens = compute.microbatch_tokens
-    most_tokens = batch if isinstance(batch, int) else max(batch.start, batch.to)
-    num_microbatches = math.ceil(most_tokens / (devices * microbatch_tokens))
+    # 1. The arithmetic, and the microbatches of the largest batch.
+    compute = recipe.compute
     is_bf16 = not on_cpu or compute.precision == "bf16" or (compute.precision == "auto" and has_bf16_cores())
-    number = BFLOAT16 if is_bf16 else FLOAT32
+    number_bytes = BFLOAT16 if is_bf16 else FLOAT32
+    batch = recipe.batch_tokens
+    most_tokens = batch if isinstance(batch, int) else max(batch.start, batch.to)
+    num_microbatches = math.ceil(most_tokens / (devices * compute.microbatch_tokens))
+    # 2. What stays: FSDP2 divides it among the devices, but for gradients that are not summed yet.
     parts = devices if (parallel or compute.parallel) == "fsdp" else 1
-    whole = float(FLOAT32 * shape.parameters)
-    gradients = whole / parts + (whole if devices > 1 and num_microbatches > 1 else 0)
-    block = shape.block_weights / shape.layers + 2 * shape.width
-    outside = shape.parameters - shape.layers * block
-    copied = outside + 2 * block if parts > 1 else shape.block_weights if number != FLOAT32 else 0
-    of_layer, of_input, of_ends = WIDTHS_KEPT[number]
-    of_block = of_layer * shape.width + 2 * shape.head_width * (shape.heads + shape.kv_heads) + 4 * shape.ffn
-    # With checkpointing, each block keeps its input in fp32, and one at a time what it computes.
-    recomputes = compute.activation_checkpointing
-    per_token = shape.layers * of_input * shape.width + of_block if recomputes else shape.layers * of_block
-    logits = microbatch_tokens * shape.vocab_size
-    in_fp32 = min(logits, PART_LOGITS[device])
-    moments = moment_bytes(shape, recipe.optimizer)
-    updates = [0]
-    is_iterated = recipe.optimizer.matrix_update.iterations > 0
-    for (rows, columns), count in Counter(shape.matrices).items() if is_iterated else ():  # `Muon.step_together`
-        short, long = min(rows, columns), max(rows, columns)
-        at_once = max(4 * short * long + short**2, 2 * short * long + 4 * short**2)
-        updates.append(count * (FLOAT32 * short * long + number * at_once))
+    weights = float(FLOAT32 * shape.parameters)
+    unsummed = weights if devices > 1 and num_microbatches > 1 else 0
+    resident = {
+        "weights": weights / parts,
+        "gradients": weights / parts + unsummed,
+        "moments": moment_bytes(shape, recipe.optimizer) / parts,
+    }
+    # 3. What a microbatch needs.
+    device = "cpu" if on_cpu else "cuda"
+    logits = compute.microbatch_tokens * shape.vocab_size
+    per_token = activations_per_token(shape, number_bytes, recomputes=compute.activation_checkpointing)
     computing = {
-        "copies": float(number * copied),
-        "activations": float(number * microbatch_tokens * (per_token + of_ends * shape.width)),
-        "logits": float(number * min(logits, CHUNK_LOGITS[device]) + FLOAT32 * in_fp32),
+        "copies": float(number_bytes * count_copied(shape, is_fsdp=parts > 1, is_bf16=is_bf16)),
+        "activations": float(number_bytes * compute.microbatch_tokens * per_token),
+        "logits": float(number_bytes * min(logits, CHUNK_LOGITS[device]) + FLOAT32 * min(logits, PART_LOGITS[device])),
         "head": float(2 * FLOAT32 * shape.vocab_size * shape.width),
     }
-    resident = {"weights": whole / parts, "gradients": gradients, "moments": moments / parts}
-    update = float(max(updates))
+    # 4. The update comes after that, when the memory of the microbatch is free again.
+    update = update_bytes(shape, recipe.optimizer, number_bytes)
     total = sum(resident.values()) + max(sum(computing.values()), update)
     return resident | computing | {"update": update, "total": total}
+
+
+def count_copied(shape: Shape, *, is_fsdp: bool, is_bf16: bool) -> float:
+    """Count the weights that a device holds once more, in the type of the arithmetic.
+
+    FSDP2 gathers the embedding, the head and two blocks: one computes while the next is on its way. Without it,
+    autocast copies the matrices of all blocks to bf16.
+    """
+    if not is_fsdp:
+        return shape.block_weights if is_bf16 else 0
+    block = shape.block_weights / shape.layers + 2 * shape.width
+    return shape.parameters - shape.layers * block + 2 * block
+
+
+def activations_per_token(shape: Shape, number_bytes: int, *, recomputes: bool) -> float:
+    """Count the numbers that backward needs of a token, in the type of the arithmetic (above)."""
+    of_layer, of_input, of_ends = WIDTHS_KEPT[number_bytes]
+    of_block = of_layer * shape.width + 2 * shape.head_width * (shape.heads + shape.kv_heads) + 4 * shape.ffn
+    # With checkpointing, each block keeps its input in fp32, and one block at a time all that it computes.
+    of_blocks = shape.layers * of_input * shape.width + of_block if recomputes else shape.layers * of_block
+    return of_blocks + of_ends * shape.width
+
+
+def update_bytes(shape: Shape, optimizer: Optimizer, number_bytes: int) -> float:
+    """Return the bytes of an update's temporary tensors: `Muon.step_together` takes all matrices of one size at
+    once."""
+    if optimizer.matrix_update.iterations == 0:
+        return 0.0
+    needed = []
+    for matrix, count in Counter(shape.matrices).items():
+        short, long = sorted(matrix)
+        in_products = max(4 * short * long + short**2, 2 * short * long + 4 * short**2)
+        needed.append(count * (FLOAT32 * short * long + number_bytes * in_products))
+    return float(max(needed))

@@ -1,8 +1,7 @@
-"""A hub id → the folder of its files and what its configuration says, or the rows of a data set, at one commit, which
-names it from then on.
+"""A hub id → the folder of its files and its configuration, or the rows of a data set, at one commit, which names it.
 
-The commit of a model that is in the cache already is taken before a newer one, so that a run that is started again, on
-a machine without network too, finds the model that it began with. Weights as pickles are refused, and code is not run.
+A commit of a model in the cache goes before a newer one, so that a run that starts again, even without a network, finds
+the model that it began with. Pickled weights are refused, and code is never run.
 """
 
 import re
@@ -21,27 +20,28 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 FILES = {"tokenizer": ["*.json", "*.model", "*.txt"], "model": ["*.json", "*.model", "*.txt", "*.safetensors"]}
-"""Neither code nor pickles."""
+"""The files to fetch: neither code nor pickles."""
 OTHER_FOLDERS = {"tokenizer": ["*/*"], "model": ["[!0-9]*/*", "*/*/*"]}
-"""Files that are not fetched; modules of an embedding model are in folders such as `1_Pooling`."""
+"""The files not to fetch; modules of an embedding model lie in folders such as `1_Pooling`."""
 
 KNOWN_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "modules.json")
-"""What is cached has one of these: not every tokenizer or embedding model has a config.json at its top."""
+"""Files by which a cached repository is found: not every tokenizer or embedding model has a config.json at its top."""
 
 INDEX = "model.safetensors.index.json"
-"""The file that names the parts of weights that are too large for one file."""
+"""The file that names the parts of large weights."""
 
 MADE_ONE_BY_ONE, MOST_MADE = re.compile(r"(layers?|groups?|experts?|blocks?|group_num)$"), 1_000
-"""Names of counts in a configuration: transformers makes as many as it is told, for ever if need be."""
+"""Names of counts in a configuration, and the largest such count: transformers makes as many parts as it says, even if
+that takes for ever."""
 
 
 def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "tokenizer"] = "model") -> Path:
-    """Return a folder as it is, or that of a hub repository (`ID` or `ID@REVISION`), named by its commit; what is not
-    in the cache is downloaded, of a tokenizer no weights.
+    """Return a folder itself, or the folder of a hub repository (`ID` or `ID@REVISION`), named by its commit. Files
+    that are not in the cache are downloaded; for a tokenizer, no weights.
 
     Raises:
-        InputError: no such repository or revision, or neither network nor cache has it; at once for a path, and for a
-            name in a folder that is here.
+        InputError: no such repository or revision, or neither network nor cache has it; without asking the hub for a
+            path, and for a name in a folder that is here.
     """
     if Path(id).is_dir():
         return Path(id)
@@ -65,17 +65,17 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
         fetch = partial(snapshot_download, id, revision=cached or revision, **patterns)
         try:
             folder = Path(fetch())
-        except Exception as error:  # of any kind; what is in the cache may do without the hub
+        except Exception as error:  # of any kind; the cache may suffice without the hub
             if cached is None or find_stop(error):
                 raise
-            folder = Path(fetch(local_files_only=True))  # raises for one of which files are known to lack
+            folder = Path(fetch(local_files_only=True))  # raises when files are known to be missing
     if revision != folder.name:
         console.err.print(f"{kind} {id}: commit {folder.name}")
     return folder
 
 
 def refuse_missing(name: str, kind: str = "model") -> None:
-    """Raises `InputError` for a path, which is no name on the hub, where there is no such folder."""
+    """Raise `InputError` for a path, which cannot be a hub id, to a missing folder."""
     is_path = name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
     if is_path and not Path(name).is_dir():
         raise InputError(f"{kind} {name}: there is no such folder")
@@ -83,8 +83,8 @@ def refuse_missing(name: str, kind: str = "model") -> None:
 
 @lru_cache
 def pin_commit(id: str, revision: str | None) -> str:
-    """Find the commit that a revision of a data set names, the newest one for None. The hub is not asked about a
-    commit; where it does not answer, it is the commit that the revision named when the hub was last asked."""
+    """Find the commit of a data set's revision, the newest one for None. When the hub does not answer, it is the commit
+    of the last answer; a revision that is a commit needs none."""
     from huggingface_hub import HfApi
 
     problem = f"{id}: the commit of its {revision or 'newest'} revision cannot be had from the hub"
@@ -93,10 +93,9 @@ def pin_commit(id: str, revision: str | None) -> str:
 
 
 def load_rows(id: str, config: str | None, split: str, commit: str, streaming: bool = False) -> Any:
-    """Load the rows of a data set's split at a commit, as `datasets` has them; code of its own is never run.
+    """Load the rows of a data set's split at a commit, by `datasets`; code of the data set is never run.
 
-    Where the hub does not answer, `datasets` takes what it prepared last, of whatever commit and configuration: another
-    one than was asked for is refused.
+    When the hub does not answer, `datasets` takes what it prepared last: another commit or configuration is refused.
     """
     import datasets
     from datasets.packaged_modules.cache.cache import Cache
@@ -123,19 +122,19 @@ DATA_REMEDY = "give a folder with a copy of the data, or try again"
 
 @contextmanager
 def told_by_hub(problem: str, remedy: str) -> Iterator[None]:
-    """Turn what the hub, the network or a reader of their files raises in the block, each of a kind of its own, into an
-    `InputError`: the problem, in brackets the reason, and the remedy."""
+    """Turn errors of the hub, the network or a reader of its files in the block into an `InputError`: PROBLEM (REASON);
+    REMEDY."""
     try:
         yield
-    except Exception as error:  # of each library its own kinds
+    except Exception as error:  # each library has kinds of its own
         if stop := find_stop(error):
             raise stop from None
         raise InputError(f"{problem} ({hub_says(error)}); {remedy}") from None
 
 
 def hub_says(error: BaseException) -> str:
-    """Tell the reason why the hub did not give or take something, in one line, with the remedy. A mistake of ours is
-    raised again: it keeps its traceback."""
+    """Give the reason of an error of the hub in one line, with a remedy. Our own mistakes are raised again, with their
+    traceback."""
     if is_raised_here(error) and not isinstance(error, OSError):
         raise error
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
@@ -162,7 +161,8 @@ def hub_says(error: BaseException) -> str:
 
 
 def model_fingerprint(source: str, folder: Path) -> str:
-    """Name the weights of a model: on the hub by its commit (the folder's name), else by what is in its files."""
+    """Identify the weights of a model: on the hub by its commit (the folder's name), else by the content of its
+    files."""
     if not Path(source).is_dir():
         return content_hash({"model": source, "revision": folder.name})
     files = sorted([*folder.glob("*.safetensors"), *folder.glob(INDEX), *folder.glob("config.json")])
@@ -170,18 +170,18 @@ def model_fingerprint(source: str, folder: Path) -> str:
 
 
 def model_name(source: str | Path) -> str:
-    """Return the name by which a user knows a model: for a folder of the hub's cache, its id on the hub."""
+    """Return a model's name for a user: for a folder of the hub's cache, the hub id."""
     *_, repository, inner, _ = ("", "", "", *Path(source).parts)
     is_cached = inner == "snapshots" and repository.startswith("models--")
     return repository.removeprefix("models--").replace("--", "/") if is_cached else str(source)
 
 
 def load_model_config(source: str | Path) -> "PretrainedConfig":
-    """Load the configuration of the network of text in a model folder or hub model.
+    """Load the configuration of a model's text network.
 
     Raises:
-        InputError: none that can be read, that of an encoder-decoder, which is two networks in one, of a network of
-            text among others, or of an adapter or quantized weights, which cannot be trained.
+        InputError: for a configuration that cannot be read, an encoder-decoder, a text network with parts for images or
+            sound, an adapter, and quantized weights.
     """
     published, name = load_whole_config(source), model_name(source)
     config = published.get_text_config()
@@ -198,15 +198,15 @@ def load_model_config(source: str | Path) -> "PretrainedConfig":
 
 
 def refuse_endless(name: str, config: Any) -> None:
-    """Raises `InputError` for a configuration of a network with too many parts to make."""
+    """Raise `InputError` for the configuration of a network with too many parts."""
     for key, count in config.to_dict().items():
         if MADE_ONE_BY_ONE.search(key) and isinstance(count, int) and count > MOST_MADE:
             raise InputError(f"{name} says {key} {count}; up to {MOST_MADE:,} are made")
 
 
 def load_whole_config(source: str | Path) -> "PretrainedConfig":
-    """Load the configuration of all parts of a model. Raises `InputError` as `load_model_config` does, whatever the
-    parts are."""
+    """Load the configuration of all parts of a model. Raises `InputError` for one that cannot be read, an adapter, and
+    quantized weights."""
     refuse_missing(str(source))
     if (Path(source) / "adapter_config.json").exists():  # transformers would follow it elsewhere, or pass over it
         raise InputError(f"{source} is a LoRA adapter: merge it into its model first, by its merge_and_unload")
@@ -234,7 +234,7 @@ def has_other_parts(published: "PretrainedConfig") -> bool:
 
 
 def refuse_own_code(name: str, content: dict[str, Any]) -> None:
-    """Raises `InputError` for a config.json that only code of its own (`auto_map`) reads as it is meant: none is ever
+    """Raise `InputError` for a config.json that only the repository's own code (`auto_map`) understands, which is never
     run."""
     if not content.get("auto_map"):
         return
@@ -254,14 +254,15 @@ AFTER_PADDING = {
     *("camembert", "data2vec-text", "esm", "ibert", "longformer", "luke", "mpnet", "roberta", "roberta-prelayernorm"),
     *("xlm-roberta", "xlm-roberta-xl", "xmod"),
 }
-"""Types of networks that number positions from behind the index of padding, so that the first ones are of no use."""
+"""Types of networks whose positions begin behind the index of padding; the first ones are unused."""
 
 
 def longest_text(config: Any) -> int | None:
-    """Return the longest text that a network reads as it reads shorter ones, by its configuration; None for any length.
+    """Return the longest text that a network reads in the same way as shorter ones, by its configuration; None for no
+    limit.
 
-    Long-rope (Phi-3 128k) turns by other angles once a text is longer than those it was trained on, and a batch of
-    transformers goes by its longest text: beyond that length one text would change the others.
+    Long-rope (Phi-3 128k) turns by other angles once a text is longer than its original limit, and transformers decides
+    that for a whole batch: beyond the limit one text would change the others.
     """
     limit = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
@@ -269,12 +270,12 @@ def longest_text(config: Any) -> int | None:
         if kind.get("rope_type", kind.get("type")) in ("longrope", "su"):  # the second is its first name
             original = kind.get("original_max_position_embeddings")
             original = original or getattr(config, "original_max_position_embeddings", None) or limit
-            limit = min((number for number in (limit, original) if number), default=0)
+            limit = min((length for length in (limit, original) if length), default=0)
     return limit if limit and limit > 0 else None
 
 
 def count_positions(config: Any) -> int:
-    """Count the tokens that a network has positions for, as its type tells where the first one is."""
+    """Count the positions of a network, by its configuration; its type decides where the first one is."""
     positions = longest_text(config)
     if not positions:
         return 2**31
@@ -282,7 +283,7 @@ def count_positions(config: Any) -> int:
 
 
 def output_width(config: Any) -> int:
-    """Return the width of the hidden states that a network gives: for a few types another one than `hidden_size`."""
+    """Return the width of a network's last hidden states, which for a few types is not `hidden_size`."""
     match config.model_type:
         case "opt":  # 350m
             return int(config.word_embed_proj_dim)
@@ -295,18 +296,18 @@ def output_width(config: Any) -> int:
 
 
 def position_limit(network: Any) -> int | None:
-    """Return the length of the longest sample that a network has positions for, as its proof (`encoder.proofs`) has
-    found where the first one is; None for any length."""
+    """Return the longest sample for a network's positions, whose first one its proof (`encoder.proofs`) has found; None
+    for no limit."""
     limit = longest_text(network.config)
     return limit - getattr(network.base_model, "first_position", 0) if limit else None
 
 
 def refuse_pickles(source: str | Path) -> None:
-    """Refuse a folder whose weights are not in safetensors files of its own; a hub id is looked at once it is here.
+    """Refuse a folder whose weights are not safetensors files in it; a hub id is checked once it is downloaded.
 
     Raises:
-        InputError: no weights but pickles, if any, or an index that names anything but safetensors files in the same
-            folder: transformers would open whatever it names.
+        InputError: no weights, or only pickles; or an index that names anything but safetensors files in the same
+            folder, because transformers would open whatever it names.
     """
     folder = Path(source)
     if not folder.is_dir():

@@ -1,5 +1,5 @@
-"""What must be known or set before PyTorch is loaded, which takes seconds: cores, GPUs, units for bf16, the heap, and
-how a process is asked to end, and with whom it ends."""
+"""Facts and settings before PyTorch is loaded, which takes seconds: cores, GPUs, units for bf16, the heap, signals that
+end a process, and the parent with which it ends."""
 
 import atexit
 import ctypes
@@ -22,30 +22,32 @@ from typing import Any
 from biphase.errors import InputError
 
 GPU_FILES = ("nvidia*", "nvgpu*", "nvhost*", "kfd", "dxg")
-"""Names in Linux' /dev, of which every GPU that PyTorch can use has one: NVIDIA's, Tegra's, AMD's, Windows' Linux's."""
+"""Names in Linux' /dev of the GPUs that PyTorch can use: NVIDIA's, Tegra's, AMD's, and those in WSL."""
 
 BF16_UNITS = {"amx_bf16", "avx512_bf16", "bf16"}
 """CPU flags (x86, x86, Arm) without which bf16 products are far slower than fp32 ones."""
 
 HEAP_SETTINGS = ("MMAP_THRESHOLD", "TRIM_THRESHOLD", "MMAP_MAX")
-"""The settings by which glibc returns freed memory or not, as in MALLOC_MMAP_THRESHOLD_ and in GLIBC_TUNABLES."""
+"""Settings that decide whether glibc returns freed memory, as in MALLOC_MMAP_THRESHOLD_ and in GLIBC_TUNABLES."""
 
 STOPS = (signal.SIGTERM, signal.SIGHUP)
 """The signals that ask a process to end, beside Ctrl-C: those of schedulers, and of a terminal that closes."""
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""The environment variables by which PyTorch shares out the memory of a GPU, the second by an older name."""
+"""The environment variables of PyTorch's allocator for GPUs; the second is the older name."""
 
 GRACE = "BIPHASE_GRACE_SECONDS"
 """The environment variable with the seconds from asking a process to end until it is killed."""
 GRACE_SECONDS = 110
-"""Those seconds where it is not set: training saves its state in them. Ctrl-C kills at once, and so may the system."""
+"""The default of these seconds, in which training saves its state. Ctrl-C kills at once, and so may the system."""
 
 
 def num_cores() -> int:
-    """Count the cores that this process may use: fewer than the machine has under taskset, Slurm (which does not bind
-    processes to what they were given at all sites), or a container's cpuset or quota, which counts up to the next whole
-    one."""
+    """Count the cores that this process may use.
+
+    taskset, Slurm (which does not bind processes to their cores at all sites) and a container's cpuset or quota may
+    leave fewer than the machine has; a quota is rounded up.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     allotted = os.environ.get("SLURM_CPUS_PER_TASK", "")
     return math.ceil(min(cores, cpu_quota(), int(allotted) if allotted.isdecimal() and int(allotted) else math.inf))
@@ -58,8 +60,7 @@ def total_memory() -> int:
 
 
 def cpu_quota(root: Path = Path("/")) -> float:
-    """Read the cores' time that the control groups of this process, version 2 or 1, allow it; infinite without a
-    limit."""
+    """Read the quota of cores from this process' control groups, version 2 or 1; infinite without a limit."""
     limits = [math.inf]
     with suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
@@ -67,7 +68,7 @@ def cpu_quota(root: Path = Path("/")) -> float:
             base = root / "sys/fs/cgroup" / ("cpu" if "cpu" in controllers.split(",") else "")
             if controllers and base.name != "cpu":
                 continue
-            group = base / group_name.lstrip("/")  # in a container one outside of it, of which only / is here
+            group = base / group_name.lstrip("/")  # in a container it may lie outside, and only / is visible
             for folder in (group, *group.parents):
                 names = ("cpu.max",) if (folder / "cpu.max").exists() else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
                 with suppress(OSError, ValueError, ZeroDivisionError):
@@ -83,9 +84,9 @@ def has_bf16_cores() -> bool:
 
 
 def gpu_variables() -> list[str]:
-    """Name the environment variables by which a process is given its GPUs: those that are set, else NVIDIA's.
+    """Name the environment variables that choose a process' GPUs: those that are set, else NVIDIA's.
 
-    AMD's runtime heeds NVIDIA's too where its own is not set, and counts by either within what ROCR's leaves.
+    AMD's runtime also obeys NVIDIA's where its own is not set, and counts both among the GPUs that ROCR's leaves.
     """
     set_here = [name for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if name in os.environ]
     return set_here or [name for name in ("ROCR_VISIBLE_DEVICES",) if name in os.environ] or ["CUDA_VISIBLE_DEVICES"]
@@ -96,20 +97,20 @@ def visible_gpus() -> list[str]:
     allowed = os.environ.get(gpu_variables()[0])
     count = count_gpus(allowed)
     if not allowed:
-        return [str(number) for number in range(count)]
+        return [str(index) for index in range(count)]
     names = [name.strip() for name in allowed.split(",")]
-    # Of the parts of GPUs (MIG) a process sees the first alone, whoever else is allowed.
+    # A process sees only the first part of a GPU (MIG), however many are allowed.
     return names if count and all(name.startswith("MIG-") for name in names) else names[:count]
 
 
 @cache
 def count_gpus(allowed: str | None) -> int:
-    """Count the GPUs that PyTorch sees under that value of `gpu_variables`.
+    """Count the GPUs that PyTorch sees under this value of `gpu_variables`.
 
-    PyTorch itself is asked, where there may be a GPU: it is right on every platform. Where it is not loaded, it is
-    asked in a process of its own (2 s).
+    Where there may be a GPU, PyTorch itself counts, which is right on every platform; unless it is loaded, in another
+    process (2 s).
     """
-    # Where the system is not Linux, PyTorch alone can tell.
+    # On systems other than Linux, only PyTorch can tell.
     may_have_some = sys.platform != "linux" or any(any(Path("/dev").glob(name)) for name in GPU_FILES)
     if allowed == "" or not may_have_some:
         return 0
@@ -124,17 +125,16 @@ def count_gpus(allowed: str | None) -> int:
 
 
 def python_process(*words: str, **variables: str) -> dict[str, Any]:
-    """Return the command and the environment of a Python process, for `subprocess`: this Python, with these words
-    behind it and these variables beside ours.
+    """Return the arguments and environment of a Python process for `subprocess`, with these words and variables.
 
-    Neither it nor any Python that it starts imports modules from the folder that the user stands in.
+    Neither it nor any Python that it starts imports modules from the current folder.
     """
     return {"args": [sys.executable, "-P", *words], "env": os.environ | variables | {"PYTHONSAFEPATH": "1"}}
 
 
 def refuse_versions(extra: str = "") -> None:
-    """Raise `InputError` for a package in a version that biphase, or this extra of it, is not made for. What is not
-    installed at all is told where it is imported."""
+    """Raise `InputError` for a package in a version that biphase, or this extra of it, does not support. Missing
+    packages are reported where they are imported."""
     from packaging.requirements import Requirement
     from packaging.version import Version
 
@@ -151,9 +151,9 @@ def refuse_versions(extra: str = "") -> None:
 
 
 def prepare_process() -> None:
-    """Prepare a process that works: set the heap, a GPU's memory, garbage, threads, and the words of other libraries.
+    """Prepare a process for work: its heap, a GPU's memory, garbage collection, threads, and other libraries' messages.
 
-    Environment variables that the user has set stay.
+    Environment variables of the user stay.
     """
     keep_heap()
     let_segments_grow()
@@ -173,16 +173,16 @@ def prepare_process() -> None:
 
 
 def leave_garbage() -> None:
-    """Spare a process that ends the last search. Not where Triton is loaded, which tells all that it left as leaks."""
+    """Skip the search for garbage at the end of a process, unless Triton is loaded, which would report leaks."""
     if "triton._C.libtriton" not in sys.modules:
         gc.freeze()
 
 
 def keep_heap() -> None:
-    """Stop glibc from returning freed activations to the kernel: the page faults that follow cost up to half the time.
+    """Stop glibc from returning freed activations to the kernel, because page faults cost up to half the time.
 
-    Must run before the first large allocation. Does nothing without glibc, and where the user has set it: what is kept
-    lies in pieces, so that a long training may hold several times what it needs.
+    Must run before the first large allocation. Does nothing without glibc, or where the user has set it: kept memory is
+    fragmented, and a long training may hold several times as much as it needs.
     """
     if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
         return
@@ -197,15 +197,15 @@ def keep_heap() -> None:
 
 
 def let_segments_grow(devices: Path = Path("/dev")) -> None:
-    """Have PyTorch extend what it holds of a GPU's memory: each microbatch has a length of its own, and blocks of fixed
-    size leave more and more room between them that nothing fits into. Does nothing where the user has set it."""
+    """Let PyTorch extend its segments of a GPU's memory, unless the user has set that: microbatches differ in length,
+    and segments of fixed size would leave more and more gaps."""
     if any(devices.glob("nvidia*")) and not any(name in os.environ for name in ALLOCATOR_VARIABLES):
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def environment_number(variable: str, least: int, default: int | None = None) -> int:
-    """Return the number in an environment variable; where it is not set, the default, which is `least` unless given.
-    Raises `InputError` for anything else."""
+    """Return the whole number in an environment variable, else the default, which is `least` unless it is given. Raises
+    `InputError` for another value."""
     value = os.environ.get(variable) or str(default or least)
     if not value.isdecimal() or int(value) < least:
         raise InputError(f"{variable}={value} in the environment is no whole number from {least} on: unset it")
@@ -218,30 +218,30 @@ def grace() -> int:
 
 
 @contextmanager
-def handled(handler: Callable[[int, Any], None], *numbers: int) -> Iterator[None]:
-    """Signals go to `handler` while the block runs, but for SIGHUP under `nohup`. Does nothing outside the main
+def handled(handler: Callable[[int, Any], None], *signals: int) -> Iterator[None]:
+    """Handle signals by `handler` while the block runs, but not SIGHUP under `nohup`. Does nothing outside the main
     thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        numbers = tuple(number for number in numbers if number != signal.SIGHUP)
+        signals = tuple(signum for signum in signals if signum != signal.SIGHUP)
 
-    def handle(number: int, frame: Any) -> None:
-        if number == signal.SIGHUP:
+    def handle(signum: int, frame: Any) -> None:
+        if signum == signal.SIGHUP:
             outlive_terminal()
-        handler(number, frame)
+        handler(signum, frame)
 
-    handlers = {number: signal.signal(number, handle) for number in numbers}
+    handlers = {signum: signal.signal(signum, handle) for signum in signals}
     try:
         yield
     finally:
-        for number, earlier_handler in handlers.items():
-            signal.signal(number, earlier_handler)
+        for signum, earlier_handler in handlers.items():
+            signal.signal(signum, earlier_handler)
 
 
 def outlive_terminal() -> None:
-    """Let lines go nowhere that a terminal was to show which has closed: each of them would be an error."""
+    """Discard lines for a terminal that has closed: each would be an error."""
     for stream in (1, 2):
         try:
             os.write(stream, b"")
@@ -251,9 +251,10 @@ def outlive_terminal() -> None:
 
 
 def stop_signals(note: Callable[[int], None]) -> AbstractContextManager[None]:
-    """Tell `note` of `STOPS` and SIGINT, to end what runs when its state is saved; a second SIGINT ends it at once.
+    """Pass `STOPS` and SIGINT to `note` while the block runs, so that it can save its state; a second SIGINT ends it at
+    once.
 
-    A second SIGTERM does not: Slurm and torchrun may both send one.
+    A second SIGTERM does not, because Slurm and torchrun may both send one.
     """
     noted: list[int] = []
 
@@ -267,24 +268,24 @@ def stop_signals(note: Callable[[int], None]) -> AbstractContextManager[None]:
 
 
 def end_with_parent(parent: int, grace_seconds: float) -> None:
-    """Leave no orphans: once the process `parent` is gone, this one ends, with its process group where it leads one.
+    """End this process, with its process group if it leads one, once the process `parent` is gone.
 
-    It is asked first, and killed when the grace is over.
+    It is asked to end first, and killed when the grace is over.
     """
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
         target = 0 if os.getpgrp() == os.getpid() else os.getpid()  # 0 is the process group of this process
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            os.kill(target, number)
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            os.kill(target, signum)
             time.sleep(grace_seconds)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
-def describe_kill(number: int) -> str:
-    """`was killed (signal 9, SIGKILL; out of memory?)`."""
+def describe_kill(signum: int) -> str:
+    """Describe the death of a process: `was killed (signal 9, SIGKILL; out of memory?)`."""
     names = {member.value: f", {member.name}" for member in signal.Signals}
     causes = {int(signal.SIGKILL): "; out of memory?", int(signal.SIGBUS): "; was a file that it reads cut short?"}
-    return f"was killed (signal {number}{names.get(number, '')}{causes.get(number, '')})"
+    return f"was killed (signal {signum}{names.get(signum, '')}{causes.get(signum, '')})"

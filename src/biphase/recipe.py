@@ -1,7 +1,7 @@
-"""A pretraining run as its YAML file says it: where it starts, data, curriculum, schedule, optimizer, how it computes.
+"""A pretraining run as a YAML file describes it: start, data, curriculum, schedule, optimizer, computing.
 
-Inert: nothing here reads data, touches torch or decides from the machine. Units stand in the names (`warmup_steps`,
-`batch_tokens`), and defaults are the paper's where the paper has a value (Table 1).
+Inert: nothing here reads data, imports torch or asks the machine. Units stand in the names (`warmup_steps`,
+`batch_tokens`). Defaults are the paper's where it gives a value (Table 1).
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -20,13 +20,13 @@ from biphase.files import content_hash
 MaskShare = Annotated[float, Field(gt=0, lt=1)]
 
 SHAPE_KEYS = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-"""Transformers' names of what makes the size of a network, besides its vocabulary."""
+"""Transformers' names for the sizes of a network, besides its vocabulary."""
 PRESET_SIZES = {
-    # The paper's three (Table 1), named by their parameters without the language model head ...
+    # The paper's three (Table 1), named by their parameters without the language model head …
     "1b": (28, 1728, 5120, 18, 6),
     "610m": (26, 1152, 4096, 18, 6),
     "210m": (12, 768, 3072, 12, 12),
-    # ... and smaller ones, named by the parameters of their blocks.
+    # … and smaller ones, named by the parameters of their blocks.
     "36m": (10, 512, 1536, 8, 8),
     "11m": (6, 384, 1024, 6, 6),
     "3m": (4, 256, 640, 4, 4),
@@ -34,7 +34,7 @@ PRESET_SIZES = {
 }
 """Layers, width, feed-forward width, heads and key-value heads."""
 PRESETS = {name: dict(zip(SHAPE_KEYS, sizes, strict=True)) for name, sizes in PRESET_SIZES.items()}
-"""The sizes of networks that a recipe can name, under transformers' names; the largest network first."""
+"""The presets of a recipe, as settings under transformers' names; the largest first."""
 
 
 def find_preset(preset: str) -> dict[str, int]:
@@ -50,23 +50,23 @@ Target = Literal["next", "same"]
 
 @dataclass(frozen=True)
 class Objective:
-    """The facts of an objective; `pretraining.objectives.label_batch` computes it, and `style.LOOKS` has its look."""
+    """The facts of an objective. `pretraining.objectives.label_batch` computes it; `style.LOOKS` has its look."""
 
     title: str
     words: str
     attention: Attention
     target: Target
-    """Whether a position predicts the token after it, or its own."""
+    """`next`: a position predicts the token after it. `same`: its own."""
     masks_input: bool = True
 
     @property
     def is_causal(self) -> bool:
-        """Whether it looks back only."""
+        """Whether a token sees only itself and those before it."""
         return self.attention == "causal"
 
     @property
     def is_dense(self) -> bool:
-        """Whether every token is a target, but for the first of a sample; else those that are masked."""
+        """Whether all tokens of a sample but the first are targets; else only masked ones are."""
         return self.is_causal and self.target == "next"
 
 
@@ -77,26 +77,26 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
     "meap": Objective("MEAP", "the next token beside masks", "causal", "next"),
     "causal-mlm": Objective("causal MLM", "masked tokens from those before", "causal", "same"),
 }
-"""The objectives, by the words for them in recipes, in the short forms of studies, and in records of runs."""
+"""The objectives, by their names in recipes, in the short forms of studies and in the records of runs."""
 
 
 @dataclass(frozen=True)
 class MatrixUpdate:
-    """The facts of how an optimizer updates the matrices inside the blocks. It updates all other weights as AdamW."""
+    """An optimizer's way to update the matrices inside the blocks. All other weights are updated by AdamW."""
 
     moments: tuple[str, ...]
-    """The tensors that it keeps for a matrix, each as large as that."""
+    """The tensors that it keeps for a matrix, each as large as the matrix."""
     iterations: int = 0
-    """How often Newton-Schulz iterates over a matrix in an update."""
+    """The Newton–Schulz iterations of an update."""
     needs_whole_matrices: bool = False
-    """Whether FSDP, which parts them, is refused."""
+    """Whether FSDP, which divides matrices among devices, is refused."""
 
 
 MATRIX_UPDATES = {
     "adamw": MatrixUpdate(("exp_avg", "exp_avg_sq")),
     "muon": MatrixUpdate(("momentum_buffer",), iterations=5, needs_whole_matrices=True),
 }
-"""By the optimizer's name; `pretraining.optimizer` computes them."""
+"""The ways, by the optimizer's name. `pretraining.optimizer` computes them."""
 
 
 class Init(Strict):
@@ -105,22 +105,24 @@ class Init(Strict):
     later: ClassVar[frozenset[str]] = frozenset({"new_head"})
 
     preset: str | None = None
-    """A size from random weights: `1m 3m 11m 36m`, by the weights of their blocks; the paper's `210m 610m 1b`."""
+    """A network with random weights. Its name is its size: `1m 3m 11m 36m` by the parameters of the blocks, the paper's
+    `210m 610m 1b` by those of the whole network without its head."""
     architecture: dict[str, Setting] = Field(default={})
     """Changes to the preset under transformers' names, such as `num_hidden_layers: 6`."""
     checkpoint: str | None = None
-    """A run of ours, `runs/NAME-HASH@STEP`, or `runs/NAME-HASH` once it is done: steps and data order go on."""
+    """A checkpoint of a biphase run: `runs/NAME-HASH@STEP`, or `runs/NAME-HASH` for the last one of a finished run.
+    Steps and data order go on from there."""
     carry_optimizer: bool = True
-    """With `checkpoint`: go on with its optimizer moments too, or start them at zero."""
+    """With `checkpoint`: also take over the optimizer's moments. `false` starts them at zero."""
     model: str | None = None
-    """A folder or hub id of transformers: a decoder whose head is one matrix (Llama, Qwen, Gemma 3, Mistral, …), a
-    EuroBERT, or a masked language model that goes on as one (BERT, RoBERTa, XLM-R, ModernBERT, …)."""
+    """A model folder or hub id: a decoder whose head is one matrix (Llama, Qwen, Gemma 3, Mistral, …), a EuroBERT, or
+    a masked language model, which stays one (BERT, RoBERTa, XLM-R, ModernBERT, …)."""
     revision: str | None = None
-    """With `model`: a commit, tag or branch of the hub id; without it the commit in the cache, else the newest. The
-    commit is part of the run's identity."""
+    """With `model`: a commit, tag or branch of the hub id. Without it, biphase takes the commit in the cache, else the
+    newest. The commit is part of the run's identity."""
     new_head: bool = False
-    """With `model`: it has no language model head, as embedding models have none, and gets a new one: tied to its
-    embeddings where its class ties them, else drawn from the recipe's `seed`."""
+    """With `model`: give a language model head to a network that lacks one, such as an embedding model. The head is
+    tied to the embeddings where the network's class ties them, else drawn from `seed`."""
 
     @model_validator(mode="after")
     def one_source(self) -> "Init":
@@ -128,35 +130,37 @@ class Init(Strict):
         if len(named) != 1:
             raise ValueError(f"give exactly one of preset, checkpoint and model (given: {', '.join(named) or 'none'})")
         if self.new_head and self.model is None:
-            raise ValueError("new_head is for a model of others: a preset has a head, and so has a checkpoint")
+            raise ValueError("new_head needs init.model: presets and checkpoints have a head")
         return self
 
 
 class MixturePart(Strict):
-    """One of several texts, and how much of each batch is of it."""
+    """One text of a mixture."""
 
     path: str
     """A folder that `biphase prepare` wrote."""
     weight: Annotated[float, Field(gt=0, le=1e9)]
-    """Its share of the tokens is its weight divided by the sum of all weights."""
+    """This text's part of each batch: its weight divided by the sum of all weights."""
 
 
 class Data(Strict):
-    """Which tokens are trained on, how they are cut into samples, and in which order."""
+    """The tokens to train on, their cutting into samples, and the order of the samples."""
 
     later: ClassVar[frozenset[str]] = frozenset({"mixture"})
 
     shards: str
-    """A folder that `biphase prepare` wrote. With `mixture`, its tokenizer and its validation text count."""
+    """A folder that `biphase prepare` wrote. With `mixture`, only its tokenizer and its validation text are used."""
     mixture: Annotated[tuple[MixturePart, ...], Field(min_length=2)] | None = None
-    """The texts to train on in place of `shards`, all of them in each batch."""
+    """Several texts to train on, in place of `shards`. Each batch holds tokens of all of them."""
     packing: Literal["documents", "stream"] = "documents"
-    """`documents`: samples never cross documents. `stream`: the paper's original packer, which cuts a token stream at
-    random lengths and lets the documents inside a sample see each other."""
+    """`documents`: a sample never crosses documents. `stream`: the paper's original packer, which cuts the stream of
+    tokens at random lengths, so that documents in one sample see each other."""
     min_sample_tokens: PositiveCount = 12
+    """The shortest sample. Shorter documents are left out."""
     max_sample_tokens: PositiveCount = 2048
-    """Where it is not given, no more than the `init.model` has positions for."""
+    """The longest sample. Unless it is given, it is at most the number of positions of `init.model`."""
     order_seed: Seed = 42
+    """The seed of the order of samples, which is the same for all runs on one text."""
 
     @model_validator(mode="after")
     def lengths_fit(self) -> "Data":
@@ -171,18 +175,18 @@ class Data(Strict):
 
     @property
     def order(self) -> dict[str, Any]:
-        """What decides the data order, besides the content of the texts: all but their places."""
+        """All settings that decide the data order, besides the content of the texts."""
         return self.model_dump(mode="json", exclude={"shards", "mixture"})
 
     @property
     def shares(self) -> tuple[Fraction, ...]:
-        """The share of the tokens that each text has, exactly."""
+        """Each text's exact share of the tokens."""
         weights = [Fraction(str(part.weight)) for part in self.mixture or ()] or [Fraction(1)]
         return tuple(weight / sum(weights) for weight in weights)
 
 
 class MaskRamp(Strict):
-    """A masking ratio that moves within a phase, linearly in its steps."""
+    """A masking ratio that moves linearly over the steps of a phase."""
 
     model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)
 
@@ -191,9 +195,9 @@ class MaskRamp(Strict):
 
 
 class BatchRamp(Strict):
-    """A batch that grows linearly over so many updates and keeps its last size from there on.
+    """A batch that grows linearly over `steps` updates and then keeps its size.
 
-    Updates count over all parents, as checkpoints do: a branch goes on where its trunk was.
+    Updates are counted over all parents, so that a branch goes on where its trunk was.
     """
 
     model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)
@@ -204,49 +208,52 @@ class BatchRamp(Strict):
 
     def tokens_before(self, step: int) -> int:
         """Count the tokens of all updates before `step` together."""
-        # Update k of n has from + (to - from) · (k + ½) / n tokens. Summed up over k that is a square, rounded here in
-        # whole numbers, and a batch is what lies between two of these sums: no rounding adds up.
+        # Update k of n has from + (to - from) · (k + ½) / n tokens. The sum over k is a square, rounded to a whole
+        # number; a batch is the difference of two such sums, so that no rounding adds up.
         climbing = min(step, self.steps)
         climbed = (2 * self.steps * self.start * climbing + (self.to - self.start) * climbing**2) // (2 * self.steps)
         return climbed + (step - climbing) * self.to
 
 
 NUMBER_OR_RAMP = Discriminator(lambda value: "ramp" if isinstance(value, dict | Strict) else "number")
-"""Which of the two a setting that may move is, so that an error is about the one that was meant."""
+"""Tells a number from a ramp, so that an error is about the form that was meant."""
 
 
 class Phase(Strict):
-    """One stretch of training under one objective."""
+    """Steps of training under one objective, or under a masked one mixed with CLM."""
 
     later: ClassVar[frozenset[str]] = frozenset({"mask_passes"})
 
     objective: ObjectiveName
-    """Or, in its place, `attention`, `target` and for masked input `mask_probability`, which say what it is:
-    `{attention: causal, target: next, mask_probability: 0.15}` is `meap`."""
+    """The name of the objective. In its place `attention`, `target` and, for masked input, `mask_probability` may
+    describe it: `{attention: causal, target: next, mask_probability: 0.15}` is `meap`."""
     attention: Attention = Field(default="bidirectional", exclude=True)
-    """`causal`: a token sees itself and those before it."""
+    """`causal`: a token sees itself and those before it. `bidirectional`: it sees the whole sample."""
     target: Target = Field(default="same", exclude=True)
-    """`next`: a position predicts the token after it. `same`: its own, which is masked."""
+    """`next`: a position predicts the token after it. `same`: it predicts its own token, which is masked."""
     steps: PositiveCount
+    """The number of updates."""
     mask_probability: Annotated[
         Annotated[MaskShare, Tag("number")] | Annotated[MaskRamp, Tag("ramp")], NUMBER_OR_RAMP
     ] = 0.4
-    """The share of the tokens to predict, or `{from: 0.4, to: 0.15}`: linear in the steps of the phase."""
+    """The share of tokens to choose for masking, or `{from: 0.4, to: 0.15}` for one that moves linearly over the
+    phase."""
     mask_token_share: Share = 1.0
-    """The share of the chosen positions that show the mask token. The paper: all of them. BERT: 0.8."""
+    """The share of the chosen tokens that are replaced by the mask token. The paper: all. BERT: 0.8."""
     random_token_share: Share = 0.0
-    """The share of the chosen positions that show a random token. BERT: 0.1; the rest keep their token."""
+    """The share of the chosen tokens that are replaced by a random token. BERT: 0.1. The rest stay as they are."""
     mask_passes: Annotated[PositiveCount, Field(le=100)] = 1
-    """With 2, two updates in a row read the same text under masks that have no token in common, and the text of the
-    second is not read: as many targets in a text as twice the ratio would choose, each seen beside more of the text."""
+    """The number of updates in a row that read the same text, each masking other tokens. With 2, every second batch of
+    text is skipped; a text has as many targets as with twice the ratio, and each target sees more of the text."""
     clm_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """The share of a masked objective's steps that predict the next token instead, spread evenly: CLM and MLM mixed
-    by batch. The phase still counts as its masked objective: its model is bidirectional."""
+    """The share of steps that predict the next token instead, spread evenly over a masked phase: CLM and MLM mixed by
+    batch. The phase still counts as its masked objective, and its model is bidirectional."""
 
     @model_validator(mode="before")
     @classmethod
     def name_objective(cls, tree: Any) -> Any:
-        """Let `attention`, `target` and the presence of `mask_probability` say the objective, or it the first two."""
+        """Derive the objective from `attention`, `target` and the presence of `mask_probability`, or those two from the
+        objective."""
         keys = ("attention", "target")
         if not isinstance(tree, dict) or not tree.keys() & {"objective", *keys}:
             return tree
@@ -272,7 +279,7 @@ class Phase(Strict):
         if self.mask_token_share + self.random_token_share > 1 + 1e-9:
             raise ValueError("mask_token_share + random_token_share must not exceed 1")
         if self.is_causal and self.clm_share:
-            raise ValueError("clm_share mixes CLM into what looks both ways; write objective: mlm with it")
+            raise ValueError("clm_share mixes CLM into a bidirectional objective; write objective: mlm with it")
         if self.mask_passes > 1 and (self.facts.is_dense or self.clm_share or self.is_ramped):
             raise ValueError("mask_passes needs a masked objective with one mask_probability and no clm_share")
         if self.mask_passes > 1 and self.mask_passes * self.mask_at(0) > 1 + 1e-9:
@@ -281,7 +288,7 @@ class Phase(Strict):
 
     @property
     def label(self) -> str:
-        """`clm`, `mlm40`, `mlm40+clm25`: the objective, the masked percentage, the share of CLM where it has one."""
+        """`clm`, `mlm40`, `mlm40+clm25`: the objective, the masked percentage, the percentage of CLM steps."""
         if not self.masked:
             return self.objective
         mixed = f"+clm{100 * self.clm_share:g}" if self.clm_share else ""
@@ -297,7 +304,7 @@ class Phase(Strict):
 
     @property
     def predicted(self) -> str:
-        """What is predicted: `CLM`, `MLM`, `MLM with 25 % CLM`."""
+        """`CLM`, `MLM`, `MLM with 25 % CLM`: the words without the masked percentage."""
         return self.facts.title + (f" with {100 * self.clm_share:g} % CLM" if self.clm_share else "")
 
     @property
@@ -308,12 +315,12 @@ class Phase(Strict):
 
     @property
     def facts(self) -> Objective:
-        """Those of its objective; a mixture looks as its masked objective does."""
+        """The facts of its objective; of a mixed phase, those of the masked one."""
         return OBJECTIVES[self.objective]
 
     @property
     def is_causal(self) -> bool:
-        """Whether it looks back only."""
+        """Whether a token sees only itself and those before it."""
         return self.facts.is_causal
 
     @property
@@ -321,18 +328,18 @@ class Phase(Strict):
         """Whether its masking ratio moves."""
         return isinstance(self.mask_probability, MaskRamp)
 
-    def with_mask_at(self, share: float) -> "Phase":
-        """Return the phase with the masking ratio that it has where this share of its steps is done."""
-        return self.model_copy(update={"mask_probability": self.mask_at(share)}) if self.is_ramped else self
+    def with_mask_at(self, progress: float) -> "Phase":
+        """Return the phase with its masking ratio fixed at that of `progress`, from 0 to 1."""
+        return self.model_copy(update={"mask_probability": self.mask_at(progress)}) if self.is_ramped else self
 
-    def mask_at(self, share: float) -> float:
-        """Return the masking ratio where this share of its steps is done."""
+    def mask_at(self, progress: float) -> float:
+        """Return the masking ratio after this part of its steps, from 0 to 1."""
         ratio = self.mask_probability
-        return ratio.start + (ratio.to - ratio.start) * share if isinstance(ratio, MaskRamp) else ratio
+        return ratio.start + (ratio.to - ratio.start) * progress if isinstance(ratio, MaskRamp) else ratio
 
     @property
     def parts(self) -> tuple[tuple["Phase", float], ...]:
-        """The pure phases that it mixes, each with its share of the steps."""
+        """Its pure phases, each with its share of the steps: one, or two of a mixed phase."""
         if not self.clm_share:
             return ((self, 1.0),)
         masked = self.model_copy(update={"clm_share": 0.0})
@@ -340,10 +347,10 @@ class Phase(Strict):
 
 
 def join_phases(phases: Iterable[Phase]) -> tuple[Phase, ...]:
-    """Write a training with as few phases as it takes: neighbours alike become one."""
+    """Join neighbouring phases that are alike."""
     joined: list[Phase] = []
     for phase in phases:
-        # Settings of masking mean nothing where nothing is masked; without them, two phases of CLM are alike.
+        # Masking settings mean nothing where nothing is masked: without them, all phases of CLM are alike.
         plain = phase if phase.masked else Phase(objective=phase.objective, steps=phase.steps)
         if joined and not plain.is_ramped and joined[-1] == plain.model_copy(update={"steps": joined[-1].steps}):
             plain = plain.model_copy(update={"steps": joined.pop().steps + plain.steps})
@@ -352,8 +359,8 @@ def join_phases(phases: Iterable[Phase]) -> tuple[Phase, ...]:
 
 
 def cut_phases(phases: tuple[Phase, ...], steps: Collection[int]) -> Iterator[tuple[int, int, Phase]]:
-    """Yield (begin, end, phase) of the same training with a phase ending at each of `steps`, from its beginning on.
-    Each step keeps its masking ratio.
+    """Yield (begin, end, phase) of the same training, cut so that a phase ends at each of `steps`. Each step keeps its
+    masking ratio.
 
     clm 60, mlm 100 cut at 20 and 150 → (0, 20, clm), (20, 60, clm), (60, 150, mlm), (150, 160, mlm).
     """
@@ -371,7 +378,7 @@ def cut_phases(phases: tuple[Phase, ...], steps: Collection[int]) -> Iterator[tu
 
 
 def phases_between(phases: tuple[Phase, ...], first: int, last: int) -> tuple[Phase, ...]:
-    """Return the part of a training between two of its steps: clm 60, mlm 100 between 20 and 150 → clm 40, mlm 90."""
+    """Return the phases of a training between two steps: clm 60, mlm 100 between 20 and 150 → clm 40, mlm 90."""
     pieces = cut_phases(phases, (first, last))
     return tuple(phase for begin, end, phase in pieces if first <= begin and end <= last)
 
@@ -380,8 +387,11 @@ class Schedule(Strict):
     """Warmup-stable-decay: linear from 0, constant, linear to 0. Either end may have 0 steps."""
 
     peak_lr: Annotated[float, Field(gt=0, le=1000)] = 5e-4
+    """The learning rate between warm-up and decay."""
     warmup_steps: Count = 2000
+    """The first updates, in which the rate rises."""
     decay_steps: Count = 2000
+    """The last updates, in which the rate falls."""
 
     def share_of_peak(self, step: int, num_steps: int) -> float:
         """Return the rate of update `step` (from 0) of `num_steps` as a share of the peak (Hu et al. 2024).
@@ -396,19 +406,23 @@ class Schedule(Strict):
 
 
 class Optimizer(Strict):
-    """How gradients become updates; the defaults are the paper's AdamW."""
+    """The optimizer; the defaults are the paper's AdamW."""
 
     later: ClassVar[frozenset[str]] = frozenset({"muon_weight_decay"})
 
     name: Literal["adamw", "muon"] = "adamw"
     """`muon`: orthogonalised momentum for the matrices inside the blocks, AdamW for everything else."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
+    """AdamW's decay rates of the first and the second moment."""
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-5
+    """AdamW's addend in the denominator."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    """On every parameter, norms and embeddings included, as the paper's code does."""
+    """The decoupled weight decay of all parameters, norms and embeddings included, as in the paper's code."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """The largest norm of the gradient; a longer gradient is scaled down to it."""
     muon_lr_scale: Annotated[float, Field(gt=0)] = 1.0
-    """With `muon`: its rate as a multiple of AdamW's (updates are scaled to AdamW's root mean square)."""
+    """With `muon`: the rate of its matrices as a multiple of AdamW's. Updates are scaled to AdamW's root mean
+    square."""
     muon_weight_decay: Annotated[float, Field(ge=0)] | None = None
     """With `muon`: the weight decay of its matrices; `weight_decay` unless given."""
 
@@ -418,73 +432,83 @@ class Optimizer(Strict):
 
 
 class Validation(Strict):
-    """When held-out text is measured, and how much of it."""
+    """The validation on held-out text."""
 
     every_steps: Count = 1000
-    """0: only at the end of a phase."""
+    """Validate after each so many updates, and where checkpoints stay (the end of each phase, the beginning of the
+    decay, `checkpoints.keep`). 0: only there."""
     tokens: PositiveCount = 1_000_000
-    """At most this many tokens of the validation split, always the same ones."""
+    """The number of tokens of the validation split to use, at most. They are always the same ones."""
 
 
 class Checkpoints(Strict):
-    """When a checkpoint is written, and which ones stay."""
+    """The checkpoints to write and to keep."""
 
     every_steps: Count = 1000
-    """0: only where a phase ends, before the decay begins, and after the updates in `keep`; all these stay."""
+    """Write a checkpoint after each so many updates. 0: only those that stay, which are at the end of each phase, at
+    the beginning of the decay, and in `keep`."""
     keep_last: Count = 2
-    """How many of the `every_steps` checkpoints stay (0: all)."""
+    """The number of `every_steps` checkpoints to keep, the last ones (0: all)."""
     keep: tuple[PositiveCount, ...] = ()
-    """Updates of this run after which the checkpoint stays, such as those where another run will branch off. Where one
-    is added to a finished run, the same command trains up to it again."""
+    """Updates of this run whose checkpoints stay, such as those where another run will branch off. To get one that a
+    finished run lacks, add it and run the same command: it trains up to there again."""
 
 
 class ComputeConfig(Strict):
-    """How, not what: with fixed `precision`, nothing here changes a run's identity."""
+    """The way to compute. Except for the precision, nothing here changes a run's identity."""
 
     later: ClassVar[frozenset[str]] = frozenset({"silence_seconds"})
 
     microbatch_tokens: PositiveCount = 16_384
+    """The tokens that each process computes at once. Lower it where memory is short: the result stays the same."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """The type of the arithmetic; master weights are always fp32. `auto`: bf16 where the device has units for it, else
+    """The type of the arithmetic. Master weights are always fp32. `auto`: bf16 where the device has units for it, else
     fp32."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile of the blocks and, on CUDA, of the loss. `auto`: on CUDA, and in long bf16 runs on a CPU, where
+    """torch.compile for the blocks and, on CUDA, for the loss. `auto`: on CUDA and in long bf16 runs on a CPU, wherever
     there is a compiler."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """In several processes: whole weights on each, or weights, gradients and moments sharded (FSDP2)."""
+    """For several processes. `ddp`: each holds all weights. `fsdp`: weights, gradients and moments are divided among
+    them (FSDP2)."""
     activation_checkpointing: bool = False
+    """Compute each block again in the backward pass, which takes less memory and more time."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """The device to train on. `auto`: a GPU where there is one."""
     silence_seconds: PositiveCount | None = None
-    """How long a process of several may be silent, stopped or cut off, until the others end and name it: 60 unless
-    given."""
+    """With several processes: the seconds without a sign of life after which a process counts as stopped or cut off,
+    and the others end and name it. 60 unless given."""
 
     @field_validator("compile", mode="before")
     @classmethod
     def read_on_and_off(cls, value: Any) -> Any:
-        """YAML reads a bare on or off as a boolean."""
+        """Restore `on` and `off`, which YAML reads as booleans."""
         return ("on" if value else "off") if isinstance(value, bool) else value
 
 
 class Recipe(Strict):
-    """One pretraining run: init + curriculum + schedule + data + seed."""
+    """One pretraining run."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    """The first part of the run's folder name; a hash of all that decides its weights follows."""
     init: Init
     data: Data
     curriculum: Annotated[tuple[Phase, ...], Field(min_length=1)]
+    """The phases of the training, in order."""
     schedule: Schedule = Schedule()
     batch_tokens: Annotated[
         Annotated[PositiveCount, Tag("number")] | Annotated[BatchRamp, Tag("ramp")], NUMBER_OR_RAMP
     ] = 2_359_296
-    """The tokens of an update, or `{from: 8192, to: 65536, steps: 1000}`: growing over so many updates."""
+    """The tokens of an update, or `{from: 8192, to: 65536, steps: 1000}` for a number that grows over the first
+    updates."""
     optimizer: Optimizer = Optimizer()
     seed: Seed = 0
-    """What the initial weights and the masks are drawn from."""
+    """The seed of the initial weights and of the masks."""
     validation: Validation = Validation()
     checkpoints: Checkpoints = Checkpoints()
     compute: ComputeConfig = ComputeConfig()
     tracking: TrackingName | None = None
-    """`tensorboard`: event files beside metrics.jsonl. `wandb`: Weights & Biases, online or (WANDB_MODE) offline."""
+    """`tensorboard` writes event files beside metrics.jsonl. `wandb` sends records to Weights & Biases, or with
+    WANDB_MODE=offline keeps them here."""
 
     @property
     def num_steps(self) -> int:
@@ -492,17 +516,17 @@ class Recipe(Strict):
 
     @property
     def kept_steps(self) -> set[int]:
-        """The updates after which a checkpoint stays: where a phase ends, before the decay begins, and those named."""
+        """The updates whose checkpoints stay: the end of each phase, the beginning of the decay, and `keep`."""
         ends = accumulate(phase.steps for phase in self.curriculum)
         return {*ends, self.decay_start, *self.checkpoints.keep} - {0}
 
     @property
     def decay_start(self) -> int:
-        """Updates before the decay: the last checkpoint from which other runs can branch at full rate."""
+        """The updates before the decay. Other runs can branch at full rate up to there."""
         return self.num_steps - self.schedule.decay_steps
 
     def tokens_before(self, step: int) -> int:
-        """Count the tokens of all updates before `step`, which counts over all parents."""
+        """Count the tokens of all updates before `step`, parents included."""
         batch = self.batch_tokens
         return batch.tokens_before(step) if isinstance(batch, BatchRamp) else batch * step
 
@@ -530,17 +554,17 @@ class Recipe(Strict):
 
     @property
     def weights_tree(self) -> dict[str, Any]:
-        """What decides weights: all but its name, what is measured and kept on the way, and where it runs."""
+        """All settings that decide the weights: not the name, nor what is measured, kept or used to compute."""
         aside = {"name", "validation", "checkpoints", "tracking", "compute"}
         return self.model_dump(mode="json", exclude=aside) | {"precision": self.compute.precision}
 
     def identity(self, data_fingerprint: str, parent: str | None, precision: str) -> str:
-        """Return a hash of everything that decides the weights. Paths are replaced by what they hold.
+        """Hash all that decides the weights. Hashes of content stand for paths.
 
         Args:
             data_fingerprint: content hash of the text, with the shares of a mixture.
-            parent: content hash of the checkpoint or model behind `init`, None for a preset.
-            precision: what `compute.precision` means on the device at hand, such as `torch.bfloat16`.
+            parent: content hash of the checkpoint or model behind `init`; None for a preset.
+            precision: the type of the arithmetic on the device at hand, such as `torch.bfloat16`.
         """
         tree = self.weights_tree
         tree["data"] = self.data.order | {"shards": data_fingerprint}

@@ -1,5 +1,5 @@
-"""A run folder: claimed by one process at a time, configuration and environment written first, done mark last; and its
-checkpoints, by their names and manifests.
+"""A run folder, claimed by one process at a time, with configuration and environment written first and the done mark
+last; and its checkpoints, by their names and manifests.
 
 runs/NAME-HASH8/  config.yaml  environment.json  metrics.jsonl  done.json
                   steps/STEP/{model/, optimizer.safetensors, manifest.json}
@@ -50,7 +50,7 @@ class Run:
             file.write(json.dumps(record) + "\n")
 
     def forget_after(self, step: int) -> None:
-        """Drop what was logged past the step from which the run goes on: it will be logged again."""
+        """Drop the records after the step from which the run goes on: they will be logged again."""
         if self.metrics.exists():
             records = [record for record in read_records(self.metrics) if record["step"] <= step]
             files.write_text(self.metrics, "".join(json.dumps(record) + "\n" for record in records))
@@ -60,7 +60,7 @@ class Run:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of steps in a log; a line that a killed process cut short holds none.
+    """Yield the records of a log, without a line that a killed process cut short.
 
     Bytes that are no text, as a power cut may leave them, spoil their own line only.
     """
@@ -75,35 +75,35 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def claim_run(run: Run, config: dict[str, Any], environment: dict[str, Any]) -> Iterator[None]:
-    """Hold the folder while training into it, cleared of what killed processes left half-written. A start that fails
-    before anything was done leaves no folder, unless there was one.
+    """Hold the folder for training, cleared of half-written files of killed processes.
 
-    Raises `BusyError` when another process holds it.
+    A start that fails before anything was done removes a new folder again. Raises `BusyError` when another process
+    holds it.
     """
     path, is_new = run.path, not run.path.exists()
     with files.locked(path / ".lock", busy=f"{path} is in use by another process; wait for it, or stop it first"):
         try:
             for folder in (path, run.steps):
                 files.sweep_parts(folder)
-            if not run.is_done:  # else only a checkpoint is made once more
+            if not run.is_done:  # else only a lost checkpoint is made again
                 files.write_text(path / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
                 files.write_json(run.environment, environment | {"run": path.name})
             yield
-        except BaseException:  # whatever ended it, Ctrl-C too: an empty folder would pass for a run; it goes on
+        except BaseException:  # Ctrl-C too, because an empty folder would pass for a run
             if is_new and not (run.is_done or run.metrics.exists() or whole_steps(run)):
                 files.remove_folder(path)
             raise
 
 
 def open_run(path: Path) -> Run:
-    """Open an existing run, to read. Raises `InputError` when `path` is none."""
+    """Open an existing run for reading. Raises `InputError` for another folder."""
     if not (path / "config.yaml").exists():
         raise InputError(f"{path} is not a run folder (it has no config.yaml)")
     return Run(path)
 
 
 class MetricsRow(BaseModel):
-    """What every record in metrics.jsonl has, beside other numbers."""
+    """The keys of every record in metrics.jsonl that readers need."""
 
     step: Count
     objective: ObjectiveName
@@ -111,22 +111,22 @@ class MetricsRow(BaseModel):
 
 
 class TrainingRow(MetricsRow):
-    """What the record of an update has besides."""
+    """The further keys of an update's record."""
 
     tokens_seen: Count
     flops_per_second: FiniteFloat
 
 
 class ValidationRow(MetricsRow):
-    """What the record of a validation has besides."""
+    """The further keys of a validation's record."""
 
     accuracy: FiniteFloat
     bits_per_byte: FiniteFloat
 
 
 def read_metrics(run: Run, kind: Literal["train", "validation"]) -> list[dict[str, Any]]:
-    """Read the records of one kind of metrics.jsonl, in order. One that lacks a number, or has a text for it, is left
-    out, and that is told."""
+    """Read the records of one kind in metrics.jsonl, in order. A record with a missing or wrong number is left out,
+    with a line."""
     rows, form = [], TrainingRow if kind == "train" else ValidationRow
     for record in read_records(run.metrics):
         if record.get("kind") == kind:
@@ -141,12 +141,12 @@ def read_metrics(run: Run, kind: Literal["train", "validation"]) -> list[dict[st
 
 @cache
 def tell_once(line: str) -> None:
-    """Print a line, the first time that it is to be told."""
+    """Print a line once in this process."""
     err.print(line)
 
 
 def read_recipe(run: Run) -> Recipe:
-    """Read the resolved recipe of a run. Raises `InputError` naming config.yaml when it is damaged."""
+    """Read a run's resolved recipe. Raises `InputError` naming config.yaml when it is damaged."""
     try:
         return load_config(Recipe, run.path / "config.yaml")
     except InputError as error:
@@ -154,15 +154,15 @@ def read_recipe(run: Run) -> Recipe:
 
 
 def read_own_name(run: Run) -> str:
-    """Read the name that a run was given when it began, whatever its folder is called by now: its recipe's, and the
-    beginning of the hash of all that decides its weights. Its checkpoints have it too."""
+    """Read the name that a run had when it began, whatever its folder is called now: its recipe's name, and the
+    beginning of the hash of all that decides its weights. Its checkpoints record it too."""
     if not run.environment.exists():
         return run.path.name
     return str(files.read_json_as(run.environment, dict[str, Any], "delete it, and rerun").get("run"))
 
 
 def read_done(run: Run) -> dict[str, int] | None:
-    """Read the record that the run wrote when it was done, None before that."""
+    """Read the record that the run wrote in the end; None before that."""
     return files.read_json_as(run.path / "done.json", dict[str, int]) if run.is_done else None
 
 
@@ -171,60 +171,60 @@ def read_done(run: Run) -> dict[str, int] | None:
 
 @dataclass(frozen=True)
 class CheckpointManifest:
-    """The description of a checkpoint and of its origin."""
+    """The record of a checkpoint and of its run's origin."""
 
     step: int
-    """Updates since random weights (or since the foreign model), over all parents."""
+    """The updates since random weights (or since the foreign model), over all parents."""
     run_step: int
-    """Updates in this run, as its metrics.jsonl counts them."""
+    """The updates of this run, as its metrics.jsonl counts them."""
     tokens_seen: int
     data_position: int
-    """Tokens of the data order that are behind: where the next batch begins."""
+    """The tokens of the data order before the next batch."""
     data_fingerprint: str
     tokenizer_hash: str
     objective: ObjectiveName
     is_decayed: bool
     """Whether the learning rate has begun to fall: a branch from here does not join at full rate."""
     parent: str | None
-    """Content hash of the checkpoint or model that the run started from."""
+    """The content hash of the checkpoint or model that the run began with."""
     carried: list[str]
-    """The parts that were taken over from it: weights, optimizer, data position."""
+    """The parts that the run took over from there: weights, optimizer, data position."""
     texts: tuple[str, ...]
     """The fingerprint of each shard set that the run trains on."""
     run: str
-    """The run that it is a step of, as `read_own_name` gives it."""
+    """The run's own name (`read_own_name`)."""
     files: dict[str, str] = field(default_factory=dict)
     """SHA-256 of each file."""
 
     @property
     def is_causal(self) -> bool:
-        """Whether its last objective looks back only."""
+        """Whether its last objective is causal."""
         return OBJECTIVES[self.objective].is_causal
 
     @property
     def content(self) -> str:
-        """Names the weights: two checkpoints with one content hash hold the same model."""
+        """The hash of the weights: two checkpoints with the same one hold the same model."""
         return files.content_hash({name: digest for name, digest in self.files.items() if name.startswith("model/")})
 
 
 def whole_steps(run: Run) -> list[int]:
-    """List the steps with a checkpoint, ascending. What a killed process left half-written does not count."""
+    """List the steps with a whole checkpoint, ascending."""
     if not run.steps.is_dir():
         return []
     return sorted(int(p.name) for p in run.steps.iterdir() if p.name.isdecimal() and (p / "manifest.json").exists())
 
 
 def split_reference(reference: str) -> tuple[str, str]:
-    """`RUN@STEP` → (RUN, STEP), `RUN` → (RUN, ""); folders above the run may have an @ in their names."""
+    """Split `RUN@STEP` → (RUN, STEP), `RUN` → (RUN, ""). Folders above the run may have an @ in their names."""
     path, at, step = reference.rpartition("@")
     return (path, step) if at and "/" not in step else (reference, "")
 
 
 def name_run(reference: str) -> str:
-    """Return the `RUN[@STEP]` that a name or the beginning of a folder's name stands for: `first` →
-    `runs/first-c8c132fd`, of several runs of one name the last that was trained. The folder of a run stands for itself.
+    """Find the `RUN[@STEP]` for a recipe's name or the beginning of a folder's name: `first` → `runs/first-c8c132fd`.
 
-    Raises `InputError` where runs of several names begin so.
+    Of several runs of one name it is the one that was trained last. An existing folder stands for itself. Raises
+    `InputError` where runs of several names begin so.
     """
     path, at = split_reference(reference)
     folder = Path(path)
@@ -246,8 +246,8 @@ def name_run(reference: str) -> str:
 def find_checkpoint(reference: str) -> Path:
     """Find the folder behind `RUN` (its last step) or `RUN@STEP`.
 
-    Raises `InputError` where there is none, where a run is done but its last step is not there, and for what is the
-    checkpoint of another run or step.
+    Raises `InputError` where there is none, where a finished run lacks its last step, and for the checkpoint of another
+    run or step.
     """
     path, step = split_reference(reference)
     run = open_run(Path(path))
@@ -262,16 +262,15 @@ def find_checkpoint(reference: str) -> Path:
             raise InputError(f"{reason}; the last whole one is @{steps[-1]}: {remedy}")
         step = str(steps[-1])
     elif not step.isdecimal() or int(step) not in steps:
-        raise InputError(f"{path} has no checkpoint '@{step}'; it has {', '.join(f'@{number}' for number in steps)}")
+        raise InputError(f"{path} has no checkpoint '@{step}'; it has {', '.join(f'@{whole}' for whole in steps)}")
     read_checkpoint_manifest(run.steps / step, check_files=False)
     return run.steps / step
 
 
 def read_checkpoint_manifest(folder: Path, *, check_files: bool = True) -> CheckpointManifest:
-    """Read the manifest of a checkpoint, as it was written, and check that its files are all there and unchanged;
-    without `check_files`, nobody looks at these.
+    """Read the manifest of a checkpoint and, with `check_files`, check that all its files are there and unchanged.
 
-    Raises `InputError` also for the checkpoint of another run or step than its folder's.
+    Raises `InputError` for a damaged checkpoint, and for that of another run or step than its folder's.
     """
     remedy = "delete the folder and rerun"
     manifest = files.read_hashed(folder / "manifest.json", CheckpointManifest, remedy)
@@ -287,7 +286,7 @@ def read_checkpoint_manifest(folder: Path, *, check_files: bool = True) -> Check
 
 
 def find_model(reference: str) -> str:
-    """Find a model for transformers to load: the model folder of `RUN[@STEP]`, else the reference itself."""
+    """Return what transformers can load: the model folder of `RUN[@STEP]`, else the reference itself."""
     path = Path(split_reference(reference)[0])
     if (path / "config.yaml").exists():
         return str(find_checkpoint(reference) / "model")

@@ -43,7 +43,7 @@ LOOKS = {
     "meap": Look("#56B4E9", "^", (0, (5, 1)), "--"),  # type: ignore[arg-type]
     "causal-mlm": Look("#E69F00", "P", (0, (1, 1)), ".."),  # type: ignore[arg-type]
 }
-"""Looks of what is trained with an objective."""
+"""The looks of the objectives."""
 
 SERIES = (
     Look("#0072B2", "o", "-", ""),
@@ -52,14 +52,14 @@ SERIES = (
     Look("#CC79A7", "^", ":", "xx"),
     Look("#56B4E9", "v", (0, (5, 1)), "--"),  # type: ignore[arg-type]
 )
-"""Looks of anything else, in turn."""
+"""The looks of all other series, in turn."""
 
 CURVE_POINTS = 300
 PICTURE_FORMATS = (".svg", ".png", ".pdf")
 
 
 def check_picture(path: Path) -> None:
-    """Raises `InputError` for a file that is named like no picture."""
+    """Raise `InputError` for a file name without a picture's ending."""
     if path.suffix not in PICTURE_FORMATS:
         raise InputError(f"{path}: a picture ends in {', '.join(PICTURE_FORMATS)}")
 
@@ -67,13 +67,14 @@ def check_picture(path: Path) -> None:
 def plot_losses(
     records: Iterable[Mapping[str, Any]], look: Look, labels: tuple[str | None, str | None], axes: "Axes"
 ) -> None:
-    """Draw the loss against the step: training as a line, validation as markers; of several seeds the mean, and a band
-    from the lowest to the highest, over the steps that all of them have.
+    """Draw the loss against the step, training as a line and validation as markers.
+
+    Several seeds become their mean, with a band from the lowest to the highest, over their common steps.
 
     Args:
-        records: those of one objective, as in metrics.jsonl: `kind` (train, validation), `step`, `loss`; with a `seed`
+        records: records of one objective, as in metrics.jsonl: `kind` (train, validation), `step`, `loss`, and a `seed`
             where there are several.
-        labels: of training and of validation, for a legend.
+        labels: the legend's labels of training and of validation.
     """
     rows = list(records)
     for kind, style, label in (

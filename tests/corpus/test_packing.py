@@ -37,11 +37,11 @@ def random_lengths(seed: int, num: int = 60, longest: int = 400) -> np.ndarray:
 
 
 def document_batches(
-    lengths: Any, batch_tokens: int = 500, *, seed: int = 7, origin: int = 0, limits: tuple[int, int] = (12, 64)
+    lengths: Any, batch_tokens: int = 500, *, seed: int = 7, position: int = 0, limits: tuple[int, int] = (12, 64)
 ) -> Batches:
     stream: Any = Stream(lengths)
     samples = cut_documents(stream.document_ends, *limits)
-    return Batches([PackedSet(stream, samples, seed)], batch_tokens.__mul__, origin=origin)
+    return Batches([PackedSet(stream, samples, seed)], batch_tokens.__mul__, data_position=position)
 
 
 def join_batches(batches: Sequence[PackedBatch]) -> PackedBatch:
@@ -223,10 +223,10 @@ def test_a_batch_does_not_depend_on_the_ones_before_it() -> None:
         assert same(document_batches(lengths).batch(step), in_order[step])
 
 
-def test_origin_shifts_the_order() -> None:
+def test_a_position_shifts_the_order() -> None:
     lengths = random_lengths(3)
-    assert same(document_batches(lengths, origin=1500).batch(2), document_batches(lengths).batch(5))
-    half = document_batches(lengths, 250, origin=1500)
+    assert same(document_batches(lengths, position=1500).batch(2), document_batches(lengths).batch(5))
+    half = document_batches(lengths, 250, position=1500)
     assert same(join_batches([half.batch(0), half.batch(1)]), document_batches(lengths).batch(3))
 
 

@@ -153,11 +153,11 @@ def test_who_waits_for_a_place_is_told_why(
     monkeypatch.setattr(ray_module, "LEFT_SECONDS", 3.0)
     engine = Engine(kind="ray", address=two_nodes.address)
     large = two_nodes.add_node(num_cpus=4)
-    monkeypatch.setattr(ray_module, "share_nodes", lambda *_: (1, 4, 0))
+    monkeypatch.setattr(ray_module, "divide_nodes", lambda *_: (1, 4, 0))
     two_nodes.remove_node(large)
-    with pytest.raises(InputError, match="each worker was to hold 4 CPUs, and none of the 2 Ray nodes that are"):
+    with pytest.raises(InputError, match="each worker needs 4 CPUs, and none of the 2 remaining Ray nodes"):
         list(run_units([Unit("a", os.getpid, {})], engine))
-    assert "each worker wants 4 CPUs, and no node that is left has them" in capsys.readouterr().err
+    assert "each worker needs 4 CPUs, and no remaining node has them" in capsys.readouterr().err
 
 
 @pytest.mark.slow

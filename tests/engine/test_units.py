@@ -31,7 +31,7 @@ from biphase.engine.local import (
     WorkerProcess,
     end_processes,
 )
-from biphase.engine.ray import share_nodes
+from biphase.engine.ray import divide_nodes
 from biphase.engine.scheduler import run_units
 from biphase.errors import BusyError, InputError, StoppedError
 from biphase.machine import num_cores
@@ -601,7 +601,7 @@ def test_gpus_are_counted_as_pytorch_counts_them(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_how_a_cluster_is_cut_up(nodes: list, engine: dict, num_units: int, expected: tuple) -> None:
-    assert share_nodes(nodes, Engine(kind="ray", **engine), num_units) == expected
+    assert divide_nodes(nodes, Engine(kind="ray", **engine), num_units) == expected
 
 
 # Ends
@@ -710,7 +710,7 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="PyTorch sees no CUDA device"):
         list(run_units([Unit("a", os.getpid, {})], Engine(device="cuda")))
     with pytest.raises(InputError, match="none of the 1 Ray nodes has a GPU"):
-        share_nodes([{"CPU": 2.0}], Engine(kind="ray", device="cuda"), 1)
+        divide_nodes([{"CPU": 2.0}], Engine(kind="ray", device="cuda"), 1)
 
 
 def test_ray_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

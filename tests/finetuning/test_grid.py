@@ -93,7 +93,7 @@ def test_a_cell_that_another_process_is_at_is_no_failure(grid: Grid, capsys: pyt
     trainings = plan_grid(small)
     with locked(small.out / ".locks" / trainings[0][0].folder(small.out).name):
         assert run_grid(small, HERE) == []
-    assert "left to the process that is at it" in capsys.readouterr().err
+    assert "another process works on it" in capsys.readouterr().err
     assert missing(small) == 1 and not read_failures(small.out)
 
 

@@ -246,8 +246,8 @@ def test_one_process_is_a_world() -> None:
     with join_world(ComputeConfig(device="cpu")) as world:
         assert (world.rank, world.size, world.is_main) == (0, 1, True)
         assert world.sum(1, 2.5) == [1.0, 2.5]
-        assert world.decide(lambda: "value") == "value"
-        with pytest.raises(InputError, match=r"^here"), world.together():
+        assert world.on_first(lambda: "value") == "value"
+        with pytest.raises(InputError, match=r"^here"), world.fail_together():
             raise InputError("here")
 
 

@@ -1,4 +1,4 @@
-"""The rate of every update, exactly; and a curriculum gives each step its mixture, a mixture its pure phase."""
+"""The rate of every update, exactly; and a curriculum gives each step its phase, a mixed phase gives it a pure one."""
 
 from fractions import Fraction
 from itertools import pairwise
@@ -52,7 +52,7 @@ def test_a_step_outside_is_our_mistake() -> None:
             Schedule().share_of_peak(step, 10)
 
 
-def test_each_step_has_its_mixture() -> None:
+def test_each_step_has_its_phase() -> None:
     curriculum = [Phase(objective=name, steps=steps) for name, steps in (("clm", 3), ("mlm", 1), ("clm", 2))]
     assert [phase_of_step(curriculum, step, 0)[0] for step in range(6)] == [0, 0, 0, 1, 2, 2]
 
@@ -61,17 +61,17 @@ def test_each_step_has_its_mixture() -> None:
 @pytest.mark.parametrize("first", [0, 7, 1234])
 def test_objectives_are_mixed_evenly(share: float, first: int) -> None:
     """Any stretch of any length has its share of CLM, up to less than one step."""
-    mixture = Phase(objective="mlm", steps=100, mask_probability=0.3, clm_share=share)
-    causal = [phase_of_step([mixture], step, first)[1].objective == "clm" for step in range(100)]
+    mixed = Phase(objective="mlm", steps=100, mask_probability=0.3, clm_share=share)
+    causal = [phase_of_step([mixed], step, first)[1].objective == "clm" for step in range(100)]
     for begin in range(0, 90, 9):
         for length in (1, 5, 10):
             assert abs(sum(causal[begin : begin + length]) - share * length) < 1 - 1e-9
-    assert {phase_of_step([mixture], step, 0)[1].label for step in range(100)} == {"mlm30", "clm"}
+    assert {phase_of_step([mixed], step, 0)[1].label for step in range(100)} == {"mlm30", "clm"}
 
 
 def test_steps_of_clm_as_the_comment_says() -> None:
-    mixture = Phase(objective="mlm", steps=100, clm_share=0.4)
-    assert [step for step in range(13) if phase_of_step([mixture], step, 0)[1].objective == "clm"] == [2, 4, 7, 9, 12]
+    mixed = Phase(objective="mlm", steps=100, clm_share=0.4)
+    assert [step for step in range(13) if phase_of_step([mixed], step, 0)[1].objective == "clm"] == [2, 4, 7, 9, 12]
 
 
 def test_a_pure_phase_is_its_own() -> None:

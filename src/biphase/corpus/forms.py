@@ -1,4 +1,4 @@
-"""JSON values of the forms in which data sets are published, and annotation tools write theirs → rows of a task."""
+"""JSON values in the forms of published data sets and of annotation tools → rows of a task."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
@@ -10,15 +10,15 @@ Format = Literal[
 ]
 Row = dict[str, Any]
 PlacedRow = tuple[str, Row]
-"""A row with its place, such as `train.tsv:12`, for messages."""
+"""A row with its location for messages, such as `train.tsv:12`."""
 
 
 def plain_row(value: Any) -> Any:
-    """Return a row of Label Studio's JSON export, of Prodigy or of spaCy (a text with its `entities`, or what its
-    `Doc.to_json` gives) as tasks read it; any other value as it is.
+    """Turn a row of Label Studio's JSON export, of Prodigy or of spaCy (a text with `entities`, or `Doc.to_json`) into
+    a row of a task; return any other value as it is.
 
-    What nobody has finished, or Prodigy's user did not accept, has no label. Words that only divide a text into offsets
-    are left out: spans do without them.
+    An unfinished annotation, or one that Prodigy's user did not accept, has no label. Tokens that only give offsets are
+    left out.
     """
     match value:
         case {"data": {**data}, "annotations": list() as annotations}:
@@ -70,11 +70,12 @@ PUBLISHED: dict[str, tuple[Callable[[Any], Iterable[Row]], str]] = {
     "queries": (lambda line: [{"_id": line["query_id"], "text": line["query"]}], MLDR),
     "corpus": (lambda line: [{"_id": line["docid"], "text": line["text"]}], MLDR),
 }
-"""What one JSON value of a published form becomes, and what the form needs; MLDR has three kinds of rows."""
+"""For each published form, the function from a JSON value to its rows, and words for what it needs. MLDR has three
+kinds of rows."""
 
 
 def unfold(location: str, content: Any, form: str) -> Iterator[PlacedRow]:
-    """Yield the rows of one JSON value of a published form. Raises `InputError` where it is of another form."""
+    """Yield the rows of one JSON value in a published form. Raises `InputError` for another form."""
     make_rows, needed = PUBLISHED[form]
     try:
         for row in make_rows(content):

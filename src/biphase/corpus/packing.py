@@ -1,10 +1,10 @@
-"""Shards become packed batches: which token is in which batch is a pure function of (shards, settings, step).
+"""Shards become packed batches. The tokens of a batch are a pure function of (shards, settings, step).
 
-A *sample* is a stretch of 12..2048 tokens of one document. The samples of an epoch stand in a seeded order, and batch k
-is the samples whose first token falls into [k·B, (k+1)·B) of that order laid end to end (with batches that grow,
-between the sums of their sizes). A part of a batch (a rank, a microbatch) is a part of that interval. So batch k of any
-rank of any world size is computed without reading what precedes it, every objective sees the same samples in the same
-order, and resuming needs a step number only. The text of a run is one shard set, or several with weights.
+A *sample* is a stretch of 12..2048 tokens of one document. The samples of an epoch have a seeded order. Laid end to end
+in it, batch k holds the samples whose first token falls into [k·B, (k+1)·B); where batches grow, the sums of their
+sizes take the place of k·B. A part of a batch (for a rank, or a microbatch) is a part of that interval. So any rank of
+any world size computes batch k without reading what precedes it, every objective sees the same samples in the same
+order, and a run resumes by a step number alone. The text of a run is one shard set, or several with weights.
 
 Letters: T tokens of a batch, S samples of a batch.
 """
@@ -56,14 +56,13 @@ class Samples:
     left_out_tokens: int
     """The tokens of the text that are in no sample."""
     spans: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-    """Numbers of samples → the first token and the end (exclusive) of each, as offsets into the stream of tokens."""
+    """Maps sample ids to the first token and the end (exclusive) of each, as offsets into the stream of tokens."""
 
 
 def cut_documents(document_ends: np.ndarray, min_tokens: int, max_tokens: int) -> Samples:
     """Cut each document into samples of at most `max_tokens`.
 
-    A last piece that would be shorter than `min_tokens` takes tokens from the piece before it. Only documents that are
-    shorter than `min_tokens` as a whole are left out.
+    A last piece below `min_tokens` takes tokens from the piece before it. Documents below `min_tokens` are left out.
     """
     # An example, with samples of 12 to 64 tokens: documents of 5, 100 and 130 tokens have 0, 2 and 3 pieces, so
     # piece_ends is [0, 2, 5]. Samples 0 and 1 are of document 1, samples 2 to 4 of document 2, which lies at
@@ -77,7 +76,7 @@ def cut_documents(document_ends: np.ndarray, min_tokens: int, max_tokens: int) -
         ends = document_ends[documents]
         starts = np.where(documents > 0, document_ends[documents - 1], 0)
         lengths = ends - starts
-        # Which of its document's pieces a sample is: for samples 2, 3, 4 it is 0, 1, 2.
+        # The index of each sample among its document's pieces: samples 2, 3, 4 are the pieces 0, 1, 2.
         num_pieces = -(-lengths // max_tokens)
         pieces = ids - (piece_ends[documents] - num_pieces)
         # Inside the document a piece begins at 0, 64, 128, but all except the first at 130 - 12 = 118 at the latest,
@@ -96,8 +95,9 @@ def cut_documents(document_ends: np.ndarray, min_tokens: int, max_tokens: int) -
 def cut_stream(num_stream_tokens: int, min_tokens: int, max_tokens: int, seed: int) -> Samples:
     """Cut the stream of tokens at random, across documents: the paper's original packer, seeded.
 
-    Every `max_tokens` tokens are cut once, at r ~ U{min..max - min}, into r and max - r tokens, so the mean is max / 2
-    (1,024 of 2,048). Documents inside a sample see each other. Tokens after the last whole pair are left out.
+    Each stretch of `max_tokens` tokens is cut once, at r ~ U{min..max - min}, into samples of r and max - r tokens: a
+    mean of max / 2 (1,024 of 2,048). Documents inside a sample see each other. Tokens after the last whole stretch are
+    left out.
     """
 
     def spans(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -127,10 +127,9 @@ BLOCK_SAMPLES = 4096
 
 
 class PackedSet:
-    """One set of shards as packed samples, in their endless order.
+    """The samples of one shard set in their endless order: epochs laid end to end, each in a seeded order of its own.
 
-    An epoch walks through all samples in a seeded order of its own, laid end to end; which sample stands where is
-    computed for the asked places alone.
+    The sample at a place is computed for the places in question alone.
     """
 
     def __init__(self, shards: ShardSet, samples: Samples, seed: int) -> None:
@@ -140,7 +139,7 @@ class PackedSet:
         self.block_starts = lru_cache(maxsize=4)(self.sum_blocks)
 
     def samples_between(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Find the ids and epochs of the samples that begin in [first, end) of the order."""
+        """Return the ids and epochs of the samples that begin in [first, end) of the order."""
         # With epochs of n = 700 tokens, the interval [600, 1500) is [600, 700) of epoch 0, all of epoch 1, and [0, 100)
         # of epoch 2. An empty interval is looked for in one epoch and finds nothing.
         epoch_tokens = self.samples.num_tokens
@@ -153,9 +152,10 @@ class PackedSet:
         return np.concatenate(ids), np.concatenate(epochs)
 
     def samples_in(self, epoch: int, first: int, end: int) -> np.ndarray:
-        # Only where every 4,096th sample begins is known. So the blocks that the interval touches are laid out anew:
-        # from the last one that begins at `first` or before it, up to the first that begins at `end` or behind it.
-        # In there the lengths of the samples are summed up, and those that begin outside the interval are dropped.
+        """Return the ids of the samples that begin in [first, end) of one epoch."""
+        # Only the begin of every 4,096th sample is known. So the blocks that the interval touches are laid out anew:
+        # from the last one that begins at `first` or before, up to the first one that begins at `end` or after it.
+        # Sums of lengths give the begin of each of their samples; those outside of the interval are dropped.
         starts = self.block_starts(epoch)
         from_block = int(np.searchsorted(starts, first, side="right")) - 1
         to_block = int(np.searchsorted(starts, end, side="left"))
@@ -164,8 +164,7 @@ class PackedSet:
         return ids[(offsets >= first) & (offsets < end)]
 
     def sum_blocks(self, epoch: int) -> np.ndarray:
-        """Find where each block of an epoch's order begins, and where the last one ends, in tokens. Reads lengths
-        only."""
+        """Return the offset of each block in an epoch's order, and the end of the last one, in tokens."""
         totals = [np.zeros(1, np.int64)]
         for block in range(0, -(-self.samples.num_samples // BLOCK_SAMPLES), 256):
             _, lengths = self.lay_out(epoch, block, block + 256)
@@ -173,18 +172,18 @@ class PackedSet:
         return np.cumsum(np.concatenate(totals))
 
     def lay_out(self, epoch: int, from_block: int, to_block: int) -> tuple[np.ndarray, np.ndarray]:
-        """Find the ids and the lengths of the samples of some blocks, in the order of the epoch."""
+        """Return the ids and lengths of the samples in some blocks, in the order of the epoch."""
         num_samples = self.samples.num_samples
         places = np.arange(from_block * BLOCK_SAMPLES, min(to_block * BLOCK_SAMPLES, num_samples))
         ids = permute(places, num_samples, self.seed, epoch)
-        begins, stops = self.samples.spans(ids)
-        return ids, stops - begins
+        begins, ends = self.samples.spans(ids)
+        return ids, ends - begins
 
 
 class Batches:
-    """The batches of a run: `batch(step, part, num_parts)`, computed from nothing but its arguments.
+    """The batches of a run: `batch(step, part, num_parts)` depends on nothing but its arguments.
 
-    Of each batch, every set has its share of the tokens and goes on in its own order.
+    Each set gives its share of every batch, in its own order.
     """
 
     def __init__(
@@ -192,45 +191,52 @@ class Batches:
         sets: Sequence[PackedSet],
         tokens_before: Callable[[int], int],
         shares: Sequence[Fraction] = (Fraction(1),),
-        origin: int = 0,
+        data_position: int = 0,
     ) -> None:
-        """Batch `step` begins `origin` + `tokens_before(step)` tokens into the data order; the shares sum up to 1."""
+        """
+        Args:
+            tokens_before: the tokens of this run's batches before a step.
+            shares: each set's share of the tokens; they sum up to 1.
+            data_position: the tokens of the data order before batch 0.
+        """
         assert sum(shares) == 1 and len(sets) == len(shares)
         self.sets, self.shares = sets, shares
-        self.tokens_before, self.origin = tokens_before, origin
+        self.tokens_before, self.data_position = tokens_before, data_position
         self.num_samples = sum(packed.samples.num_samples for packed in sets)
         self.num_tokens = sum(packed.samples.num_tokens for packed in sets)
         self.left_out_tokens = sum(packed.samples.left_out_tokens for packed in sets)
 
     def batch_tokens(self, step: int) -> int:
-        """Return how long batch `step` is, up to the rest of the last sample of each set."""
+        """Return the length of batch `step`, up to the rest of the last sample of each set."""
         return self.tokens_before(step + 1) - self.tokens_before(step)
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> PackedBatch:
-        """Return part `part` of the `num_parts` parts of batch `step` (from 0; below 0, one from before `origin`). All
-        parts together are the batch, in order.
+        """Return one of the `num_parts` parts of batch `step`; in order, they are the batch.
 
-        A sample is named by its number in its set plus 2⁴⁰ times the number of the set, so that masks differ.
+        Steps count from 0; below 0 lie the batches before `data_position`. The id of a sample is its index in its set
+        plus 2⁴⁰ times the index of the set, so that masks differ.
         """
-        assert 0 <= part < num_parts and self.origin + self.tokens_before(step) >= 0
+        assert 0 <= part < num_parts and self.data_position + self.tokens_before(step) >= 0
         # With shares of 0.3 and 0.7 and 1,000 tokens a batch, batch 2 is [600, 900) of the first set's order and
         # [1400, 2100) of the second's. Laid end to end they are 1,000 places, of which each part takes its stretch: of
         # three parts, [0, 333), [333, 666) and [666, 1000). Every sample begins in exactly one of them and belongs to
         # it as a whole: a part may end behind its stretch, and then the next one begins as far behind its own start.
-        first = self.origin + self.tokens_before(step)
+        first = self.data_position + self.tokens_before(step)
         end = first + self.batch_tokens(step)
         intervals = [(floor(first * share), floor(end * share)) for share in self.shares]
         tokens = sum(stop - start for start, stop in intervals)
         low, high = part * tokens // num_parts, (part + 1) * tokens // num_parts
         pieces: list[np.ndarray] = []
-        ids, epochs, offset = [], [], 0
-        for number, (packed, (start, stop)) in enumerate(zip(self.sets, intervals, strict=True)):
+        ids: list[np.ndarray] = []
+        epochs: list[np.ndarray] = []
+        offset = 0  # of the set's interval among the places
+        for index, (packed, (start, stop)) in enumerate(zip(self.sets, intervals, strict=True)):
             begin, until = max(low - offset, 0), min(high - offset, stop - start)
-            if begin < until or number == len(intervals) - 1:  # one at least, so that no part is nothing
+            if begin < until or index == len(intervals) - 1:  # the last set gives an array to every part
                 ids_S, epochs_S = packed.samples_between(start + begin, start + max(begin, until))
                 spans = zip(*packed.samples.spans(ids_S), strict=True)
                 pieces += [packed.shards.read(first_token, last) for first_token, last in spans]
-                ids.append(ids_S + (number << 40))
+                ids.append(ids_S + (index << 40))
                 epochs.append(epochs_S)
             offset += stop - start
         lengths_S = np.array([len(piece) for piece in pieces], dtype=np.int64)
@@ -246,20 +252,23 @@ class Batches:
 
 @dataclass(frozen=True)
 class TrainingText:
-    """The sets that a run trains on, and the share of the tokens that each has."""
+    """The opened text of a run."""
 
     main: ShardSet
-    """The set of `data.shards`: its tokenizer and its validation text are the run's."""
+    """The set of `data.shards`, with the run's tokenizer and validation text."""
     sets: tuple[ShardSet, ...]
+    """The sets to train on."""
     shares: tuple[Fraction, ...]
+    """Each set's share of the tokens."""
     contents: tuple[str, ...]
     """The fingerprint of each set."""
     fingerprint: str
-    """That of the set where it is one, else a hash of those of all sets with their shares."""
+    """The fingerprint of a single set, else a hash of those of all sets with their shares."""
 
 
 def open_text(data: Data) -> TrainingText:
-    """Raises `InputError` as `ShardSet`, and where sets were not made with the tokenizer of `data.shards`."""
+    """Open the shard sets of a recipe. Raises `InputError` for a damaged set, and for one with another tokenizer than
+    `data.shards`."""
     main = ShardSet(data.shards, "train")
     sets = tuple(ShardSet(part.path, "train") for part in data.mixture or ()) or (main,)
     for shards in sets:
@@ -272,19 +281,19 @@ def open_text(data: Data) -> TrainingText:
     return TrainingText(main, sets, data.shares, contents, fingerprint)
 
 
-# Draws that are computed for the asked places alone
+# Random draws, computed for the places in question alone
 
 
 def permute(places: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
-    """Tell which of n things stands at each place: a permutation of 0..n-1, computed for the asked places alone.
+    """Return the value of a random permutation of 0..n-1 at each of these places.
 
-    A four-round Feistel network on the smallest even number of bits that holds n; results past n walk on through the
-    same network until they fall inside (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
+    A four-round Feistel network on the smallest even number of bits that holds n. Values past n go through the network
+    again until they fall below it (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
     """
-    # n = 1,000 needs 10 bits, so each half has 5. A round swaps the halves and adds (by xor) to the one a hash of the
+    # n = 1,000 needs 10 bits, so each half has 5. A round swaps the halves and adds (by xor) to one a hash of the
     # other: left, right = right, left ^ hash(right). Any such round can be undone, whatever the hash, so the network
-    # is a permutation of 0..1023. A place whose number is 1,000 or more goes through it again: along its cycle the
-    # place itself, which is below 1,000, comes in the end, and no two places meet on the way.
+    # is a permutation of 0..1023. A value of 1,000 or more goes through it again: its cycle leads back to the place,
+    # which is below 1,000, so that it ends, and no two places meet on the way.
     half = max(1, (int(n - 1).bit_length() + 1) // 2)
     low = np.uint64((1 << half) - 1)  # as a mask, the bits of the right half
     keys = mix(np.arange(4, dtype=np.uint64) + mix(np.uint64(seed % 2**64)) + np.uint64(epoch * 4 + 1))
@@ -304,7 +313,7 @@ def permute(places: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def uniform(seed: int, *words: np.ndarray | int) -> np.ndarray:
-    """Draw a number in [0, 1) that depends on the seed and the words alone; words broadcast."""
+    """Draw numbers in [0, 1) that depend on the seed and the words alone; words broadcast."""
     with np.errstate(over="ignore"):
         state = mix(np.uint64(seed % 2**64))
         for word in words:

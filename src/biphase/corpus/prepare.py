@@ -1,7 +1,7 @@
-"""Documents → token shards: each source file is read, split and tokenized to a folder of its own, here or in workers.
+"""Documents → token shards. Each source file is read, split and tokenized into a folder of its own, here or in workers.
 
-A folder appears when it is whole, so a call that was killed goes on where it stopped. What it holds depends on the
-sources, the tokenizer and the options alone. The manifest comes last.
+A folder appears when it is whole, so that a killed call goes on where it stopped. Its content depends on the sources,
+the tokenizer and the options alone. The manifest comes last.
 """
 
 import array
@@ -45,35 +45,36 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 MAX_SHARDS = 1024
-"""More source files than this are tokenized several to a shard, so that a set never has too many files to map."""
+"""The most shards of a set, so that it never has too many files to map: more source files share shards."""
 NAMED_BY = 1
-"""The way in which folders of shards are named."""
+"""The version of the names of shard folders."""
 BATCH_BYTES = 2_000_000
-"""Text handed to `tokenizers` at once, per core: enough to keep the cores busy, little enough to stay in memory."""
+"""The text for one call of `tokenizers`, per core: enough to keep the cores busy, little enough to stay in memory."""
 PIECE_CHARS = 200_000
-"""A longer document is encoded in pieces: one call on a whole book would use one core, and about 100 bytes a token."""
+"""The size from which a document is encoded in pieces: one call on a whole book would use one core, and about 100 bytes
+a token."""
 CORES_PER_WORKER = 4
-"""As many as one Python process feeds with ease: reading, taking ids out and writing cost it about a tenth of the
-encoding. Fewer, larger workers load the tokenizer less often, and the last file is shared by more cores."""
+"""The cores that one Python process feeds with ease: reading, taking ids out and writing cost it about a tenth of the
+encoding. Fewer, larger workers load the tokenizer less often, and share the last file among more cores."""
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """The work behind one shard folder."""
+    """The plan of one shard folder."""
 
     folder: Path
     """OUT/shards/NAME, absolute."""
     sources: tuple[TextSource, ...]
     split: ShardSplitName | None
-    """The split of all its documents; None draws one for each document."""
+    """The split of all its documents; None: a split is drawn for each document."""
     draft: ShardManifest
     """The record of the set, still without shards."""
     num_bytes: int
-    """Bytes of its sources on disk; those of the hub count as none."""
+    """The bytes of its sources on disk; 0 for the hub's."""
 
     @property
     def is_done(self) -> bool:
-        """Tell whether the folder is whole. Sizes are checked too: a power cut can leave names without their data."""
+        """Whether the folder is whole, by sizes too: a power cut can leave names without their data."""
         if not (self.folder / "shard.json").exists():
             return False
         parts = files.read_json_as(self.folder / "shard.json", Shard, f"delete {self.folder} and rerun").parts
@@ -148,19 +149,19 @@ def print_totals(out: Path, manifest: ShardManifest) -> None:
         left_out = f", {split.empty_texts:,} empty texts left out" if split.empty_texts else ""
         console.out.print(f"{out} {name}: {split.documents:,} documents, {split.tokens:,} tokens{left_out}")
     if (copies := manifest.duplicates) and any(copies.values()):
-        number = f"{copies['train']:,} in train, {copies['validation']:,} in validation"
+        counts = f"{copies['train']:,} in train, {copies['validation']:,} in validation"
         in_both = f"documents of validation that stand in train too: {copies['in_both']:,}"
         remedy = "" if manifest.options.drop_copies else "; drop_copies (--drop-copies) leaves them out"
-        console.out.print(f"{out}: exact copies of an earlier document: {number}; {in_both}{remedy}")
+        console.out.print(f"{out}: exact copies of an earlier document: {counts}; {in_both}{remedy}")
 
 
 Grouped = list[tuple[ShardSplitName | None, list[TextSource]]]
-"""The source files, by the split that they are for; None: drawn for each document."""
+"""The source files by their split; None: a split is drawn for each document."""
 
 
 def find_both(sources: Sequence[str | Path], held_out: Sequence[str | Path], out: Path) -> Grouped:
-    """Find the files of both splits. A hub data set of which shards are in `out`, be the set finished or not, is taken
-    at their commit. Raises `InputError` where a file is in both, and where `out` is a tokenizer's folder."""
+    """Find the files of both splits. A hub data set with shards in `out` is taken at their commit, even if the set is
+    unfinished. Raises `InputError` for a file in both splits, and when `out` is a tokenizer's folder."""
     if (out / "tokenizer.json").exists():
         raise InputError(f"{out} is the folder of a tokenizer: give the shards another one")
     recorded: set[str] = set()
@@ -178,10 +179,10 @@ def find_both(sources: Sequence[str | Path], held_out: Sequence[str | Path], out
 def make_set(
     out: Path, grouped: Grouped, tokenizer: "PreTrainedTokenizerFast", options: Options, engine: Engine
 ) -> ShardManifest:
-    """Make the shards that are missing, and the manifest. A finished set that lacks files gets them again.
+    """Make missing shards, then the manifest. A finished set that has lost files gets them again.
 
     A document is for validation when a hash of (seed, its id) falls below `validation_fraction`. Each source file is a
-    unit of work; the content does not depend on how many work.
+    unit of work, and the content does not depend on the number of workers.
     """
     inside = (out / "shards").iterdir() if (out / "shards").is_dir() else ()
     files.refuse_links(out / "tokenizer", out / "token_bytes.npy", out / "shards", out / ".locks", *inside)
@@ -224,12 +225,12 @@ def make_set(
 
 
 def mend_set(out: Path, before: ShardManifest, lost: list[ShardPlan]) -> ShardManifest:
-    """Raises `InputError` unless the shards that were lost and made again hold what the manifest says."""
+    """Check the lost shards that were made again. Raises `InputError` unless they are as the manifest says."""
     parts = {shard.name: shard.parts for shard in before.shards}
     for plan in lost:
         if files.read_json_as(plan.folder / "shard.json", Shard).parts != parts[plan.folder.name]:
             remedy = "take it from a copy of the set, or delete manifest.json to make the set anew"
-            raise InputError(f"{plan.folder} came out otherwise than it was, of sources of the same size: {remedy}")
+            raise InputError(f"{plan.folder} was made again from changed sources, and differs: {remedy}")
     console.err.print(f"{out} {'lacked files and has them again' if lost else 'is complete, nothing to do'}")
     shutil.rmtree(out / ".locks", ignore_errors=True)
     return before
@@ -238,7 +239,7 @@ def mend_set(out: Path, before: ShardManifest, lost: list[ShardPlan]) -> ShardMa
 def plan_shards(
     out: Path, sources: list[TextSource], split: ShardSplitName | None, draft: ShardManifest
 ) -> Iterator[ShardPlan]:
-    """Share sources out among the shards of a set."""
+    """Divide sources among the shards of a set."""
     per_unit = max(1, -(-len(sources) // MAX_SHARDS))
     for start in range(0, len(sources), per_unit):
         group = tuple(sources[start : start + per_unit])
@@ -253,7 +254,7 @@ def plan_shards(
 
 
 def finish_set(out: Path, plans: list[ShardPlan], draft: ShardManifest) -> ShardManifest:
-    """Complete the manifest by the shards, which are all there, and write it."""
+    """Complete the manifest once all shards are there, and write it."""
     shards = tuple(files.read_json_as(plan.folder / "shard.json", Shard) for plan in plans)
     splits: dict[ShardSplitName, SplitRecord] = {}
     for split in SHARD_SPLITS:
@@ -291,9 +292,9 @@ def finish_set(out: Path, plans: list[ShardPlan], draft: ShardManifest) -> Shard
 
 
 def tokenize_missing(plans: list[ShardPlan], missing: list[ShardPlan], engine: Engine) -> None:
-    """Make the shard folders that are missing, large ones first where there are several workers. A failure stops all.
+    """Make the missing shard folders, with several workers large ones first. A failure stops all.
 
-    The bar counts bytes on disk; its note tells how many tokens they make.
+    The bar counts bytes on disk; its note counts tokens.
     """
     if not missing:
         return
@@ -323,23 +324,24 @@ def tokenize_missing(plans: list[ShardPlan], missing: list[ShardPlan], engine: E
 
 
 def choose_engine(engine: Engine, num_shards: int) -> Engine:
-    """Choose where shards are made. Here a single worker is this process: its tokenizer is loaded already."""
+    """Choose the workers that make shards. On this machine a single worker is this process, whose tokenizer is
+    loaded."""
     # Where TOKENIZERS_PARALLELISM turns the threads of `tokenizers` off, there is a worker for each core.
     switch = os.environ.get("TOKENIZERS_PARALLELISM", "true").lower()
     cores = 1 if switch in ("", "off", "false", "f", "no", "n", "0") else CORES_PER_WORKER
     if engine.kind == "ray":
         return engine.model_copy(update={"devices_per_worker": cores})
-    number = min(num_shards, engine.workers or num_cores() // cores)
-    return engine.model_copy(update={"workers": number if number > 1 else 0})
+    workers = min(num_shards, engine.workers or num_cores() // cores)
+    return engine.model_copy(update={"workers": workers if workers > 1 else 0})
 
 
 ENCODERS: dict[str, tuple["Tokenizer", bool]] = {}
-"""The tokenizer of this process, by its hash: loading one takes as long as a few MB of text. With it, whether texts may
-be cut before a letter that begins a line, and its parts be encoded alone."""
+"""The tokenizer of this process by its hash, because loading one takes as long as encoding a few MB of text; and
+whether a text may be cut before a letter that begins a line, and its parts be encoded alone."""
 
 
 def keep_encoder(hash: str, backend: "Tokenizer") -> None:
-    """Use a tokenizer that is loaded already, in this process."""
+    """Keep a loaded tokenizer for the units of this process."""
     backend.encode_special_tokens = True  # a document that spells out `<|mask|>` holds these letters, not the token
     lines = ["a\n", "b", "B.\n\n", "b ,\r\n", "é \n", "b\t\n \n", "c12\n", "the\n"]
 
@@ -352,9 +354,9 @@ def keep_encoder(hash: str, backend: "Tokenizer") -> None:
 
 
 def tokenize_unit(plan: ShardPlan) -> None:
-    """Make a shard folder that is not there yet. Reports bytes read from disk and tokens on the way.
+    """Make a shard folder unless it is there. Reports bytes read from disk, and tokens, on the way.
 
-    Its lock is waited for: where the process that started them was killed, workers may live for another moment.
+    It waits for the lock, because workers of a killed process may live for another moment.
     """
     out = plan.folder.parents[1]
     remedy = "finished files are kept; mend this, and run it again"
@@ -369,14 +371,14 @@ def tokenize_unit(plan: ShardPlan) -> None:
 
 
 COUNTS = ("documents", "tokens", "text_bytes", "empty_texts")
-"""The numbers that a `SplitWriter` keeps for the record of its part."""
+"""The counts of a `SplitWriter` for the record of its part."""
 
 TextPiece = tuple[str, ShardSplitName, bool]
 """A document or a part of a long one, its split, and whether it is the last part."""
 
 
 class SplitWriter:
-    """Appends documents to `SPLIT.tokens`, `SPLIT.ends` and `SPLIT.hashes` of a folder, hashing on the way."""
+    """A writer of `SPLIT.tokens`, `SPLIT.ends` and `SPLIT.hashes`, which hashes on the way."""
 
     kinds = ("tokens", "ends", "hashes")
 
@@ -389,7 +391,7 @@ class SplitWriter:
         self.documents = self.tokens = self.text_bytes = self.empty_texts = 0
 
     def write(self, encoded: list[tuple[TextPiece, "Encoding"]]) -> int:
-        """Append texts; returns how many tokens they are."""
+        """Append texts; return the number of their tokens."""
         tokens = array.array("I")
         ends = []  # in `tokens`
         for (text, _, is_last), encoding in encoded:
@@ -425,7 +427,7 @@ Writers = dict[ShardSplitName, SplitWriter]
 
 
 def tokenize_shard(plan: ShardPlan, threads: int) -> None:
-    """Write the shard's folder. While `tokenizers` works on a batch, the next is read and the last one written."""
+    """Write a shard's folder. While `tokenizers` works on a batch, the next one is read and the last one written."""
     backend, cuts_at_lines = ENCODERS[plan.draft.tokenizer_hash]
     with files.whole_folder(plan.folder) as folder, ExitStack() as stack:
         writers: Writers = {split: SplitWriter(folder, split, plan.draft) for split in SHARD_SPLITS}
@@ -459,19 +461,19 @@ def tokenize_shard(plan: ShardPlan, threads: int) -> None:
 def read_batches(
     plan: ShardPlan, cuts_at_lines: bool, writers: Writers, batch_bytes: int
 ) -> Iterator[tuple[list[TextPiece], int]]:
-    """Yield pieces in lots of about `batch_bytes`, each with the bytes read for it. Empty texts are counted here."""
+    """Yield batches of pieces of about `batch_bytes`, each with the bytes read for it. Empty texts are counted here."""
     pieces: list[TextPiece] = []
     held = 0
     options = plan.draft.options
     for source in plan.sources:
         reported = bytes_read = 0
         documents = read_documents(source, options.text_field, options.id_field, options.txt_documents)
-        for number, document in enumerate(documents):
+        for index, document in enumerate(documents):
             bytes_read = document.num_bytes
-            if number in source.copies:
+            if index in source.copies:
                 continue
             split = plan.split
-            if split is None:  # a draw that depends on nothing but the seed and the document's id
+            if split is None:  # a draw from the seed and the document's id alone
                 key = f"{options.seed}\0{document.id}".encode("utf-8", "surrogatepass")
                 draw = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) / 2**64
                 split = "validation" if draw < options.validation_fraction else "train"
@@ -489,17 +491,17 @@ def read_batches(
 
 
 def leave_out_copies(grouped: Grouped, options: Options) -> None:
-    """Have the documents left out whose text stands earlier in the sources, and tell how many they are."""
+    """Leave out documents whose text stands earlier in the sources, and print their number."""
     hashes: set[int] = set()
     num_copies = 0
     for _, sources in grouped:
         for at, source in enumerate(sources):
             copies = set()
             documents = read_documents(source, options.text_field, options.id_field, options.txt_documents)
-            for number, document in enumerate(documents):
+            for index, document in enumerate(documents):
                 key = xxhash.xxh3_64_intdigest(document.text.encode("utf-8", "surrogatepass"))
                 if key in hashes and not document.text.isspace() and document.text:
-                    copies.add(number)
+                    copies.add(index)
                 hashes.add(key)
             sources[at] = replace(source, copies=frozenset(copies))
             num_copies += len(copies)
@@ -510,10 +512,10 @@ LINE_START = re.compile(r"(?<=\n)(?=[^\W\d_])")
 
 
 def cut_text(text: str, cuts_at_lines: bool) -> Iterator[tuple[str, bool]]:
-    """Cut the text into pieces of at least `PIECE_CHARS` (the last is smaller), each with whether it is the last.
+    """Cut a text into pieces of at least `PIECE_CHARS`, a smaller one last, each with whether it is the last.
 
-    Where so many lines cannot be cut apart, a piece ends at a blank, if there is one, so that none is longer than
-    `LONGEST_TEXT`, for which there would be no memory.
+    Pieces end before lines where that changes no token. Otherwise a piece ends at a blank, if there is one, before it
+    is longer than `LONGEST_TEXT`, for which there would be no memory.
     """
     start = 0
     while len(text) - start > PIECE_CHARS:

@@ -1,7 +1,7 @@
-"""Files, data sets and what is in memory → rows: lines and JSON (plain, .gz or .zst), tables, DataFrames.
+"""Files, data sets and values in memory → rows: lines and JSON (plain, .gz or .zst), tables, DataFrames.
 
-Texts to pretrain on, the data of tasks, pairs and rows to predict all come through here: each `Format` has a reader.
-Whatever is wrong is an `InputError` that names the file, and the line or row where there is one.
+Texts to pretrain on, the data of tasks, pairs, and rows to predict all come through here: each `Format` has a reader.
+Errors are `InputError`s that name the file, and the line or row where there is one.
 """
 
 import csv
@@ -27,20 +27,20 @@ from biphase.files import parse_json, reading
 
 Delimiter = Annotated[str, Field(pattern=r'^[^"\r\n]$')]
 CODECS = {".zst": "zstd", ".gz": "gzip"}
-"""The endings of compressed files, and what pyarrow calls their compression."""
+"""The endings of compressed files → pyarrow's names of their compression."""
 
 QUOTE = '"'
 BYTE_ORDER_MARK = "\ufeff"
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 BUFFER_BYTES = 1 << 20
 ABSENT = object()
-"""Stands for the value of a field that is not there, where null is a value too."""
+"""Stands for a missing field, because null is a value too."""
 MAX_LINE_BYTES = 1 << 28
-"""A longer line is refused: a small compressed file may hold one of many gigabytes."""
+"""The longest line: a small compressed file may hold one of many gigabytes."""
 DAMAGED = "it is damaged, cut short or not what its ending says"
 
 SHORT_ROW: Row = {}
-"""Stands for a row with too few fields, of a table that is known to have such."""
+"""Stands for a row with too few fields, where the layout allows such rows."""
 
 FORMATS: dict[str, Format] = {
     ".jsonl": "jsonl",
@@ -55,41 +55,43 @@ FORMATS: dict[str, Format] = {
     ".qrels": "trec",
     ".trec": "trec",
 }
-"""What a file is by its ending, where its layout does not say it; anything else has columns."""
+"""The format of a file by its ending, unless its layout gives one; other endings have columns."""
 
 UD_COLUMNS = (1, 3)
-"""Where CoNLL-U has the word and its universal part of speech. Its first column numbers words, so that the default of
-`FileLayout.columns` cannot be meant there: it stands for these, also where a tree of a layout names it."""
+"""The columns of the word and its universal part of speech in CoNLL-U. The first column numbers words, so the default
+of
+`FileForm.columns` cannot be meant there: it stands for these, even where a layout spells it out."""
 
 LONGEST_TEXT = 5_000_000
-"""Characters of a text, more than long novels have: tokenizers need some hundred bytes for each."""
+"""The most characters of a text, more than long novels have: tokenizers need some hundred bytes for each."""
 
 
 class FileForm(Strict):
-    """How a file of rows is written."""
+    """The form of a file of rows."""
 
     format: Format | None = None
-    """The form of the splits. None: by the ending, else columns."""
+    """The format of the files. Unless it is given, the ending decides; other endings have columns."""
     quotes: bool | None = None
-    """Whether fields of a .tsv may stand in quotes, as pandas and Excel write them; those of a .csv always may. None:
-    what the header shows, and an error where that leaves it open. Tables of biphase's own tasks have no quoting."""
+    """Whether fields of a .tsv may stand in quotes, as pandas and Excel write them; in a .csv they always may. Unless
+    it is given, a quoted header decides, and doubt is an error. Tables of biphase's own tasks have no quotes."""
     delimiter: Delimiter | None = None
-    """What divides the fields. None: tabs in a .tsv; in a .csv commas, or semicolons where the header has some and no
-    comma."""
+    """The character between fields. Unless it is given: tabs in a .tsv; in a .csv commas, or semicolons where the
+    header has some and no comma."""
     has_header: bool = True
-    """Whether the first row of a .csv or .tsv names the columns; else they are called 0, 1, … (see `rename`)."""
+    """Whether the first row of a .csv or .tsv names the columns. Without a header they are called 0, 1, … (see
+    `rename`)."""
     columns: tuple[int, int] = (0, 1)
-    """Where the word and the tag stand in a file of columns. For CoNLL-U, whose first column is a number, this default
-    stands for 1 and 3."""
+    """The columns of the word and of the tag, from 0, in a file of columns. In CoNLL-U, whose first column is a number,
+    this default stands for 1 and 3."""
     has_short_rows: bool = False
-    """Some rows of the published .tsv have too few fields: they are left out and counted, not errors."""
+    """Whether rows of a .tsv may have too few fields. Such rows are left out and counted; else they are an error."""
 
 
 DEFAULT_FORM = FileForm()
 
 
 def codec_of(path: Path) -> str | None:
-    """Tell how a file is compressed, as pyarrow calls it; None where it is not."""
+    """Return pyarrow's name of a file's compression; None for a plain file."""
     return CODECS.get(path.suffix.lower())
 
 
@@ -104,16 +106,14 @@ def ending_of(path: Path) -> str:
 
 
 def kind_of(path: Path) -> str | None:
-    """Tell by a file's ending how its documents are read: `text`, `jsonl`, `csv` or `parquet`; None for no source of
-    text."""
+    """Return the kind of a source of text, by its ending: `text`, `jsonl`, `csv` or `parquet`; None for other files."""
     kind = "text" if ending_of(path) in (".txt", ".md") else FORMATS.get(ending_of(path))
     is_source = kind in ("text", "jsonl", "csv") or (kind == "parquet" and codec_of(path) is None)
     return kind if is_source else None
 
 
 def read_text_lines(path: Path, *, keep_mark: bool = False) -> Iterator[tuple[int, str, int]]:
-    """Yield the lines with their ends, each with its number (from 1) and how many bytes of the file on disk are read by
-    then.
+    """Yield each line of a file: its number (from 1), its text with its end, and the bytes on disk read so far.
 
     A byte order mark is left out unless `keep_mark`. Raises `InputError` for a file that does not exist, is damaged or
     cut short, and for a line that is not UTF-8.
@@ -139,10 +139,9 @@ def read_text_lines(path: Path, *, keep_mark: bool = False) -> Iterator[tuple[in
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
-    """Yield the objects of a file that has one JSON object per line, with what `read_text_lines` says of the line of
-    each.
+    """Yield the object of each line of a file, with the line's number and bytes as in `read_text_lines`.
 
-    Blank lines are skipped. Raises `InputError` as `read_text_lines` does, for broken JSON, and for what is no object.
+    Blank lines are skipped. Raises `InputError` as `read_text_lines` does, for broken JSON, and for other values.
     """
     for number, line, num_bytes in read_text_lines(path):
         if not line.strip():
@@ -158,8 +157,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
 
 
 def read_json_file(path: Path) -> Any:
-    """Read the one JSON value that a file holds, over any number of lines. Raises `InputError` as `read_json_lines`
-    does."""
+    """Read a file that is one JSON value. Raises `InputError` as `read_json_lines` does."""
     text = "".join(line for _, line, _ in read_text_lines(path))
     try:
         return parse_json(text)
@@ -171,8 +169,8 @@ TASK_REMEDY = "rename: {{THEIRS: {name}}} in the task, or the column of the file
 
 
 def column(location: str, row: Row, name: str, remedy: str = TASK_REMEDY) -> Any:
-    """Return the value of a column. Raises `InputError` with the names of all columns, and a remedy, where it is not
-    there."""
+    """Return the value of a column. Raises `InputError` for a missing one, with the names of all columns and a
+    remedy."""
     value = find_field(row, name, ABSENT)
     if value is ABSENT:
         columns = clipped(", ".join(field_names(row)))
@@ -182,7 +180,7 @@ def column(location: str, row: Row, name: str, remedy: str = TASK_REMEDY) -> Any
 
 
 def check_text(location: str, name: str, value: Any) -> str:
-    """Return the value of a field as a text. Raises `InputError` for another type and for half of a surrogate pair."""
+    """Return a field's value if it is a text. Raises `InputError` for another type and for half of a surrogate pair."""
     if not isinstance(value, str):
         raise InputError(f"{location}: column '{name}' is {excerpt(value)}, not a text: mend the row or take it out")
     with told_as(f"{location}: column '{name}' is no Unicode", "take it out"):
@@ -191,12 +189,13 @@ def check_text(location: str, name: str, value: Any) -> str:
 
 
 def excerpt(value: Any) -> str:
-    """Quote a value as an error may: the beginning of its JSON."""
+    """Return the beginning of a value's JSON, for a message."""
     return json.dumps(value, ensure_ascii=False, default=str)[:40]
 
 
 def find_field(row: Mapping[str, Any], name: str, default: Any = None) -> Any:
-    """Find a field of a row; where none has that very name, `meta.text` is the field `text` of the object `meta`."""
+    """Find a field of a row. Unless a field has that very name, `meta.text` is the field `text` of the object
+    `meta`."""
     if name in row:
         return row[name]
     outer, dot, inner = name.partition(".")
@@ -212,27 +211,26 @@ def field_names(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def renamed(row: Row, names: Mapping[str, str]) -> Row:
-    """Return the columns of a row that its source has other names for. `names`: the source's name → the new one."""
+    """Return the columns of a row that get new names. `names`: the source's name → the new one."""
     values = {name: find_field(row, source_name, ABSENT) for source_name, name in names.items()}
     return {name: value for name, value in values.items() if value is not ABSENT}
 
 
 TABLE_ROWS = 256
-"""Rows of a .parquet file that are read at a time; an .arrow file says itself how many."""
+"""The rows of a .parquet file that are read at a time; an .arrow file has batches of its own."""
 
 SPLITS = "dataset_dict.json"
-"""The file by which a folder is known that `datasets.DatasetDict.save_to_disk` wrote: a folder for each split."""
+"""The file that marks a folder of `datasets.DatasetDict.save_to_disk`, with a folder for each split."""
 SAVED_STATE = "state.json"
-"""The file that says which files of a folder are a saved `datasets.Dataset`: beside them may lie what was cached."""
+"""The file that lists the files of a saved `datasets.Dataset`; cached files may lie beside them."""
 
 
 def read_table(path: Path, names: Sequence[str] = ()) -> Iterator[tuple[int, Row, int]]:
-    """Yield the rows of a .parquet or .arrow file, each with its number (from 1) and how many bytes of the file are
-    read by then.
+    """Yield each row of a .parquet or .arrow file: its number (from 1), the row, and the bytes of the file read so far.
 
     Args:
-        names: the columns to read, as far as they are there; all columns where the first of them is not, or none is
-            named. `meta.text` stands for the column `meta`.
+        names: the columns to read, as far as they exist; all columns where none is named or the first does not exist.
+            `meta.text` stands for the column `meta`.
 
     Raises:
         InputError: the file is damaged, a text is not UTF-8, or two columns have one name.
@@ -248,7 +246,7 @@ def read_table(path: Path, names: Sequence[str] = ()) -> Iterator[tuple[int, Row
 
 
 def read_pieces(path: Path, names: Sequence[str]) -> Iterator[tuple[Any, dict[str, Any], int]]:
-    """Yield pieces of a table, each with the features of its columns and how many bytes of its file are read."""
+    """Yield pieces of a table, each with the features of its columns and the bytes of its file read so far."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -273,8 +271,7 @@ def read_pieces(path: Path, names: Sequence[str]) -> Iterator[tuple[Any, dict[st
 
 
 def choose_columns(path: Path, schema: Any, names: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Choose the columns of a table that are read, and return with them what `datasets`, where it wrote the table, says
-    of them."""
+    """Choose the columns to read, and read their features, which `datasets` stores in the file."""
     outer = [name if name in schema.names else name.partition(".")[0] for name in names]
     is_all = not outer or outer[0] not in schema.names
     columns = [name for name in schema.names if is_all or name in outer]
@@ -285,8 +282,7 @@ def choose_columns(path: Path, schema: Any, names: Sequence[str]) -> tuple[list[
 
 
 def name_classes(rows: Iterable[Row], features: dict[str, Any]) -> Iterator[Row]:
-    """Yield the rows of a data set, with the names of classes in place of their numbers wherever its features name
-    classes."""
+    """Yield the rows of a data set with names of classes in place of their numbers, by its features."""
     named = [name for name, feature in features.items() if "ClassLabel" in json.dumps(feature)]
     for row in rows:
         for name in named:
@@ -296,8 +292,8 @@ def name_classes(rows: Iterable[Row], features: dict[str, Any]) -> Iterator[Row]
 
 
 def with_names(value: Any, feature: Any) -> Any:
-    """Return a value with names of classes in place of numbers, by its feature, which may be of a list or an object;
-    as it is by a feature that `datasets` does not write."""
+    """Return a value with names of classes in place of numbers, by its feature, also inside lists and objects. A
+    feature that `datasets` does not write changes nothing."""
     if isinstance(feature, list) and feature:  # an older form of lists
         feature = {"feature": feature[0]}
     if not isinstance(feature, dict):
@@ -318,9 +314,9 @@ def read_dataset(table: Any) -> Iterator[Row]:
 
 
 def saved_tables(folder: Path) -> list[Path]:
-    """List the files of the data set that `datasets` saved in a folder, in order; none where it saved none there.
+    """List the files of a data set that `datasets` saved in a folder, in order; none for another folder.
 
-    Raises `InputError` where it saved several splits.
+    Raises `InputError` for a folder of several splits.
     """
     if (folder / SPLITS).is_file():
         splits = ", ".join(sorted(state.parent.name for state in folder.glob(f"*/{SAVED_STATE}")))
@@ -333,10 +329,9 @@ def saved_tables(folder: Path) -> list[Path]:
 
 
 def rows_in_memory(data: Any, text_field: str = "text") -> Iterator[Row]:
-    """Yield the rows of a DataFrame, a `datasets.Dataset`, or of anything that can be gone through: dictionaries, or
-    texts.
+    """Yield the rows of a DataFrame, of a `datasets.Dataset`, or of any iterable of dictionaries or texts.
 
-    What a DataFrame lacks is None; arrays, as pandas has the lists of a parquet file, come as lists.
+    Missing values of a DataFrame become None, and arrays become lists.
     """
     if isinstance(data, Mapping):
         raise InputError(f"a mapping of {', '.join(map(str, data))} is given where rows are: give one of them")
@@ -359,7 +354,7 @@ def rows_in_memory(data: Any, text_field: str = "text") -> Iterator[Row]:
 
 
 def without_arrays(value: Any) -> Any:
-    """Return a value with lists in place of the arrays in it."""
+    """Return a value with lists in place of arrays."""
     if getattr(value, "ndim", 0) and hasattr(value, "tolist"):
         value = value.tolist()
     return [without_arrays(item) for item in value] if isinstance(value, list) else value
@@ -368,9 +363,9 @@ def without_arrays(value: Any) -> Any:
 def rows_of_file(
     path: Path, layout: FileForm = DEFAULT_FORM, words: str = "tokens", label: str | None = "label"
 ) -> Iterator[PlacedRow]:
-    """Yield the rows of one file, or of a folder that `datasets` saved, in the form that the layout or the ending says.
+    """Yield the rows of one file, or of a folder that `datasets` saved, in the format of its layout or ending.
 
-    Of words in columns, `words` and `label` name the lists of words and of tags; without a label there are no tags.
+    `words` and `label` are the columns for the words and tags of a file of columns; without a label, tags are not read.
     """
     form: str = "saved" if path.is_dir() else layout.format or FORMATS.get(ending_of(path), "columns")
     match form:
@@ -402,30 +397,30 @@ def rows_of_file(
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines without their ends, each with its number (from 1)."""
+    """Yield each line's number (from 1) and its text without its end."""
     return ((number, line.rstrip("\r\n")) for number, line, _ in read_text_lines(path))
 
 
 @dataclass(frozen=True)
 class TableForm:
-    """How a table is written whose fields are divided by commas, semicolons or tabs."""
+    """The form of a table with fields between commas, semicolons or tabs."""
 
     delimiter: str = ","
     quoting: Literal[0, 1, 3] = csv.QUOTE_MINIMAL
-    """As `csv` has it: quotes where they are needed, around all fields (as around the header), or nowhere."""
+    """A constant of `csv`: quotes where they are needed, around all fields (as around the header), or nowhere."""
     has_mark: bool = False
-    """Whether it begins with a byte order mark, by which Excel knows UTF-8."""
+    """Whether it begins with a byte order mark, by which Excel recognizes UTF-8."""
     line_end: str = "\n"
     decimal: str = "."
 
 
 def open_table(path: Path, layout: FileForm, *, is_csv: bool) -> tuple[TableForm, Iterator[PlacedRow]]:
-    """Find out how a table is written whose fields are divided by commas, semicolons or tabs; return it with the rows.
+    """Find the form of a table with fields between commas, semicolons or tabs, and return it with the rows.
 
-    A .csv is read as pandas, Excel and most others write it: fields with delimiters or line ends stand in quotes, a
-    quote in there is doubled. A .tsv has no quoting, as GLUE's and BEIR's, unless the layout says so. Where that says
-    nothing, a header in quotes makes the table one of quoted fields, and a single field in quotes is an error: whether
-    they belong to the text cannot be seen.
+    A .csv is read as pandas, Excel and most other programs write it: fields with delimiters or line ends stand in
+    quotes, and a quote in a field is doubled. A .tsv has no quotes, as GLUE's and BEIR's, unless the layout says so.
+    Where the layout is silent, a quoted header means quoted fields; without one, a field in quotes is an error, because
+    the quotes may belong to the text.
     """
     lines = (line for _, line, _ in read_text_lines(path, keep_mark=True))
     marked = next(lines, "")
@@ -459,7 +454,7 @@ def read_separated(path: Path, layout: FileForm, form: TableForm, lines: Iterato
             if layout.has_header:
                 continue
         fits = len(fields) == len(header)
-        # Of a text with line ends or tabs in quotes, a part alone stands here.
+        # A quoted text with line ends or tabs would be cut: only a part of it stands here.
         quoted = (field for field in fields if len(field) > 1 and field[0] == QUOTE)
         if is_guessed and any(field[-1] == QUOTE or not fits for field in quoted):
             remedy = "say `quotes: true` beside its name if they only enclose it (as pandas and Excel write them), "
@@ -472,7 +467,7 @@ def read_separated(path: Path, layout: FileForm, form: TableForm, lines: Iterato
 
 
 def quoted_fields(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the fields of each row that is not empty, with the number of its first line."""
+    """Yield each row that is not empty: the number of its first line, and its fields."""
     csv.field_size_limit(MAX_LINE_BYTES)  # else an open quote swallows a file of any size
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     before = 0  # lines that earlier rows took
@@ -487,14 +482,14 @@ def quoted_fields(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[
 
 
 MOST_SHEET_BYTES, MOST_SHEET_ROWS = 1 << 30, 1 << 20
-"""A workbook of more bytes, unpacked, is refused; no spreadsheet has more rows."""
+"""The most bytes of an unpacked workbook, and the most rows of a sheet, which no spreadsheet exceeds."""
 
 
 def read_sheet(path: Path) -> Iterator[PlacedRow]:
     """Yield the rows of the first sheet of an .xlsx workbook, whose first row names the columns.
 
-    A formula has the value that was saved with it; an empty cell is None; a number below a text is a text. Raises
-    `InputError` without openpyxl, and for what is no table.
+    Formulas have their saved values, and empty cells are None. In a column with a text, later numbers are texts too.
+    Raises `InputError` without openpyxl, and for a sheet that is no table.
     """
     try:
         from openpyxl import load_workbook
@@ -527,11 +522,11 @@ def read_sheet(path: Path) -> Iterator[PlacedRow]:
 def read_columns(
     path: Path, layout: FileForm, words_name: str, tags_name: str | None, is_conllu: bool
 ) -> Iterator[PlacedRow]:
-    """Read CoNLL's form: a word and its tag per line, an empty line or -DOCSTART- between sentences.
+    """Read CoNLL's form: a word and its tag on each line, an empty line or -DOCSTART- between sentences.
 
-    Words may hold any character but tabs and spaces, no-break spaces too. Where words are numbered (they stand behind
-    the first column), a line with `#` is a comment; elsewhere it is a word. In CoNLL-U, lines of numbers such as 3-4
-    (what 3 and 4 are written as) and 3.1 (a word that is not written) are no words.
+    Words may hold any character but tabs and spaces, even no-break spaces. Where words do not stand in the first
+    column, which then has their numbers, a line that begins with `#` is a comment; elsewhere it is a word. In CoNLL-U,
+    lines with numbers such as 3-4 (a contraction of 3 and 4) and 3.1 (an unwritten word) are left out.
     """
     is_default = layout.columns == DEFAULT_FORM.columns
     word_at, tag_at = UD_COLUMNS if is_conllu and is_default else layout.columns
@@ -561,7 +556,7 @@ def read_columns(
 
 
 def read_trec(path: Path) -> Iterator[PlacedRow]:
-    """Read TREC's judgements: query, a number that nobody uses, document, grade; blanks between them."""
+    """Read TREC's judgements: query, an unused number, document and grade, with blanks between them."""
     for number, line in numbered_lines(path):
         fields = line.split()
         if len(fields) == 4:
@@ -571,7 +566,7 @@ def read_trec(path: Path) -> Iterator[PlacedRow]:
 
 
 def read_json_rows(path: Path) -> Iterator[PlacedRow]:
-    """Read a JSON file of rows: a list of objects, objects by their id, one object a line, or SQuAD's form."""
+    """Read a JSON file of rows: a list of objects, objects by id, one object a line, or SQuAD's form."""
     lines = (line for _, line, _ in read_text_lines(path) if line.strip())
     first = next(lines, "")
     with suppress(json.JSONDecodeError):

@@ -1,14 +1,14 @@
-"""A set of token shards: its record, and one split of it as a single stream of tokens.
+"""A set of token shards: its manifest, and one split of it as a single stream of tokens.
 
 On disk: manifest.json (written last, by `corpus.prepare`), tokenizer/, token_bytes.npy, and for each shard a folder
 shards/NAME/ with shard.json and, for train and validation, SPLIT.tokens, SPLIT.ends and SPLIT.hashes. Tokens are
-little-endian uint16, or uint32 where the vocabulary needs it, one end-of-text token after each document; ends are the
-int64 offsets behind those, counted from the shard's first token; hashes are the XXH3 (64 bits) of the bytes of each
-document's tokens.
+little-endian uint16, or uint32 where the vocabulary needs it, with one end-of-text token after each document. Ends are
+the int64 offsets behind those tokens, counted from the shard's first token. Hashes are the XXH3 (64 bits) of the bytes
+of each document's tokens.
 
-The record says what the set holds, what it was made of and how. It holds a hash of itself, so that no number in it can
-change unnoticed; each document is checked against its hash when it is touched. Hashes also tell exact copies of
-documents.
+The manifest says what the set holds, from which sources and by which options. It holds its own hash, so that no number
+in it can change unnoticed. Each document is checked against its hash when it is first read; hashes also reveal exact
+copies of documents.
 """
 
 from bisect import bisect_right
@@ -35,7 +35,7 @@ SHARD_SPLITS: tuple[ShardSplitName, ...] = get_args(ShardSplitName)
 
 
 class SplitRecord(Strict):
-    """The part of one split that one shard holds, with the hashes of its files, or that all shards hold, without."""
+    """The record of one split: in one shard, with the hashes of its files, or in the whole set, without."""
 
     later: ClassVar[frozenset[str]] = frozenset({"tokens_sha256", "ends_sha256", "hashes_sha256"})
     documents: Count
@@ -43,14 +43,14 @@ class SplitRecord(Strict):
     text_bytes: Count
     """Bytes of UTF-8."""
     empty_texts: Count
-    """Texts of white space only, which become no document."""
+    """The number of texts of white space only, which are left out."""
     tokens_sha256: str = ""
     ends_sha256: str = ""
     hashes_sha256: str = ""
 
 
 class Shard(Strict):
-    """One folder of a set: what was made of one source file, or of a few."""
+    """One folder of a set, made from one source file or a few."""
 
     name: Annotated[str, Field(pattern=r"^[\w.-]+-[0-9a-f]{12}$")]
     sources: tuple[str, ...]
@@ -58,7 +58,7 @@ class Shard(Strict):
 
 
 class Options(Strict):
-    """What was asked for, besides the sources."""
+    """The options of `prepare` that decide the content."""
 
     later: ClassVar[frozenset[str]] = frozenset({"drop_copies"})
     validation_fraction: Annotated[float, Field(ge=0, lt=1)]
@@ -71,16 +71,16 @@ class Options(Strict):
 
 
 Copies = dict[Literal["train", "validation", "in_both"], Count]
-"""The numbers of documents that have exactly the tokens of another one before them; and of those for validation that
-are also among those for training."""
+"""The number of documents with exactly the tokens of an earlier one, in each split; and of validation documents that
+are also in train."""
 
 
 class ShardManifest(Strict):
-    """The record of a whole set, in manifest.json. What the shards tell is empty until they are there."""
+    """The record of a whole set, manifest.json. Facts about its shards are empty until these are there."""
 
     format_version: Literal[2] = 2
     fingerprint: str = ""
-    """The hash of the content: the same for any path, number of workers and time of making."""
+    """The hash of the content, the same for any path, number of workers and time."""
     sources_hash: str
     tokenizer_hash: str
     token_bytes_sha256: str = ""
@@ -98,7 +98,7 @@ class ShardManifest(Strict):
 
 
 def read_shard_manifest(folder: Path) -> ShardManifest:
-    """Read the manifest of the set in a folder. Raises `InputError` where there is none, or one that is not as made."""
+    """Read the manifest of a set. Raises `InputError` where it is missing or damaged."""
     path = folder / "manifest.json"
     if not path.exists():
         raise InputError(f"{folder} is no shard set, or not finished ({path.name} is missing): run biphase prepare")
@@ -106,7 +106,7 @@ def read_shard_manifest(folder: Path) -> ShardManifest:
 
 
 def wrong_size(folder: Path, split: ShardSplitName, part: SplitRecord, dtype: str) -> str | None:
-    """Say what is wrong with the size of a shard's files for one split; None where it is right."""
+    """Describe a file of a shard's split that is missing or has another size than it should; None if there is none."""
     document_bytes = part.documents * 8
     token_bytes = part.tokens * np.dtype(dtype).itemsize
     expected = {"tokens": token_bytes, "ends": document_bytes, "hashes": document_bytes}
@@ -120,7 +120,7 @@ def wrong_size(folder: Path, split: ShardSplitName, part: SplitRecord, dtype: st
 
 
 class ShardSet:
-    """One split of a shard set as a single stream of tokens: the shards in the order of the manifest, memory-mapped.
+    """One split of a shard set as a single stream of tokens: its memory-mapped shards, in the order of the manifest.
 
     `fingerprint` names the content of the whole set.
     """
@@ -128,7 +128,7 @@ class ShardSet:
     def __init__(self, folder: str | Path, split: str = "train", manifest: ShardManifest | None = None) -> None:
         """Open a set; its manifest is read unless it is given.
 
-        Raises `InputError` where that is missing or damaged, or a file has not the size that it should have.
+        Raises `InputError` where it is missing or damaged, and for a file of another size than it should have.
         """
         if split not in SHARD_SPLITS:
             raise InputError(f"split '{split}'{nearest(split, SHARD_SPLITS)}")
@@ -138,7 +138,7 @@ class ShardSet:
         self.num_documents = manifest.splits[split].documents
         self.fingerprint = manifest.fingerprint
         self.dtype = np.dtype(manifest.dtype).newbyteorder("<")
-        # Where each shard begins in the stream and among the documents, and where the last one ends.
+        # The offset of each shard in the stream, and the index of its first document; and the ends of the last shard.
         self.starts, self.first_documents = [0], [0]
         for shard in manifest.shards:
             wrong = wrong_size(self.folder_of(shard), split, shard.parts[split], manifest.dtype)
@@ -158,44 +158,49 @@ class ShardSet:
 
     @cached_property
     def document_ends(self) -> np.ndarray:
-        """Read where in the stream each document ends, behind its end-of-text token, int64 [num_documents].
+        """Read the end of each document in the stream, behind its end-of-text token, int64 [num_documents].
 
-        Raises `InputError` naming a file that is not as made.
+        Raises `InputError` naming a damaged file.
         """
         ends_D = np.empty(self.num_documents, np.int64)
-        for number, shard in enumerate(self.manifest.shards):
-            first, last = self.first_documents[number : number + 2]
-            ends_D[first:last] = np.fromfile(self.checked_file(shard, "ends"), dtype="<i8") + self.starts[number]
+        for index, shard in enumerate(self.manifest.shards):
+            first, last = self.first_documents[index : index + 2]
+            ends_D[first:last] = np.fromfile(self.checked_file(shard, "ends"), dtype="<i8") + self.starts[index]
         return ends_D
 
     def checked_file(self, shard: Shard, kind: str) -> Path:
-        """Return a file of a shard. Raises `InputError` where it is not as made."""
+        """Return a file of a shard. Raises `InputError` where it is damaged."""
         path = self.folder_of(shard) / f"{self.split}.{kind}"
         if file_hash(path) != getattr(shard.parts[self.split], f"{kind}_sha256"):
             raise InputError(f"{path} is damaged (its SHA-256 is not the manifest's): {self.remedy(shard)}")
         return path
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Read the token ids [start, stop) of the stream, read-only where they lie in one shard (a view of the file).
+        """Read the token ids [start, stop) of the stream; inside one shard they are a read-only view of the file.
 
-        Raises `InputError` naming a file in which a document was changed that lies there.
+        Raises `InputError` naming a file with a damaged document among them.
         """
         assert 0 <= start <= stop <= self.num_tokens, (start, stop, self.num_tokens)
         parts = []
         while start < stop:
             index = bisect_right(self.starts, start) - 1
-            origin, end = self.starts[index], min(stop, self.starts[index + 1])
+            shard_start = self.starts[index]
+            end = min(stop, self.starts[index + 1])
             self.check_documents(index, start, end)
-            parts.append(self.opened[index][0][start - origin : end - origin])
+            parts.append(self.opened[index][0][start - shard_start : end - shard_start])
             start = end
         if len(parts) == 1:
             return parts[0]
         return np.concatenate(parts) if parts else np.empty(0, dtype=self.dtype)
 
     def check_documents(self, index: int, start: int, stop: int) -> None:
-        """Compare each document that lies in [start, stop) of the stream, all in one shard, with its hash, the first
-        time that it is read. Raises `InputError` where one is not as made."""
-        shard, origin, ends_D = self.manifest.shards[index], self.starts[index], self.document_ends
+        """Compare documents with their hashes, each the first time that it is read.
+
+        They lie in [start, stop) of the stream, in the shard of this index. Raises `InputError` for a damaged one.
+        """
+        shard = self.manifest.shards[index]
+        shard_start = self.starts[index]
+        ends_D = self.document_ends
         folder = self.folder_of(shard)
         if index not in self.opened:
             tokens = np.memmap(folder / f"{self.split}.tokens", dtype=self.dtype, mode="r")
@@ -204,11 +209,11 @@ class ShardSet:
         tokens_T, hashes_D = self.opened[index]
         first, last = np.searchsorted(ends_D, (start, stop - 1), side="right").tolist()
         for document in (first + np.flatnonzero(~self.is_checked[first : last + 1])).tolist():
-            number = document - self.first_documents[index]
-            begin = int(ends_D[document - 1]) - origin if number > 0 else 0
-            end = int(ends_D[document]) - origin
-            if xxhash.xxh3_64_intdigest(tokens_T[begin:end].data) != int(hashes_D[number]):
-                reason = f"document {number} (tokens {begin:,} to {end:,}) is not as its hash says"
+            in_shard = document - self.first_documents[index]
+            begin = int(ends_D[document - 1]) - shard_start if in_shard > 0 else 0
+            end = int(ends_D[document]) - shard_start
+            if xxhash.xxh3_64_intdigest(tokens_T[begin:end].data) != int(hashes_D[in_shard]):
+                reason = f"document {in_shard} (tokens {begin:,} to {end:,}) is not as its hash says"
                 raise InputError(f"{folder / self.split}.tokens is damaged: {reason}: {self.remedy(shard)}")
             self.is_checked[document] = True
 
@@ -219,7 +224,7 @@ class ShardSet:
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerFast":
-        """Load the tokenizer of the set. Raises `InputError` where its folder holds another one, or none."""
+        """Load the tokenizer of the set. Raises `InputError` when it is missing or another one."""
         folder = self.folder / "tokenizer"
         tokenizer = find_tokenizer(folder, str(folder))
         if tokenizer is None or tokenizer_hash(tokenizer) != self.manifest.tokenizer_hash:
@@ -228,15 +233,14 @@ class ShardSet:
         return tokenizer
 
     def token_bytes(self) -> np.ndarray:
-        """Read `corpus.tokenizer.token_byte_lengths` of that tokenizer. Raises `InputError` when the file is not as
-        made."""
+        """Read the tokenizer's `token_byte_lengths`. Raises `InputError` when the file is damaged."""
         path = self.folder / "token_bytes.npy"
         if not path.is_file() or file_hash(path) != self.manifest.token_bytes_sha256:
             raise InputError(f"{path} is damaged or missing: delete it and run the same biphase prepare again")
         return np.load(path, allow_pickle=False)
 
     def verify(self) -> None:
-        """Read every byte of the split and the tokenizer. Raises `InputError` naming a file that is not as made."""
+        """Check every byte of the split and the tokenizer. Raises `InputError` naming a damaged file."""
         for shard in self.manifest.shards:
             for kind in ("tokens", "ends", "hashes"):
                 self.checked_file(shard, kind)
@@ -245,7 +249,7 @@ class ShardSet:
 
 
 def check_tokenizer(shards: ShardSet, expected_hash: str) -> None:
-    """Raises `InputError` unless the set was made with the tokenizer of that hash."""
+    """Raise `InputError` unless the set was made with the tokenizer of this hash."""
     made_with = shards.manifest.tokenizer_hash
     if made_with != expected_hash:
         hashes = f"tokenizer {made_with[:16]}, not with {expected_hash[:16]}"
@@ -254,13 +258,13 @@ def check_tokenizer(shards: ShardSet, expected_hash: str) -> None:
 
 
 HASHES_AT_ONCE = 1 << 26
-"""Hashes of documents that are sorted in memory together: half a GB."""
+"""The most hashes of documents that are sorted in memory at once: half a GB."""
 
 
 def count_copies(folder: Path, shards: tuple[Shard, ...]) -> Copies:
-    """Count the documents of the shards below `folder` that are copies of another one, token for token.
+    """Count the documents below `folder` that are copies of an earlier one, token for token.
 
-    A set with many documents is read several times, each time for the hashes that leave one remainder.
+    The hashes of a large set are read several times, each time for those with one remainder.
     """
     num_documents = sum(part.documents for shard in shards for part in shard.parts.values())
     num_passes = num_documents // HASHES_AT_ONCE + 1

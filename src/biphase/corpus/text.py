@@ -1,8 +1,8 @@
 """Sources of text become documents: files, folders, globs and hub data sets in, a stream of `Document(id, text)` out.
 
-`find_text_sources` turns what a person typed into single files (or single files of a hub data set), each with a
-fingerprint, and takes what a program has in memory; `read_documents` streams one of them. What is wrong with the input
-is an `InputError` that names file and line. py3langid tells the language of a text (139 of them, no download).
+`find_text_sources` turns a person's words into single files, on disk or of a hub data set, each with a fingerprint, and
+takes values in memory; `read_documents` streams one of them. Errors are `InputError`s that name file and line.
+py3langid tells the language of a text (139 of them, no download).
 """
 
 import glob
@@ -42,21 +42,21 @@ from biphase.hub import load_rows, pin_commit, told_by_hub
 
 SEVERAL, CODE, UNKNOWN_LANGUAGE = "several", "code", "unknown"
 MOSTLY, MUCH = 0.8, 0.3
-"""Texts of which so large a share is in one language are in it; and code, with its comments, is a smaller share."""
+"""The share of text in one language from which all of it counts as that language; and the share that makes it code,
+which has comments too."""
 PIECE, MOST_PIECES = 1000, 20
-"""Characters of text that are judged at once, at least, because fewer say little; and about how many pieces of a text
-are."""
+"""The least characters of text to judge at once, because fewer say little; and about the number of pieces of a text."""
 CODE_SIGNS = frozenset("{}()[]=;<>_+*/\\#&|")
 LEAST_SIGNS, LEAST_INDENTED = 0.045, 0.3
-"""The shares of signs among characters, and of indented lines, that program code has: prose has a fifth of the first,
+"""The least shares of signs among characters, and of indented lines, in program code: prose has a fifth of the first,
 tables and lists none of the second."""
 LANGUAGE_TEXTS = 100
 LEAST_MARGIN = 0.02
-"""By how many nats a character the likeliest language is ahead of the next, in text of any language."""
+"""The least lead of the likeliest language over the next one, in nats a character, in text of any language."""
 
 
 def find_language(texts: Iterable[str]) -> str:
-    """Tell the language of most of the texts as ISO 639 has it, such as `de`; or `code`, `several`, `unknown`."""
+    """Find the language of most of the texts, by ISO 639 such as `de`; or `code`, `several`, `unknown`."""
     votes, piece = Counter[str](), ""
     for text in (*(part for whole in texts for part in spread(whole)), None):
         piece += "" if text is None else f"{text}\n"
@@ -70,19 +70,19 @@ def find_language(texts: Iterable[str]) -> str:
 
 
 def sample_language(texts: Iterable[str], num_texts: int) -> str:
-    """Tell the language of so many texts, as `find_language` does, by about a hundred from all over them."""
+    """Find the language of `num_texts` texts, by about a hundred of them."""
     return find_language(islice(texts, None, None, max(1, num_texts // LANGUAGE_TEXTS)))
 
 
 def spread(text: Any) -> Iterator[Any]:
-    """Yield pieces of a text, of characters or tokens, up to its end: a book may begin with a licence in another
-    language."""
+    """Yield pieces of a text, of characters or tokens, from beginning to end: a book may begin with a licence in
+    another language."""
     for start in range(0, len(text), max(PIECE, len(text) // MOST_PIECES)):
         yield text[start : start + PIECE]
 
 
 def language_of(text: str) -> str:
-    """Tell the language of one piece of text."""
+    """Find the language of one piece of text."""
     from py3langid import rank
 
     lines = [line for line in text.splitlines() if line.strip()]
@@ -101,19 +101,19 @@ UNSPACED = (
     r"\u3005-\u3007\u3041-\u309f\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\uff66-\uff9f"  # Hiragana, Katakana
     r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Han
 )
-"""Characters of such scripts, as a regular expression has them between brackets."""
+"""Characters of scripts without spaces, for a regular expression's brackets."""
 PIECES = re.compile(rf"([{UNSPACED}]{{1,2}}|[^\s{UNSPACED}]+)(\s?)")
 
 
 def cut_words(text: str, num_words: int) -> list[list[str]]:
-    """Cut a text into passages of so many words, the last one of what is left. Each word has a blank where one follows:
+    """Cut a text into passages of so many words; the last may be shorter. A word includes the blank that follows it:
     `BERT 模型は` → `BERT␣`, `模型`, `は`."""
     words = [piece[1] + (" " if piece[2] else "") for piece in PIECES.finditer(text)]
     return [words[begin : begin + num_words] for begin in range(0, len(words), num_words)]
 
 
 def join_words(words: Sequence[str]) -> str:
-    """Return the text of neighbouring words of a passage."""
+    """Join neighbouring words of a passage to a text."""
     return "".join(words).rstrip()
 
 
@@ -127,20 +127,20 @@ HUB_ADDRESS = re.compile(
 
 @dataclass(frozen=True)
 class Document:
-    """A text, and the name by which it is known: the id that came with it, or its file and line."""
+    """A text with its id: one that came with it, or its file and line."""
 
     id: str
     text: str
     num_bytes: int = field(default=0, compare=False)
-    """The bytes of its file on disk that are read by then; where nobody counts them (a .csv, the hub, what is in
-    memory), the characters of its texts."""
+    """The bytes of its file on disk that are read so far; where they are not counted (a .csv, the hub, memory), the
+    characters of the texts so far."""
     columns: Row = field(default_factory=dict, compare=False)
-    """The single values in the other columns of its row, where they are asked for."""
+    """The single values in the other columns of its row, on request."""
 
 
 @dataclass(frozen=True)
 class TextSource:
-    """One file, one file of a hub data set, or texts or rows in memory."""
+    """A source of text: a file, a file of a hub data set, or texts or rows in memory."""
 
     name: str
     fingerprint: str
@@ -149,21 +149,21 @@ class TextSource:
     path: Path | None = None
     """The file, with links resolved."""
     rows: Any = None
-    """What is in memory."""
+    """The texts or rows in memory."""
     copies: frozenset[int] = frozenset()
-    """The numbers of the documents in it that are left out, because an earlier one has their text."""
+    """The indices of its documents that are left out because an earlier one has their text."""
 
     @property
     def record_name(self) -> str:
-        """Name the source without the folders that a file is in; of the hub by the whole name, with the commit."""
+        """The name of a file without its folders; the whole name, with the commit, of a source on the hub."""
         return self.name if self.path is None else Path(self.name).name
 
 
 def are_names(sources: Any) -> bool:
-    """Tell whether sources are names of files, folders or data sets, and not what is in memory.
+    """Tell whether sources are names of files, folders or data sets, not values in memory.
 
-    One string always is, and so are several, unless some of them are running text and none is a path that exists or
-    ends as a file of text does: then they are texts.
+    One string is always a name. Several are names, unless some of them are running text and none is a path that exists
+    or has the ending of a text file.
     """
     if isinstance(sources, str | Path):
         return True
@@ -175,12 +175,12 @@ def are_names(sources: Any) -> bool:
 
 
 def is_running_text(text: str) -> bool:
-    """Tell whether there are several words in a text, or letters without case (Chinese and Thai have no blanks)."""
+    """Tell whether a text has several words, or letters without case (Chinese and Thai have no blanks)."""
     return len(text.split()) > 1 or any(unicodedata.category(letter) == "Lo" for letter in text)
 
 
 def plain_value(value: Any) -> Any:
-    """Turn a value of NumPy, a range, a path or a date into what JSON and YAML can hold."""
+    """Turn a NumPy value, a range, a path or a date into a value for JSON and YAML."""
     if isinstance(value, range):
         return list(value)
     return value.tolist() if hasattr(value, "tolist") else str(value)
@@ -192,12 +192,12 @@ def json_line(location: str, row: Row) -> str:
 
 
 def keep_rows(rows: Iterable[Row], folder: Path, stem: str) -> Path:
-    """Write rows as `folder/STEM-HASH.jsonl`; a file that is there is the same one and stays as it is."""
+    """Write rows as `folder/STEM-HASH.jsonl`; an existing file of that name has the same rows, and stays."""
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{stem}.jsonl"
     with whole_file(part) as file:
-        for number, row in enumerate(rows):
-            file.write(json_line(f"row {number}", row))
+        for index, row in enumerate(rows):
+            file.write(json_line(f"row {index}", row))
     path = folder / f"{stem}-{file_hash(part)[:12]}.jsonl"
     if path.exists():
         part.unlink()
@@ -207,7 +207,7 @@ def keep_rows(rows: Iterable[Row], folder: Path, stem: str) -> Path:
 
 
 def name_sources(sources: Any, folder: Path, text_field: str) -> list[str | Path]:
-    """List the names of sources, after what is in memory has become a file of the folder."""
+    """List the names of sources; values in memory become a file in the folder."""
     if are_names(sources):
         return [sources] if isinstance(sources, str | Path) else list(sources)
     path = keep_rows(rows_in_memory(sources, text_field), folder, "texts")
@@ -216,16 +216,16 @@ def name_sources(sources: Any, folder: Path, text_field: str) -> list[str | Path
 
 
 def find_text_sources(sources: Any, recorded: Collection[str] = ()) -> list[TextSource]:
-    """Find the sources behind files, folders (recursive, sorted), globs and hub data sets, in the order given; what is
-    in memory (texts, rows, a DataFrame, a `datasets.Dataset`) is one source.
+    """Find the sources behind files, folders (recursive, sorted), globs and hub data sets, in the given order. Values
+    in memory (texts, rows, a DataFrame, a `datasets.Dataset`) are one source.
 
     A hub data set is `hub:owner/name[:config[:split]][@revision]`, for example
-    `hub:HuggingFaceFW/fineweb-edu:sample-10BT`; the prefix may be left out where no local path is meant. It is pinned
-    to the commit found now, and each of its data files becomes a source. The split is `train` unless given. Where it is
-    among the `recorded` names, it is taken as these have it: at their commit, where no revision is given.
+    `hub:HuggingFaceFW/fineweb-edu:sample-10BT`; the prefix may be left out where no local path is meant. The split is
+    `train` unless it is given. The data set is pinned to its present commit, or without a revision to the commit of the
+    `recorded` names of its files, and each of its files becomes a source.
 
-    Files without a byte stay out, and are told. Raises `InputError` for what does not exist, matches nothing, has an
-    unknown ending, or is given twice, and where all files are empty.
+    Empty files are left out, with a line. Raises `InputError` for sources that do not exist, match nothing, have an
+    unknown ending or are given twice, and when all files are empty.
     """
     if not are_names(sources):
         return [TextSource("in memory", "", rows=sources)]
@@ -242,8 +242,8 @@ def find_text_sources(sources: Any, recorded: Collection[str] = ()) -> list[Text
 
 
 def expand(source_name: str, recorded: Collection[str] = ()) -> list[TextSource]:
-    """Find the sources that one word stands for."""
-    if not source_name.strip():  # of a variable of the shell that is not set; as a path it would be the folder at hand
+    """Find the sources behind one name."""
+    if not source_name.strip():  # an unset variable of the shell; as a path it would be the current folder
         raise InputError("a source without a name is given: name a file, a folder, a glob or a hub data set")
     path = Path(source_name).expanduser()
     if path.is_dir():
@@ -266,16 +266,15 @@ def expand(source_name: str, recorded: Collection[str] = ()) -> list[TextSource]
 
 
 def check_place(source_name: str) -> None:
-    """Raises `InputError` for a name of what is not here, or no source, without reading anything; the hub is not
-    asked."""
+    """Raise `InputError` for the name of a missing file or of no source, without reading it or asking the hub."""
     path = Path(source_name).expanduser()
     if not path.is_dir() and (path.exists() or not HUB_ADDRESS.fullmatch(source_name)):
         expand(source_name)
 
 
 def folder_sources(folder: Path) -> list[TextSource]:
-    """List all files of a folder that can be read, but for hidden ones. What else is there is told, and links to
-    folders, which are not gone into."""
+    """List the readable files of a folder, without hidden ones. Other files are named in a line, and so are links to
+    folders, which are not followed."""
     readable: list[Path] = []
     others: list[str] = []
     for path in sorted(folder.rglob("*")):
@@ -294,9 +293,9 @@ def folder_sources(folder: Path) -> list[TextSource]:
     return [file_source(path) for path in readable]
 
 
-def name_left_out(kind: str, names: list[str], number: int) -> None:
+def name_left_out(kind: str, names: list[str], num_files: int) -> None:
     if names:
-        message = f"{len(names):,} of {number:,} files are {kind} and stay out"
+        message = f"{len(names):,} of {num_files:,} files are {kind} and stay out"
         console.err.print(f"{message}: {first_of(names)}", markup=False)
 
 
@@ -308,8 +307,8 @@ def file_source(path: Path) -> TextSource:
 
 
 def hub_sources(source_name: str, recorded: Collection[str]) -> list[TextSource]:
-    """List the files of a hub data set. Where all of it that is among the `recorded` names is from one commit, and no
-    revision is given, that commit is taken, and told."""
+    """List the files of a hub data set. Without a revision, the commit of its `recorded` files is taken, with a line,
+    if there is only one."""
     match = HUB_ADDRESS.fullmatch(source_name)
     if match is None:
         raise InputError(f"{source_name} is no hub address; write hub:owner/name[:config[:split]][@revision]")
@@ -329,7 +328,7 @@ def hub_sources(source_name: str, recorded: Collection[str]) -> list[TextSource]
 
 
 def stream_rows(name: str) -> Any:
-    """Stream the rows of one file of a hub data set, as they come, by the name that `hub_sources` gives it."""
+    """Stream the rows of one file of a hub data set, by its name from `hub_sources`."""
     address, _, part = name.partition("#")
     number, count = map(int, part.split("/"))
     dataset, config, split, commit = HUB_ADDRESS.fullmatch(address).groups()  # type: ignore[union-attr]
@@ -345,15 +344,15 @@ def read_documents(
     *,
     with_columns: bool = False,
 ) -> Iterator[Document]:
-    """Stream the documents of one source in order, those with an empty text too (the caller counts them).
+    """Stream the documents of one source in order, including empty ones, which the caller counts.
 
-    `text_field` and `id_field` name the JSON fields or columns, `meta.text` one that is inside another. A row without
-    an id is named by file and line. A .txt or .md file is one document (`txt_documents="file"`), or split at
-    blank lines ("paragraphs"), or one per line ("lines", where a blank line is an empty document). A source without any
-    is one empty document. `with_columns` reads the other columns of rows too.
+    `text_field` and `id_field` name the JSON fields or columns; `meta.text` is a field inside another. A row without an
+    id is named by file and line. A .txt or .md file is one document (`txt_documents="file"`), or one for each paragraph
+    between blank lines ("paragraphs"), or one for each line ("lines", blank ones included). A source without documents
+    yields an empty one. `with_columns` reads the other columns of rows too.
 
-    Raises `InputError` naming file and line: broken JSON, a missing field (the fields that are there are listed), a
-    text that is no string, bytes that are not UTF-8, half a surrogate pair, damaged compression.
+    Raises `InputError` naming file and line: broken JSON, a missing field (with those that exist), a text that is no
+    string, bytes that are not UTF-8, half a surrogate pair, damaged compression.
     """
     refuse_unknown("unknown txt_documents", txt_documents, get_args(TxtDocuments))
     if source.path is not None and kind_of(Path(source.name)) == "text":
@@ -388,7 +387,7 @@ def read_txt(path: Path, txt_documents: TxtDocuments) -> Iterator[Document]:
 
 
 def read_fields(source: TextSource, text_field: str, id_field: str, with_columns: bool) -> Iterator[Document]:
-    """Stream the documents in the rows of a source, each named by its id, or else by file and line (or row)."""
+    """Stream the documents in the rows of a source, each named by its id, else by file and line (or row)."""
     mark = ": row "
     if source.path is None and source.rows is None:
         rows = read_hub_file(source.name)
@@ -414,22 +413,21 @@ def read_fields(source: TextSource, text_field: str, id_field: str, with_columns
 
 
 def single_values(row: Row, others: Collection[str]) -> Row:
-    """Return the columns of a row that are none of the `others` and have a text, a number or a date, no list or
-    object."""
+    """Return the columns of a row, but for `others`, that hold a text, a number or a date."""
     names = (name for name in row if name not in others)
     return {name: row[name] for name in names if row[name] is not None and not isinstance(row[name], list | dict)}
 
 
 def read_hub_file(name: str) -> Iterator[tuple[int, Row, int]]:
-    """Stream the rows of a file of the hub, each with its number; how many bytes were read is not known."""
+    """Stream the rows of a file of the hub, each with its number and 0 for the bytes read, which are unknown."""
     with told_by_hub(f"{name}: cannot be read on", "if the network failed, run the same command again"):
         for number, row in enumerate(stream_rows(name), start=1):
             yield number, row, 0
 
 
 def document_id(source: TextSource, location: str = "") -> str:
-    """Name a document without an id. The commit of a data set is left out: where it changed nothing in a row,
-    the row is the same document."""
+    """Name a document without an id. The commit of a data set is left out: a row that it did not change is the same
+    document."""
     return re.sub(r"@\w+(?=#\d+/\d+$)", "", source.record_name) + location
 
 
@@ -439,8 +437,7 @@ def sample_texts(
     txt_documents: TxtDocuments = "file",
     limit_mb: float = math.inf,
 ) -> Iterator[str]:
-    """Yield the texts of the sources, or the first texts of each until about `limit_mb` MB (10⁶ bytes), shared out
-    evenly."""
+    """Yield the texts of the sources, or the first ones of each, up to an equal part of `limit_mb` MB (10⁶ bytes)."""
     limit = limit_mb / len(sources)
     for source in sources:
         num_bytes = 0

@@ -1,7 +1,7 @@
-"""Text ↔ token ids: a tokenizer is trained here, or taken from the hub, a folder or a file, and made fit for biphase.
+"""Text ↔ token ids: a tokenizer is trained here, or loaded from the hub, a folder or a file and completed for biphase.
 
-What comes out is a transformers tokenizer that saves and loads anywhere and has a mask, an end-of-text and a padding
-token. Encoding adds no special token; `corpus.shards` ends each document with the end-of-text token itself.
+The result is a transformers tokenizer that saves and loads anywhere, with a mask, an end-of-text and a padding token.
+Encoding adds no special tokens; `corpus.prepare` adds the end-of-text token to each document itself.
 """
 
 import base64
@@ -30,15 +30,15 @@ MASK, EOS, PAD = "<|mask|>", "<|end_of_text|>", "<|pad|>"
 TRAINED_SPECIALS = [EOS, MASK, PAD]
 MIN_VOCAB_SIZE = 256 + len(TRAINED_SPECIALS)
 MAX_VOCAB_SIZE = 10_000_000
-"""Far more than any tokenizer has: room for all tokens is taken before the first one is found."""
+"""The largest vocabulary, far more than any tokenizer has: training reserves memory for it before it begins."""
 
 TRAINED_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{M}\p{N}]?[\p{L}\p{M}]+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Llama 3's pattern, with marks counted as parts of words: the vowel signs of Devanagari, Tamil, Thai or pointed
-Arabic would otherwise cut every word. Its other choices suit English and code: contractions in any case, numbers in
-groups of at most three digits, indentation apart from the word after it, punctuation together with its line end."""
+"""Llama 3's pattern, with marks as parts of words: otherwise the vowel signs of Devanagari, Tamil, Thai or pointed
+Arabic would cut every word. The rest suits English and code: contractions in any case, numbers in groups of at most
+three digits, indentation apart from the word after it, punctuation together with its line end."""
 
 LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -63,7 +63,7 @@ KNOWN_NAMES = {
 NEW_NAMES = {"eos_token": EOS, "mask_token": MASK, "pad_token": PAD}
 RESERVED_SLOT = re.compile(r"<\|?(?:reserved[\w ]*|unused|extra_|dummy_|SPECIAL_)_?\d+\|?>|\[unused\d+\]")
 TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*")
-"""Files of which a model folder needs one; without any, transformers makes up a tokenizer that knows no word."""
+"""The files of tokenizers, one of which a model folder needs: without any, transformers makes up an empty tokenizer."""
 SPLIT_TEXTS = [
     "Ozma's 1234567 ROOMS, that THEY'LL see",
     "  two  spaces\n\n\tand a tab ",
@@ -75,15 +75,15 @@ SPLIT_TEXTS = [
     "🙂👩‍🚀",
     "",
 ]
-"""Texts at which splits differ: contractions, numbers, blanks, marks, forms that are normalized, scripts."""
+"""Texts that tokenizers split in different ways: contractions, numbers, blanks, marks, forms to normalize, scripts."""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast":
-    """Byte-level BPE of at most `vocab_size` tokens: end-of-text, mask and pad (ids 0 to 2), 256 bytes, then merges.
+    """Train byte-level BPE of at most `vocab_size` tokens: end-of-text, mask and pad (ids 0 to 2), 256 bytes, merges.
 
     The same texts give the same tokenizer. Any text survives encoding and decoding unchanged: nothing is normalized.
-    Raises `InputError` when `vocab_size` has no room for the 256 bytes and the special tokens, or is beyond all use, or
-    there is no text.
+    Raises `InputError` for a `vocab_size` without room for the bytes and special tokens, or beyond all use, and for too
+    little text.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
@@ -124,11 +124,11 @@ def wrap_backend(backend: "Tokenizer", roles: dict[str, str]) -> "PreTrainedToke
 def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
     """Load a tokenizer from a hub id, a folder, a `tokenizer.json`, or a Llama 3 `tokenizer.model` (tiktoken ranks).
 
-    A missing end-of-text, mask or pad token is taken from a token of a well-known name, else from an unused reserved
-    slot, which is renamed, else added as a new token (the vocabulary grows); what was done is printed. The Llama 3 file
-    gives the layout of the paper: 128,256 tokens, end-of-text = pad = 128001, mask in slot 128002.
+    For a missing end-of-text, mask or pad token, a token with a well-known name is used, else an unused reserved slot
+    is renamed, else the vocabulary grows; a line says so. The Llama 3 file gives the layout of the paper: 128,256
+    tokens, end-of-text = pad = 128001, mask in slot 128002.
 
-    Code of the repository's own is never run, and no pickle is opened. Raises `InputError` for what cannot be loaded.
+    The repository's own code is never run, and no pickle is opened. Raises `InputError` when loading fails.
     """
     path = Path(source).expanduser()
     if path.is_file() and path.name == "tokenizer.json" and (path.parent / "tokenizer_config.json").exists():
@@ -149,7 +149,7 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
 
 
 def find_tokenizer(folder: Path, name: str) -> "PreTrainedTokenizerFast | None":
-    """Load the tokenizer in a folder, made fit as `load_tokenizer` says and called `name`; None where there is none."""
+    """Load the tokenizer in a folder, called `name` and completed as in `load_tokenizer`; None where there is none."""
     if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
         return None
     if not (folder / "tokenizer.json").exists() and is_tiktoken_file(folder / "tokenizer.model"):
@@ -159,7 +159,7 @@ def find_tokenizer(folder: Path, name: str) -> "PreTrainedTokenizerFast | None":
 
 
 def load_pretrained_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
-    """Load `tokenizer.json` as it stands where there is one, otherwise the conversion that transformers knows."""
+    """Load `tokenizer.json` as it is; without one, transformers' conversion of the other files."""
     from transformers import PreTrainedTokenizerFast
 
     with told_as(f"tokenizer {folder} cannot be loaded"):
@@ -177,8 +177,8 @@ def load_pretrained_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
 
 
 def refuse_ids(backend: "Tokenizer", path: Path) -> None:
-    """Raise `InputError` for ids that `tokenizers` takes and fails on later: none, one twice, or one so high that the
-    ids below it fill all memory."""
+    """Raise `InputError` for ids on which `tokenizers` fails later: none, one twice, or one so high that the ids below
+    it fill all memory."""
     ids = backend.get_vocab(with_added_tokens=False).values()
     if not ids or len({*ids}) < len(ids) or max(ids) >= MAX_VOCAB_SIZE:
         needed = f"it needs tokens, and for each an id of its own below {MAX_VOCAB_SIZE:,}"
@@ -186,7 +186,7 @@ def refuse_ids(backend: "Tokenizer", path: Path) -> None:
 
 
 def with_all_roles(tokenizer: "PreTrainedTokenizerFast", name: str) -> "PreTrainedTokenizerFast":
-    """Return a tokenizer that has end-of-text, mask and pad too; its ids for text are unchanged."""
+    """Give a tokenizer end-of-text, mask and pad tokens; its ids for text stay the same."""
     from tokenizers import AddedToken, Tokenizer
 
     backend = tokenizer.backend_tokenizer
@@ -209,13 +209,13 @@ def with_all_roles(tokenizer: "PreTrainedTokenizerFast", name: str) -> "PreTrain
             state = backend.to_str().replace(json.dumps(slot, ensure_ascii=False), json.dumps(new))
             backend = Tokenizer.from_str(state)
         backend.add_special_tokens([AddedToken(new, normalized=False, special=True)])
-        number = backend.token_to_id(new)
+        id = backend.token_to_id(new)
         if slot is None:
-            assert number is not None and number not in ids.values()
-            done.append(f"{short} is the new token {new} ({number}), the vocabulary grows to {number + 1}")
+            assert id is not None and id not in ids.values()
+            done.append(f"{short} is the new token {new} ({id}), the vocabulary grows to {id + 1}")
         else:
-            assert number == ids[slot]
-            done.append(f"{short} takes the reserved slot {slot} ({number}) as {new}")
+            assert id == ids[slot]
+            done.append(f"{short} takes the reserved slot {slot} ({id}) as {new}")
     if not done:
         return tokenizer
     console.err.print(f"tokenizer {name}: {'; '.join(done)}")
@@ -231,16 +231,16 @@ def is_tiktoken_file(path: Path) -> bool:
 
 
 def load_llama3(path: Path) -> "PreTrainedTokenizerFast":
-    """Make a BPE of ranks, with the same ids as Llama 3's own tokenizer.
+    """Make a BPE tokenizer of ranks, with the same ids as Llama 3's own.
 
-    tiktoken joins the neighbours whose union has the lowest rank, without a list of merges. Here every way to cut a
-    token into two tokens is a merge, in the order of the union's rank; a whole word that is a token is taken as it is.
+    tiktoken has no list of merges: it joins the neighbours whose union has the lowest rank. Here every way to cut a
+    token into two tokens is a merge, in the order of the union's rank; a whole word that is a token is never cut.
     """
     from tokenizers import AddedToken, Tokenizer, models
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     ranks: dict[bytes, int] = {}
-    with suppress(ValueError):  # what is read up to a damaged line is too little
+    with suppress(ValueError):  # a damaged line leaves too few ranks
         for line in path.read_bytes().splitlines():
             token, rank = line.split()
             ranks[base64.b64decode(token, validate=True)] = int(rank)
@@ -257,8 +257,8 @@ def load_llama3(path: Path) -> "PreTrainedTokenizerFast":
     vocab = {spelled[token]: rank for token, rank in ranks.items()}
     backend = byte_level(Tokenizer(models.BPE(vocab, merges, ignore_merges=True)), LLAMA3_SPLIT)
     # Tokens 128000..128255. Slot 128002 is <|reserved_special_token_0|> in the original; the mask takes it.
-    numbers = iter(range(1, 256))
-    names = [LLAMA3_NAMED_SLOTS.get(slot) or f"<|reserved_special_token_{next(numbers)}|>" for slot in range(256)]
+    reserved = iter(range(1, 256))
+    names = [LLAMA3_NAMED_SLOTS.get(slot) or f"<|reserved_special_token_{next(reserved)}|>" for slot in range(256)]
     backend.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
     assert backend.get_vocab_size() == LLAMA3_VOCAB_SIZE
     roles = {"bos_token": "<|begin_of_text|>", "eos_token": EOS, "pad_token": EOS, "mask_token": MASK}
@@ -275,10 +275,10 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
 
 
 def misreading_class(tokenizer: "PreTrainedTokenizerFast", config: Any) -> str:
-    """Name the class that `AutoTokenizer` takes beside a network of this configuration, where it gives texts other ids
-    than the tokenizer does; else "".
+    """Name the class that `AutoTokenizer` takes beside a network of this configuration, if it gives texts other ids
+    than the tokenizer; else "".
 
-    For some types (Qwen 2's) transformers distrusts what a folder says, and splits texts as their first models did.
+    For some types (Qwen 2's) transformers ignores a folder's tokenizer, and splits texts as their first models did.
     """
     from transformers import AutoTokenizer
 
@@ -290,7 +290,7 @@ def misreading_class(tokenizer: "PreTrainedTokenizerFast", config: Any) -> str:
 
 
 def tokenizer_hash(tokenizer: "PreTrainedTokenizerFast") -> str:
-    """Hash what decides the ids of a text: splitting, vocabulary, merges, added tokens, end-of-text and mask."""
+    """Hash all that decides the ids of a text: splitting, vocabulary, merges, added tokens, end-of-text and mask."""
     from tokenizers import Tokenizer
 
     backend = tokenizer.backend_tokenizer
@@ -300,36 +300,36 @@ def tokenizer_hash(tokenizer: "PreTrainedTokenizerFast") -> str:
     if backend.pre_tokenizer is not None:
         bare.pre_tokenizer = backend.pre_tokenizer
     digest = hashlib.sha256(bare.to_str().encode()).hexdigest()
-    added = [[number, repr(token)] for number, token in sorted(backend.get_added_tokens_decoder().items())]
+    added = [[id, repr(token)] for id, token in sorted(backend.get_added_tokens_decoder().items())]
     return content_hash([digest, added, tokenizer.eos_token_id, tokenizer.mask_token_id])
 
 
 def special_ids(tokenizer: "PreTrainedTokenizerFast") -> list[int]:
-    """List the ids of all special tokens, ascending, the unused reserved ones too. No objective masks them."""
+    """List the ids of all special tokens, ascending, including unused reserved ones. No objective masks them."""
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
-    return sorted({number for number, token in added.items() if token.special} | set(tokenizer.all_special_ids))
+    return sorted({id for id, token in added.items() if token.special} | set(tokenizer.all_special_ids))
 
 
 def token_byte_lengths(tokenizer: "PreTrainedTokenizerFast") -> np.ndarray:
     """Count the bytes of UTF-8 text that each id stands for, uint16 [V]; 0 for special tokens and for ids without a
     token.
 
-    Exact for byte-level BPE: over the ids of a text they sum up to `len(text.encode())`. For sentencepiece with byte
-    fallback, up to a space that it puts before the text; for tokenizers that normalize (BERT's), an estimate.
+    Exact for byte-level BPE: over the ids of a text they sum up to `len(text.encode())`. SentencePiece with byte
+    fallback may add a space before the text; for tokenizers that normalize (BERT's), the counts are estimates.
     """
     backend = tokenizer.backend_tokenizer
     is_byte_level = "ByteLevel(" in f"{backend.decoder} {backend.pre_tokenizer}"
     ids = tokenizer.get_vocab()
     added = backend.get_added_tokens_decoder()
     lengths_V = np.zeros(max(ids.values()) + 1, dtype=np.uint16)
-    for name, number in ids.items():
-        if number in added:
-            lengths_V[number] = len(name.encode())
+    for name, id in ids.items():
+        if id in added:
+            lengths_V[id] = len(name.encode())
         elif is_byte_level:
-            lengths_V[number] = len(name)
+            lengths_V[id] = len(name)
         elif re.fullmatch(r"<0x[0-9A-F]{2}>", name):
-            lengths_V[number] = 1
+            lengths_V[id] = 1
         else:
-            lengths_V[number] = len(name.removeprefix("##").replace("▁", " ").encode())
+            lengths_V[id] = len(name.removeprefix("##").replace("▁", " ").encode())
     lengths_V[special_ids(tokenizer)] = 0
     return lengths_V

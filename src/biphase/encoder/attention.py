@@ -31,21 +31,22 @@ ATTENTION = "biphase"
 Backend = Literal["varlen", "buckets", "reference"]
 
 KEPT_KEYS = 512
-"""Backward finds the softmax weights kept where a token meets no more keys than this, on average: more of them would
-outweigh all else that a block keeps. Otherwise it forms them again."""
+"""The largest average number of keys of a token up to which softmax weights are kept for backward. More would outweigh
+all else that a block keeps, and backward forms them again."""
 
 PAD_TO_MULTIPLE_OF = 32
-"""The tokens of a batch, in training and in evaluation, are padded to a multiple of this, once at their end. Sizes then
-recur from batch to batch: allocators find blocks that fit, and a CPU's bf16 products the code made for their size."""
+"""The number to whose multiple the tokens of a batch are padded, once at their end, in training and evaluation. So
+sizes recur: allocators find blocks that fit, and a CPU's bf16 products find code made for their size."""
 
 WIDEST_VARLEN = 256
 """The widest heads of flash attention."""
 
 LEAST_CAPABILITY = (8, 0)
-"""The oldest of NVIDIA's GPUs that flash attention runs on: Ampere. V100 is 7.0, T4 is 7.5."""
+"""The least compute capability of NVIDIA GPUs for flash attention: Ampere. V100 is 7.0, T4 is 7.5."""
 
 HAS_GROUPED_VARLEN = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
-"""Whether PyTorch wants to be told that query heads share key-value heads, which its kernels take in any version."""
+"""Whether PyTorch has an argument for query heads that share key-value heads, which its kernels can do in any
+version."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,9 @@ class PackedLayout:
     sizes_3B: Tensor
     """For `buckets`, on the CPU: samples, length and shortest sample of each bucket, one triple after the other."""
     plan_PS: Tensor
-    """For `buckets`, end to end: where each slot's sample begins among the slots, its place in the sample and the
-    length of its bucket, slots of tokens before those of padding; and the sample lengths in bucket order. One flat
-    tensor: each size of its own is one that torch.compile may take for 1, or for equal to another, and compile again
-    when it is not."""
+    """For `buckets`, end to end: the begin of each slot's sample among the slots, the slot's place in the sample and
+    the length of its bucket, slots of tokens before those of padding; and the sample lengths in bucket order. One flat
+    tensor, because torch.compile may take each size for 1 or for equal to another, and compile again when it is not."""
     num_scores: int
     """For `buckets`: the number of attention scores of one head, padding included."""
 
@@ -83,10 +83,10 @@ def lay_out(
     backend: Backend | None = None,
     pad_to_multiple_of: int = 1,
 ) -> PackedLayout:
-    """Lay out a packed batch by the offsets of its samples (S + 1 of them, from 0 to T), for the fastest backend on the
-    device in this type of the arithmetic, unless another is given.
+    """Lay out a packed batch by the offsets of its samples (S + 1 of them, from 0 to T).
 
-    Padding makes up what T lacks to a multiple of `pad_to_multiple_of`; `packed_hidden` adds it and takes it off again.
+    The backend is the fastest one for device and dtype unless it is given. T is padded to a multiple of
+    `pad_to_multiple_of`; `packed_hidden` adds this padding and takes it off again.
     """
     device, num_tokens = torch.device(device), int(bounds_S1[-1])
     backend = backend or choose_backend(device, dtype)
@@ -94,7 +94,7 @@ def lay_out(
     bounds_F1 = np.append(bounds_S1, num_tokens + num_padding) if num_padding else bounds_S1
     lengths_F = np.diff(bounds_F1)
     assert (lengths_F > 0).all(), "a sample without tokens"
-    # Where `varlen` is chosen too: a layer that it cannot compute goes by buckets.
+    # Needed for `varlen` too, because layers that it cannot compute go by buckets.
     sizes_3B, plan_PS = plan_buckets(bounds_F1[:1] if backend == "reference" else bounds_F1)
     return PackedLayout(
         causal=causal,
@@ -118,7 +118,7 @@ def choose_backend(device: torch.device, dtype: torch.dtype) -> Backend:
 
 
 def lacks_varlen(device: torch.device, dtype: torch.dtype) -> str:
-    """Name the device or type on which `varlen` does not run, or return ""."""
+    """Name the device or type for which `varlen` does not exist, or return ""."""
     if device.type != "cuda":
         return device.type
     if dtype == torch.float32:
@@ -131,8 +131,8 @@ def lacks_varlen(device: torch.device, dtype: torch.dtype) -> str:
 
 @cache
 def newest_flash(device: torch.device) -> str:
-    """Name the flash attention that `varlen` runs: FA3 on a Hopper GPU where its kernels are installed, which is
-    switched on here for the whole process; else FA2, PyTorch's own."""
+    """Name the flash attention of `varlen`, and switch it on for the whole process: FA3 on a Hopper GPU with its
+    kernels installed, else FA2, PyTorch's own."""
     activate = getattr(torch.nn.attention, "activate_flash_attention_impl", None)
     is_hopper = torch.cuda.get_device_capability(device)[0] == 9
     if activate is None or not is_hopper or find_spec("flash_attn_interface") is None:
@@ -145,7 +145,7 @@ def newest_flash(device: torch.device) -> str:
 
 
 def explain_backend(device: torch.device, dtype: torch.dtype, beyond: str = "") -> str:
-    """Name the backend that runs, with the reason: that of `choose_backend`, unless something is `beyond` varlen."""
+    """Name the backend of `choose_backend`, or of layers with a property `beyond` varlen, and the reason."""
     if lack := lacks_varlen(device, dtype):
         needs = "CUDA, compute capability 8.0 and bf16"
         return f"buckets, samples of similar length in a batch (varlen needs {needs}; here: {lack})"
@@ -162,7 +162,7 @@ def layer_configs(config: Any) -> list[Any]:
 
 
 def explain_computing(precision: str, device: torch.device, network: torch.nn.Module) -> str:
-    """Name the device, the type of the arithmetic and the kernel of attention of a headless network, and say why."""
+    """Name the device, the type of the arithmetic and the attention kernel of a headless network, with reasons."""
     attention = "its own, on padded batches"
     config: Any = network.config
     if config._attn_implementation == ATTENTION:
@@ -193,10 +193,10 @@ def packed_attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attend, as transformers calls it in every layer; q is [1, H, T, K], k and v are [1, G, T, K].
+    """Attend, called by transformers in every layer: q is [1, H, T, K], k and v are [1, G, T, K].
 
-    Returns [1, T, H, K]. A sliding window of w keeps positions at a distance below w to the left when causal, and up to
-    w to both sides when not, as transformers does.
+    Returns [1, T, H, K]. As in transformers, a sliding window of w keeps positions at a distance below w to the left
+    when causal, else up to w to both sides.
     """
     if layout is None:
         raise InputError("this model attends over packed batches only: call it through biphase, or export it")
@@ -212,8 +212,8 @@ def packed_attention(
         config: Any = getattr(module, "config", None)
         if not getattr(config, "is_heterogeneous", False):
             window = min(window, getattr(config, "sliding_window", None) or window)
-        # Embedding models of Gemma 3's kind count the token itself on both sides, as published; transformers' switch
-        # does not. Gemma, Gemma 2 and Gemma 4 have that key too, and masks that do not heed it.
+        # Published embedding models like Gemma 3 count the token itself on both sides; transformers' switch does not.
+        # Gemma, Gemma 2 and Gemma 4 have that key too, and masks that ignore it.
         counts_itself = getattr(config, "model_type", "") == "gemma3_text" and config.use_bidirectional_attention
         window -= bool(counts_itself and getattr(config, "is_causal", True))
     out_THK = attend(q_THK, k_TGK, v_TGK, layout, scale, window, softcap or 0.0, s_aux)
@@ -235,8 +235,8 @@ def attend(
 ) -> Tensor:
     """Compute softmax attention inside each sample, [T, H, K]. `window` 0 means no limit on the distance.
 
-    With `softcap` c a score s becomes c · tanh(s / c); a sink is a further key of each head, with that score and
-    without a value. Where `varlen` is chosen, what it cannot compute goes by buckets.
+    With `softcap` c a score s becomes c · tanh(s / c). A sink is a further key of each head, with that score and
+    without a value. Layers that `varlen` cannot compute go by buckets.
     """
     if layout.backend == "varlen" and not beyond_varlen(softcap, sinks_H is not None, q_THK.shape[2]):
         return varlen_attention(q_THK, k_TGK, v_TGK, layout, scale, window)
@@ -251,7 +251,7 @@ def attend(
 
 
 def beyond_varlen(softcap: float | None, has_sinks: bool, width: int) -> str:
-    """Name the property of an attention that PyTorch's packed flash attention cannot compute, or return ""."""
+    """Name a property that PyTorch's packed flash attention cannot compute, or return ""."""
     if softcap:
         return "a cap on the scores"
     if has_sinks:
@@ -269,7 +269,7 @@ def reference_attention(
     softcap: float = 0.0,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
-    """Score every pair of tokens, with a mask that says which may meet: the slow twin."""
+    """Score every pair of tokens, and mask those that may not meet: the slow twin."""
     indices_T = torch.arange(len(q_THK), device=q_THK.device)
     # Bounds 0, 7, 8, 14 put token 6 into sample 1, token 7 into sample 2, token 8 into sample 3.
     sample_T = torch.searchsorted(layout.bounds_F1.long(), indices_T, right=True)
@@ -290,7 +290,7 @@ def reference_attention(
 def varlen_attention(
     q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, layout: PackedLayout, scale: float, window: int
 ) -> Tensor:
-    """PyTorch's packed flash attention."""
+    """Attend by PyTorch's packed flash attention."""
     grouped: dict[str, Any] = {"enable_gqa": True} if HAS_GROUPED_VARLEN else {}
     # The kernel counts how far a query sees to its left and to its right, without itself; -1 is no limit.
     side = window - layout.causal if window else -1

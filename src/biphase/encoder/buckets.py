@@ -8,10 +8,10 @@ The trick, for samples of 5, 15, 14 and 200 tokens:
     rows                          gathered from [T·H, K] by slot, computed bucket by bucket, scattered back
     scores                        [N, H, L, L] a bucket: 208² + 3 · 16² a head, instead of 234²
 
-`plan_buckets` decides once per microbatch, on the CPU, which samples share a bucket and where everything stands: no
-layer reads a number from the device. The operator is opaque, so that torch.compile keeps a block in one graph although
-buckets differ in number and shape from batch to batch. A row is one token's vector of one head; the rows of a bucket
-stand as [N, H, L, K], and buckets end to end.
+`plan_buckets` assigns samples to buckets and tokens to slots once per microbatch, on the CPU, so that no layer reads a
+number from the device. The operator is opaque, so that torch.compile keeps a block in one graph although buckets differ
+in number and shape from batch to batch. A row is one token's vector of one head; the rows of a bucket are laid out as
+[N, H, L, K], and buckets end to end.
 
 Letters: T packed tokens, S samples, H query heads, G key-value heads, K head width, B buckets, N samples of a bucket,
 L its length, P slots of all buckets, V width of a value's head (K in most networks).
@@ -26,11 +26,12 @@ import torch
 from torch import Tensor
 
 BUCKET_WASTE = 2**13
-"""A bucket takes shorter samples as long as padding adds no more scores per head: about what a further bucket costs."""
+"""The most scores per head that padding adds to a bucket by taking shorter samples: about the cost of another
+bucket."""
 BUCKET_SCORES = 2**18
-"""Most attention scores (N · L²) per head of one bucket: more leave the cache between one operation and the next."""
+"""The most attention scores (N · L²) per head of a bucket: more would leave the cache between two operations."""
 LENGTHS_STEP = 16
-"""Buckets are as long as a multiple of this, so that sizes recur from batch to batch, and rows of scores fill a CPU's
+"""The number of which buckets' lengths are multiples, so that sizes recur, and rows of scores fill a CPU's
 registers."""
 
 
@@ -55,7 +56,7 @@ def plan_buckets(bounds_S1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def make_buckets(lengths_S: np.ndarray) -> list[np.ndarray]:
-    """Group sample numbers by about equal length, longest first."""
+    """Group the indices of samples by about equal length, longest first."""
     order = np.argsort(-lengths_S, kind="stable")
     squares = lengths_S[order].astype(np.int64) ** 2
     buckets: list[np.ndarray] = []
@@ -94,11 +95,11 @@ def bucket_attention(
     softcap: float = 0.0,
     sinks_H: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the outputs [T, H, V], and the softmax weights of all buckets end to end where backward is to have them.
+    """Return the outputs [T, H, V] and, for backward, the softmax weights of all buckets end to end.
 
-    `sizes_3B` and `plan_PS` are those of the `PackedLayout`; `num_kept` is how many weights to give, 0 or all. With
-    `softcap` c a score s becomes c · tanh(s / c); a sink is a key that each query of its head meets, with that score
-    and without a value.
+    `sizes_3B` and `plan_PS` are those of the `PackedLayout`; `num_kept` is the number of weights to return, 0 or all.
+    With `softcap` c a score s becomes c · tanh(s / c). A sink is a key that each query of its head meets, with that
+    score and without a value.
     """
     buckets, queries, keys = open_plan(sizes_3B, plan_PS, q_THK, k_TGK)
     q, k, v = queries.gather(q_THK).mul_(scale), keys.gather(k_TGK), keys.gather(v_TGK)
@@ -130,8 +131,8 @@ def bucket_attention_backward(
 
     dv = Pᵀ dout, dP = dout vᵀ, dS = P ∘ (dP - rowsum(P ∘ dP)), dq = scale · dS k, dk = dSᵀ (scale · q).
 
-    A cap on S multiplies dS by 1 - tanh². A sink with the weight p takes part in the softmax as a key whose value is 0:
-    the same formulas, with rows of P that sum to 1 - p, and -p · rowsum(P ∘ dP) is its own gradient.
+    A cap on S multiplies dS by 1 - tanh². A sink with the weight p takes part in the softmax as a key with the value 0:
+    the formulas stay, with rows of P that sum to 1 - p, and the sink's gradient is -p · rowsum(P ∘ dP).
     """
     buckets, queries, keys = open_plan(sizes_3B, plan_PS, q_THK, k_TGK)
     q, k, v = queries.gather(q_THK).mul_(scale), keys.gather(k_TGK), keys.gather(v_TGK)
@@ -162,18 +163,18 @@ def bucket_attention_backward(
 
 
 Bucket = tuple[int, int, Tensor]
-"""N samples of about one length: that length L, the length of the shortest one, and the length of each [N]."""
+"""N samples of about one length: the bucket's length L, the length of the shortest sample, and all lengths [N]."""
 
 
 @dataclass(frozen=True)
 class RowMap:
-    """Where the vectors of some heads (H of queries, G of keys) are: in [T, H, K], and as rows of all buckets."""
+    """A map between the vectors of some heads (H of queries, G of keys) in [T, H, K] and the rows of all buckets."""
 
     buckets: list[Bucket]
     num_heads: int
     num_kv_heads: int
     sources: Tensor
-    """For each row of the buckets, the row of [T·H, K] that fills it; for padding, any."""
+    """For each row of the buckets, the row of [T·H, K] that fills it; any row for padding."""
     targets: Tensor
     """For each row of [T·H, K], the row of the buckets that it fills."""
     padding: Tensor
@@ -186,10 +187,10 @@ class RowMap:
         return rows.index_select(0, self.targets).view(-1, self.num_heads, rows.shape[1])
 
     def by_bucket(self, rows: Tensor) -> list[Tensor]:
-        """View the part of each bucket as one matrix for each sample and key-value head: [N·G, L, K] for keys and, as
-        the query heads of a key-value head stand below each other, [N·G, H/G·L, K] for queries.
+        """View the rows of each bucket as one matrix for each sample and key-value head.
 
-        Scores stand in one row: those of a bucket become [N·G, H/G·L, L].
+        Keys become [N·G, L, K]. The query heads of a key-value head stand below each other: queries become
+        [N·G, H/G·L, K]. Scores, which are one flat row, become [N·G, H/G·L, L].
         """
         shapes = []
         for length, _, lengths_N in self.buckets:
@@ -210,10 +211,9 @@ def attention_weights(
     sinks_H: Tensor | None,
     into: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the softmax of the scores, with -inf where a query must not see a key, and the weight that goes to the
-    sinks, where there are any; PyTorch sums scores of 16 bits in fp32.
+    """Return the softmax of the scores, with -inf for hidden keys, and the weight of the sinks, if any.
 
-    What padded queries see does not matter, but it must be something.
+    PyTorch sums scores of 16 bits in fp32. Padded queries may see anything, but not nothing.
     """
     scores = torch.bmm(q, k.transpose(1, 2), out=into)
     if softcap:
@@ -221,7 +221,7 @@ def attention_weights(
     length, _, lengths_N = bucket
     hide(scores.view(len(lengths_N), -1, length, length), bucket, causal, window)
     sunk = None
-    if sinks_H is not None:  # softmax with the sink = softmax without it · (1 - what goes to the sink)
+    if sinks_H is not None:  # softmax with the sink = softmax without it · (1 - the sink's weight)
         total = scores.float().logsumexp(-1, keepdim=True)
         sunk = (sinks_H.float().view(-1, 1, 1) - total.view(len(lengths_N), -1, length, 1)).sigmoid_().view_as(total)
     weights = torch.ops.aten._softmax.out(scores, -1, False, out=scores)
@@ -231,13 +231,13 @@ def attention_weights(
 def hide(scores_NHLL: Tensor, bucket: Bucket, causal: bool, window: int) -> None:
     """Write -inf over the scores of keys that a query must not see."""
     length, shortest, lengths_N = bucket
-    # 1. What the objective hides, alike for all samples: later keys when causal, keys outside of the window.
+    # 1. The objective hides keys in the same way for all samples: later ones when causal, those outside of the window.
     indices_L = torch.arange(length, device=scores_NHLL.device)
     if causal or window:
         sees_LL = visible(indices_L[:, None] - indices_L, causal, window)
         scores_NHLL += scores_NHLL.new_zeros(sees_LL.shape).masked_fill_(~sees_LL, float("-inf"))
-    # 2. Padded keys, which begin behind each sample's own length; before the shortest one's there are none. When
-    # causal, padding is behind all that a token may see.
+    # 2. Padded keys lie behind each sample's own length, so behind that of the shortest one. When causal, they are
+    # later than all that a token may see.
     if not causal and shortest < length:
         behind = indices_L[shortest:]
         padded_N11L = (behind >= lengths_N[:, None])[:, None, None, :]
@@ -261,11 +261,12 @@ def open_plan(sizes_3B: Tensor, plan_PS: Tensor, q_THK: Tensor, k_TGK: Tensor) -
 
 
 def map_rows(slots_3P: Tensor, num_tokens: int, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Map slots, one for a token, to rows, one for a token and head: the `sources`, `targets` and `padding` of a
+    """Map slots, one for each token, to rows, one for each token and head; return `sources`, `targets` and `padding` of
+    a
     `RowMap`.
 
     With H = 2, a sample of 2 tokens that begins at slot 4, in a bucket of length 4, has the rows 8, 9 (10, 11 are
-    padding) of its first head and 12, 13 of its second: start · H + offset, and a length further for each head.
+    padding) of its first head and 12, 13 of its second: start · H + offset, plus the length for each further head.
     """
     starts_P, offsets_P, lengths_P = slots_3P
     heads_H = torch.arange(num_heads, device=slots_3P.device)
@@ -298,7 +299,7 @@ def keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
 
 
 def bucket_gradients(ctx: Any, grad_THK: Tensor, _: Tensor) -> tuple[Any, ...]:
-    """Return the gradients of `bucket_attention`'s eleven arguments: of three tensors, None for seven, of the sinks."""
+    """Return the gradients of `bucket_attention`'s eleven arguments: three tensors, seven without one, the sinks."""
     *saved, sinks_H = ctx.saved_tensors
     *grads, grad_sinks_H = bucket_attention_backward(grad_THK.contiguous(), *saved, *ctx.settings, sinks_H)
     return *grads, *[None] * 7, None if sinks_H is None else grad_sinks_H.to(sinks_H.dtype)

@@ -1,7 +1,7 @@
-"""The name of a model → the folder of its files, the hash of what it computes with, and the lengths that it reads.
+"""A model's name → the folder of its files, their hash, and the longest text that it reads.
 
-A model is named by a run of ours (`RUN` or `RUN@STEP`), a Hugging Face folder, or a hub id (`ID` or `ID@REVISION`).
-Nothing here loads a model or PyTorch: a grid of thousands of cells is planned in the time that reading its files takes.
+A name is a biphase run (`RUN` or `RUN@STEP`), a Hugging Face folder, or a hub id (`ID` or `ID@REVISION`). Nothing here
+loads a model or PyTorch, so that planning a grid of thousands of cells takes no longer than reading files.
 """
 
 import re
@@ -26,22 +26,22 @@ IDENTIFYING_FILES = (
 )
 
 fetch_once = lru_cache(fetch_model)
-"""Cached, for a grid asks for the same model again and again."""
+"""Cached, because a grid asks for the same model again and again."""
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """An encoder is found first, by all that decides a cell's name and result; `finetuning.heads.open_encoder` adds
-    what computes, which cells share: it is copied, never trained."""
+    """An encoder, known by all that decides a cell's name and result. `finetuning.heads.open_encoder` adds its network
+    and tokenizer, which cells share: they are copied, never trained."""
 
     name: str
-    """The name that its scores have."""
+    """The name in its scores."""
     hash: str
     """The hash of configuration, weights and tokenizer."""
     max_length: int
-    """Tokens that the network has positions for, by its configuration; once loaded, as it was found to number them."""
+    """The number of the network's positions, by its configuration; once it is loaded, by its proof."""
     folder: Path = Path()
-    """Where its files are."""
+    """The folder of its files."""
     backbone: Any = field(default=None, compare=False, repr=False)
     """The network without a head; None before it is loaded."""
     tokenizer: Any = field(default=None, compare=False, repr=False)
@@ -51,13 +51,13 @@ class Encoder:
 
 
 def identify(name: str) -> Encoder:
-    """Read what names the cells of a model. Raises `InputError` where its folder lacks what fine-tuning needs."""
+    """Read the facts that name a model's cells. Raises `InputError` for a folder without all that fine-tuning needs."""
     folder = find_folder(name)
-    # `count_positions` asks for some fields of the configuration. They are in its file, unless that leaves to
-    # transformers what a type of network has by default, or another name for it.
+    # `count_positions` needs some fields of the configuration. They stand in its file, unless it relies on a default of
+    # its type, or on another name.
     try:
         content = read_json_as(folder / "config.json", dict[str, Any])
-    except InputError:  # said below in the words for a model that somebody else made
+    except InputError:  # `load_model_config` says it in the words for foreign models
         content = {}
     says_all = "max_position_embeddings" in content and not content.keys() & {"auto_map", "text_config"}
     if says_all and ("pad_token_id" in content or content.get("model_type") not in AFTER_PADDING):
@@ -69,10 +69,10 @@ def identify(name: str) -> Encoder:
 
 
 def find_folder(name: str) -> Path:
-    """Find the folder of a model; one from the hub is downloaded once (`biphase.hub`).
+    """Find the folder of a model; a hub model is downloaded once (`biphase.hub`).
 
-    Raises `InputError` naming what is missing there (configuration, weights as safetensors, tokenizer), or what in a
-    folder that biphase wrote is not as it was written.
+    Raises `InputError` naming missing files (configuration, safetensors weights, tokenizer), and changed ones of a
+    folder that biphase wrote.
     """
     address = find_model(name)
     folder = Path(address)
@@ -92,8 +92,8 @@ def find_folder(name: str) -> Path:
 
 
 def find_ranker(name: str) -> Path:
-    """Find the folder of a model that ranks pairs of texts. Raises `InputError` also where it has no head that gives
-    one score."""
+    """Find the folder of a model that ranks pairs of texts. Raises `InputError` as `find_folder`, and for a model
+    without a head that gives one score."""
     folder = find_folder(name)
     config = read_json_as(folder / "config.json", dict[str, Any])
     kinds = config.get("architectures") or ["a network without a head"]
@@ -110,8 +110,8 @@ def stamp_model(folder: Path) -> dict[Path, Stamp]:
 
 
 def hash_model(folder: Path) -> str:
-    """Make one hash of all files that decide what an encoder does. Raises `InputError` where one of a checkpoint of
-    ours is not as it was written."""
+    """Hash all files that decide what an encoder does. Raises `InputError` for a changed file of a checkpoint of
+    ours."""
     files = stamp_model(folder)
     checkpoint = folder.parent
     if folder.name == "model" and (checkpoint / "manifest.json").exists():

@@ -1,10 +1,10 @@
 """A preset, a folder or a hub model becomes a network that is ready for packed batches, with or without its head.
 
-The networks are transformers' own classes: a preset is a `EuroBertConfig`, and any decoder or encoder that transformers
-has a causal or masked language model for can take its place. What is loaded is fp32, attends through
-`encoder.attention`, has no dropout, and has proved that packing changes nothing (`encoder.proofs`). A headless network
-whose attention does not go through there runs on padded batches in `PaddedBackbone`, behind the same interface. Two
-networks of one shape can be averaged, and compared layer by layer.
+The networks are transformers' own classes: a `EuroBertConfig` for a preset, else any decoder or encoder with a causal
+or masked language model in transformers. A loaded network is fp32, attends through `encoder.attention`, has no dropout,
+and has proved that packing changes nothing (`encoder.proofs`). A headless network with its own way to attend runs on
+padded batches in `PaddedBackbone`, behind the same interface. Two networks of one shape can be averaged, and compared
+layer by layer.
 
 Letters: T packed tokens, N samples of a batch, L longest sample, D width.
 """
@@ -34,16 +34,18 @@ from biphase.recipe import find_preset
 
 @torch.no_grad()
 def merge_weights(network: nn.Module, before: nn.Module, share: float) -> None:
-    """Mix a share of the network before into the trained one, in place: against forgetting (BidirLM,
-    arXiv:2604.02045)."""
+    """Average the trained network, in place, with the one before, which gets the weight `share`: against forgetting
+    (BidirLM, arXiv:2604.02045)."""
     old = dict(before.named_parameters())
     for name, parameter in network.named_parameters():
         parameter.lerp_(old[name].to(parameter.device), share)
 
 
 def layer_cosines(network: nn.Module, before: nn.Module, name: str = "the network before") -> dict[str, float]:
-    """Compute the cosine between the weights after and before, for the embedding, each block and what is behind them.
-    Raises `InputError` where the network before, which is called `name`, has not the same weights by name and shape."""
+    """Compute the cosine between the weights after and before, for the embedding, each block and the rest.
+
+    Raises `InputError` when the network before, called `name`, has other weights by name or shape.
+    """
     shapes = {(key, weight.shape) for key, weight in network.named_parameters()}
     if differences := shapes ^ {(key, weight.shape) for key, weight in before.named_parameters()}:
         differing = ", ".join(sorted({key for key, _ in differences})[:3])
@@ -51,7 +53,7 @@ def layer_cosines(network: nn.Module, before: nn.Module, name: str = "the networ
     groups: dict[str, list[float]] = {}
     old = dict(before.named_parameters())
     for name, parameter in network.named_parameters():
-        # `backbone.layers.3.mlp.up_proj.weight` is of layer 3; what has no number is embeddings or the rest.
+        # `backbone.layers.3.mlp.up_proj.weight` belongs to layer 3; names without a number to embeddings or the rest.
         numbers = [part for part in name.split(".") if part.isdigit()]
         layer = numbers[0] if numbers else "embeddings" if "embed" in name else "rest"
         after, earlier = parameter.detach().double().cpu().flatten(), old[name].detach().double().cpu().flatten()
@@ -63,7 +65,7 @@ def layer_cosines(network: nn.Module, before: nn.Module, name: str = "the networ
 
 @dataclass(frozen=True)
 class TokenIds:
-    """The ids that a network's configuration carries, by its names for them."""
+    """The vocabulary size and token ids of a network's configuration, under its names."""
 
     vocab_size: int
     mask_token_id: int
@@ -73,10 +75,10 @@ class TokenIds:
 
 
 def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_len: int, seed: int) -> PreTrainedModel:
-    """Make a network of a preset's shape, with changes, for samples of up to `max_len` tokens, with random weights:
-    normal with standard deviation 0.02, norms 1.
+    """Make a network of a preset's shape, with changes, for samples of up to `max_len` tokens.
 
-    Raises `InputError` for changes that are no setting of the network, follow from the shards, or make no network.
+    Its weights are random, normal with standard deviation 0.02, and its norms 1. Raises `InputError` for changes that
+    are no settings of the network, that the shards decide, or that make no valid network.
     """
     sizes, defaults = find_preset(preset), EuroBertConfig().to_dict()
     for key in architecture:
@@ -118,13 +120,16 @@ def load_model(
 ) -> PreTrainedModel:
     """Load a language model from a folder or the hub, in fp32, attending through `biphase`, without dropout.
 
-    Never runs a repository's own code and never unpickles weights. With `vocab_size`, the embeddings are resized to
-    hold that many tokens (new rows are drawn with `seed` from the distribution of the old ones). With `new_head`, the
-    folder has none, and one is drawn with `seed`, as its class draws it, or tied to the embeddings.
+    Never runs a repository's own code and never unpickles weights.
+
+    Args:
+        vocab_size: enlarge the embeddings to so many tokens, with new rows drawn from the distribution of the old ones.
+        seed: the seed of new rows and of a new head.
+        new_head: give a head to a network without one, drawn as its class does, or tied to the embeddings.
 
     Raises:
-        InputError: nothing to load, an encoder-decoder, a network whose attention does not go through ours, no head, or
-            one in spite of `new_head`.
+        InputError: nothing to load, an encoder-decoder, attention that does not go through ours, a missing head, or a
+            head in spite of `new_head`.
     """
     config = load_model_config(source)
     kind = language_model_class(config)
@@ -149,7 +154,7 @@ def load_model(
         padding_idx = getattr(model.get_input_embeddings(), "padding_idx", None)
         train_padding_row(model)
     if padding_idx is not None and model.get_output_embeddings().weight is model.get_input_embeddings().weight:
-        # Loading initializes tied weights, but for those that are marked as loaded. Youtu heeds no mark.
+        # Loading initializes tied weights, except those marked as loaded. Youtu ignores the mark.
         marked: Any = nn.Embedding(1, 1, padding_idx=0, _weight=torch.ones(1, 1)).requires_grad_(False)
         marked.weight._is_hf_initialized = True
         model._init_weights(marked)
@@ -170,8 +175,11 @@ def load_weights(
     dtype: Any = torch.float32,
     new_head: bool = False,
 ) -> PreTrainedModel:
-    """Load weights by `kind.from_pretrained` from safetensors, every one accounted for but for a `new_head`; in fp32,
-    or as stored with `auto`. Without `config`, the network is the one that the folder describes."""
+    """Load all weights by `kind.from_pretrained` from safetensors, in fp32, or as stored with the dtype `auto`.
+
+    Without `config`, the folder's own is used. Raises `InputError` for missing weights, except for those of a
+    `new_head`.
+    """
     config = config or load_model_config(source)
     refuse_pickles(source)  # transformers opens whatever their index names
     config.update(dict.fromkeys(dropout_shares(config), 0.0))  # pretraining uses none (Table 1)
@@ -209,16 +217,16 @@ def load_weights(
 
 
 def dropout_shares(config: PretrainedConfig) -> dict[str, float]:
-    """List the settings of a configuration that say how much is dropped in training."""
+    """List the dropout settings of a configuration."""
     shares = {key: value for key, value in config.to_dict().items() if isinstance(value, float)}
     return {key: value for key, value in shares.items() if "dropout" in key or key.endswith("_pdrop")}
 
 
 def make_generation_saveable(model: PreTrainedModel) -> None:
-    """Let the settings of generation pass the check without which transformers does not save them, nor the model.
+    """Make a model's generation settings valid, because transformers saves no model with invalid ones.
 
-    Many published ones do not: a temperature, and nothing says that it samples. Then it does; where that does not help,
-    what begins and ends a text is kept alone.
+    Many published settings are invalid, such as a temperature without sampling. Then sampling is switched on; where
+    that does not help, only the tokens that begin and end a text are kept.
     """
     if not model.can_generate():
         return
@@ -234,9 +242,9 @@ def make_generation_saveable(model: PreTrainedModel) -> None:
 
 
 def language_model_class(config: PretrainedConfig) -> Any:
-    """Return the Auto class that holds this configuration's language model, None when there is none.
+    """Return the Auto class of this configuration's language model; None when there is none.
 
-    BERT's kin have both; they are decoders only where they say so.
+    Types like BERT have both kinds; they are decoders only where their configuration says so.
     """
     if type(config) in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
         return transformers.AutoModelForMaskedLM
@@ -247,7 +255,7 @@ def language_model_class(config: PretrainedConfig) -> Any:
 
 @torch.no_grad()
 def train_padding_row(model: PreTrainedModel) -> None:
-    """Let the padding row learn from a random start: where pad = eos (Llama 3), eos would stay zero for ever."""
+    """Let the padding row learn, from random values if it is zero: where pad = eos (Llama 3), eos would stay zero."""
     embedding = model.get_input_embeddings()
     if isinstance(embedding, nn.Embedding) and embedding.padding_idx is not None:
         row_D = embedding.weight[embedding.padding_idx]
@@ -257,21 +265,21 @@ def train_padding_row(model: PreTrainedModel) -> None:
 
 
 def pad_batch(samples: Sequence[Tensor], pad_id: int) -> dict[str, Tensor]:
-    """Pad samples on the right: the inputs of a network of transformers, [N, L]."""
+    """Pad samples on the right, to inputs [N, L] of a network of transformers."""
     masks = [torch.ones_like(tokens_T) for tokens_T in samples]
     padded = nn.utils.rnn.pad_sequence(list(samples), batch_first=True, padding_value=pad_id)
     return {"input_ids": padded, "attention_mask": nn.utils.rnn.pad_sequence(masks, batch_first=True)}
 
 
 class PaddedBackbone(nn.Module):
-    """A network that knows only padded batches, called with packed tokens like any other."""
+    """A network for padded batches only, to be called with packed tokens like any other."""
 
     def __init__(self, network: PreTrainedModel, equal_lengths: bool = False) -> None:
         super().__init__()
         self.network = network
         self.config = network.config
         self.equal_lengths = equal_lengths
-        """Whether it is given texts of equal length only, because it computes something else beside longer ones."""
+        """Whether its batches hold texts of equal length only, because longer neighbours change its results."""
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, layout: PackedLayout, use_cache: bool = False) -> Any:
         """Compute `last_hidden_state` [1, T, D] of tokens [1, T]; the network numbers the positions itself."""
@@ -279,14 +287,14 @@ class PaddedBackbone(nn.Module):
         lengths = layout.bounds_S1.diff().tolist()
         samples = input_ids[0, : sum(lengths)].split(lengths)
         batches: dict[int, list[int]] = {}
-        for number, length in enumerate(lengths):
-            batches.setdefault(length if self.equal_lengths else 0, []).append(number)
+        for index, length in enumerate(lengths):
+            batches.setdefault(length if self.equal_lengths else 0, []).append(index)
         hidden: dict[int, Tensor] = {}
-        for numbers in batches.values():
-            hidden_NLD = self.network(**pad_batch([samples[number] for number in numbers], pad_id)).last_hidden_state
-            for number, hidden_LD in zip(numbers, hidden_NLD, strict=True):
-                hidden[number] = hidden_LD[: lengths[number]]
-        hidden_TD = torch.cat([hidden[number] for number in range(len(samples))])
+        for indices in batches.values():
+            hidden_NLD = self.network(**pad_batch([samples[index] for index in indices], pad_id)).last_hidden_state
+            for index, hidden_LD in zip(indices, hidden_NLD, strict=True):
+                hidden[index] = hidden_LD[: lengths[index]]
+        hidden_TD = torch.cat([hidden[index] for index in range(len(samples))])
         return SimpleNamespace(last_hidden_state=nn.functional.pad(hidden_TD, (0, 0, 0, layout.num_padding))[None])
 
     def get_input_embeddings(self) -> nn.Module:
@@ -301,16 +309,16 @@ def without_padding(backbone: nn.Module) -> Any:
 def load_backbone(source: str | Path) -> nn.Module:
     """Load a network without a head from a folder or the hub, fp32, no dropout, for `packed_hidden` with any layout.
 
-    A decoder comes out bidirectional. Raises `InputError` for a folder without safetensors weights, for an
-    encoder-decoder, and for a network that cannot be made bidirectional.
+    A decoder becomes bidirectional. Raises `InputError` for a folder without safetensors weights, an encoder-decoder,
+    and a network that cannot be made bidirectional.
     """
     with suppress(FailedProofError):
         network: Any = load_headless(source, ATTENTION)
-        if not looks_both_ways(network):  # transformers' own switch, which its masks obey
+        if not looks_both_ways(network):  # this is transformers' own switch, which its masks obey
             network.config.is_causal = False
         if not find_first_position(network, causal=False):
             return network
-    # Loaded anew: a network that ignores the switch of its attention may still make its masks by the name of it.
+    # Load it again, because a network that ignores our attention may still make its masks by its name.
     padded = PaddedBackbone(load_headless(source, "eager"))
     if not looks_both_ways(padded.network):
         padded.config.is_causal = False
@@ -325,7 +333,7 @@ def load_backbone(source: str | Path) -> nn.Module:
 
 
 def load_headless(source: str | Path, attention: str) -> PreTrainedModel:
-    """Load a network without a head, and without a pooler, which belongs to next sentence prediction."""
+    """Load a network without a head and without a pooler, which belongs to next sentence prediction."""
     network: Any = load_weights(transformers.AutoModel, source, attention=attention)
     with told_as(f"{source} is a '{network.config.model_type}' model, which does not read tokens of text"):
         embedding = network.get_input_embeddings()

@@ -1,11 +1,11 @@
 """Flat packed tokens become hidden states and losses, through transformers' own networks.
 
-`packed_hidden` calls a network without its head, `PackedModel` a language model. `count_flops` says what training
-costs.
+`packed_hidden` calls a network without its head, `PackedModel` a language model. `count_flops` counts the cost of
+training.
 
-There are never logits for a position without a target. The vocabulary is large (128,256), so targets are scored a chunk
-at a time: rows · V ≤ `CHUNK_LOGITS`. The logits of a chunk become their gradients in place, part by part in fp32, and
-two products end the chunk: nothing of its size is kept for backward.
+Only positions with a target get logits. Vocabularies are large (128,256), so targets are scored in chunks of rows · V ≤
+`CHUNK_LOGITS`. The logits of a chunk become their gradients in place, part by part in fp32, and two products finish the
+chunk: nothing of its size is kept for backward.
 
 Letters: T packed tokens, N targets, D width, V vocabulary.
 """
@@ -35,20 +35,20 @@ def language_model_loss(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute the cross-entropy of `targets_N` under softmax(hidden @ weight.T + bias), in nats.
 
-    Products are formed in the type of `hidden_ND`, softmax and sums in fp32. No target at all is a loss of 0. With
+    Products are formed in the type of `hidden_ND`, softmax and sums in fp32. Without targets the loss is 0. With
     `compiles`, logits become losses and gradients in compiled code.
 
     Returns:
         The sum over targets (differentiable), the loss of each target [N], and, where no gradient is formed, whether
         each target has the highest score [N]; the last two carry no gradient.
     """
-    # Inside of `forward` nobody can tell that gradients are off.
+    # `forward` cannot see whether gradients are on.
     with_grad = torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_VD.requires_grad)
     return ChunkedLoss.apply(hidden_ND, weight_VD, bias_V, targets_N, softcap, with_grad, compiles)
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """Gradients in the forward pass: dL/dz = softmax(z) - onehot needs only the logits that are at hand.
+    """A loss that forms its gradients in the forward pass: dL/dz = softmax(z) - onehot needs only the present logits.
 
     With z = h @ W.T they become dL/dh = dL/dz @ W, and dL/dW = the sum over chunks of dL/dz.T @ h.
     """
@@ -110,8 +110,8 @@ def slices(num_rows: int, most: int) -> Iterator[slice]:
 def token_losses(logits_RV: Tensor, targets_R1: Tensor, softcap: float | None, with_grad: bool) -> Tensor:
     """Compute the losses [R] of some rows; with `with_grad`, the gradient of their sum replaces `logits_RV`.
 
-    Tensors of 16 bits are read and written as such, and fp32 in between: on a GPU the head waits for its memory.
-    Compiled there, this is two kernels, which read the logits three times and write them once.
+    Tensors of 16 bits are read and written as such, with fp32 in between, because on a GPU memory limits the head's
+    speed. Compiled there, this is two kernels, which read the logits three times and write them once.
     """
     # loss = log Σ exp(z) - z[target], with the highest logit taken off first, so that no exp overflows.
     scores_RV, tanh_RV = logits_RV, None
@@ -122,7 +122,7 @@ def token_losses(logits_RV: Tensor, targets_R1: Tensor, softcap: float | None, w
     exps_RV = torch.sub(scores_RV, highest).exp_()
     total = exps_RV.sum(1, keepdim=True)
     losses_R = (total.log() + highest - target_scores).squeeze(1)
-    if with_grad and torch.compiler.is_compiling():  # what scatters would be no part of a kernel, and needs a copy
+    if with_grad and torch.compiler.is_compiling():  # a scatter would be no part of a kernel, and need a copy
         is_target_RV = torch.arange(logits_RV.shape[1], device=logits_RV.device) == targets_R1
         slope_RV = 1.0 if tanh_RV is None else 1 - tanh_RV.square()
         logits_RV.copy_((exps_RV / total - is_target_RV.float()) * slope_RV)
@@ -160,7 +160,7 @@ class PackedModel(nn.Module):
         super().__init__()
         self.network = network
         self.compiles_loss = False
-        """Whether what follows the logits is compiled."""
+        """Whether the loss after the logits is compiled."""
 
     def forward(
         self,
@@ -198,14 +198,13 @@ HEAD_TRANSFORMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("camembert", "data2vec-text", "esm", "gte", "jina_embeddings_v3", "roberta"), DENSE_GELU_NORM),
     **dict.fromkeys(("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"), DENSE_GELU_NORM),
 }
-"""Model types whose head transforms the last hidden state before the product with the output embeddings, by a dense
-layer, an activation and a norm, and the modules that do so; all others have at most a factor. `proofs.check_head`
-proves that the right ones were taken, or rightly none."""
+"""The modules (dense layer, activation, norm) by which a model type's head transforms hidden states before the product
+with the output embeddings; other types have at most a factor. `proofs.check_head` proves the choice."""
 
 
 def head_input(network: Any, hidden_ND: Tensor) -> Tensor:
     """Transform hidden states as the network's head does before its product with the output embeddings: by modules, or
-    by the number by which logits are multiplied (Cohere, Falcon H1) or divided (Granite)."""
+    by a factor (Cohere, Falcon H1) or divisor (Granite) of the logits."""
     config = network.config
     if config.model_type not in HEAD_TRANSFORMS:
         factor = getattr(config, "logit_scale", None) or getattr(config, "lm_head_multiplier", None) or 1.0
@@ -218,7 +217,7 @@ def head_input(network: Any, hidden_ND: Tensor) -> Tensor:
 
 
 def head_bias(network: Any) -> Tensor | None:
-    """Return the bias of the logits, which ESM keeps beside the output embeddings."""
+    """Return the bias of the logits, which ESM keeps outside of the output embeddings."""
     bias = network.get_output_embeddings().bias
     return network.lm_head.bias if network.config.model_type == "esm" else bias
 
@@ -228,14 +227,14 @@ LEFT_FACTOR = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_grouped_mm": 0, "g
 
 
 class ProductCounter(TorchDispatchMode):
-    """Counts the multiplications with weights, and those of attention, while a network runs."""
+    """A counter of the multiplications with weights, and of attention, while a network runs."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.weights = {weight.untyped_storage()._cdata for weight in network.parameters()}
         self.with_weights = 0
         self.attention_width = 0.0
-        """The widths of all heads of all layers; where keys and values differ, the mean of the two."""
+        """The sum of the widths of all heads of all layers; where keys and values differ, of the mean of the two."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -252,10 +251,10 @@ class ProductCounter(TorchDispatchMode):
 
 @torch.no_grad()
 def count_flops(model: PreTrainedModel) -> FlopCount:
-    """Count the FLOPs of training a language model, from the products that it forms when it reads a short text.
+    """Count the FLOPs of training a language model, from the products that it forms for a short text.
 
-    Layers that share weights, experts and unequal heads count as often as they compute. Where the number of experts
-    differs by token (LongCat's that do nothing), it is a guess by these few tokens.
+    So shared layers, experts and unequal heads count as often as they compute. Where the number of experts differs by
+    token (LongCat), these few tokens give an estimate.
     """
     device, is_training = model.device, model.training
     num_tokens = min(COUNTED_TOKENS, position_limit(model) or COUNTED_TOKENS)

@@ -1,11 +1,10 @@
-"""A network is believed by what it computes: packing changes nothing, it looks where it should, its head is ours.
+"""Proofs about a network: packing changes nothing, it looks where it should, our loss scores as its head does.
 
-Each proof is a forward pass or two on a few tokens, and compares with what transformers computes for each text alone,
-with its own attention. Tokens are chosen so that so short a text shows whatever the network does; where it cannot, a
-proof would say nothing. Differences count in units of the hidden states' mean size: a changed token regroups the
-products of a mixture of experts, so that what must stay still may move by rounding. What a foreign network raises when
-it is called in a way that it is not made for counts as a failed proof; an error inside of biphase, and a lack of
-memory, are raised as what they are.
+Each proof is a forward pass or two on a few tokens, compared with transformers' results for each text alone, by its own
+attention. Tokens are chosen so that a short text shows what the network does. Differences are measured in units of the
+hidden states' mean size: in a mixture of experts a changed token regroups products, so that even states that must stay
+the same move by rounding. An error that a foreign network raises because it cannot be called in this way is a failed
+proof; errors inside of biphase and a lack of memory are raised as they are.
 
 Letters: T tokens, D width.
 """
@@ -34,34 +33,34 @@ NARROW = {
     "index_topk_blocks": 1,
     "index_block_size": 4,
 }
-"""The settings that limit how far a token sees, with their values in a proof: so a short text shows the limit."""
+"""The settings that limit how far a token sees, with their values in a proof, in which a short text shows the limit."""
 
 WIDE = 512
-"""Windows of this size limit nothing in a proof."""
+"""A window that limits nothing in a proof."""
 
 SPREAD = 512
-"""A proof chooses its tokens from so many, spread over the vocabulary: those whose embeddings lie farthest apart."""
+"""The number of tokens, spread over the vocabulary, among which a proof chooses those with the most distant
+embeddings."""
 
 PROOF_LENGTHS = (9, 35, 2)
-"""The samples of a proof of packing: one is longer than what two narrow windows show of it to each side."""
+"""The lengths of the samples of a proof of packing: one is longer than two narrow windows reach to each side."""
 
 PROBE_TOKENS = 19
-"""Two samples of 9 and 7 tokens, and three tokens that one of them is changed for."""
+"""The tokens of a probe: two samples of 9 and 7 tokens, and three tokens to replace one of them."""
 
 
 @torch.no_grad()
 def telling_tokens(
     network: Any, num_tokens: int, candidates: Tensor | None = None, rows_of: Callable[[Tensor], Tensor] | None = None
 ) -> Tensor:
-    """Choose tokens (among `candidates`) whose embeddings, or whose rows by `rows_of`, lie far apart, the first ones
-    farthest; neither padding nor a mask is among them.
+    """Choose tokens (among `candidates`) with distant embeddings, or distant rows by `rows_of`; the most distant first.
 
-    Embeddings of tokens that training never met, such as bytes in a vocabulary of SentencePiece, are often all alike:
-    to change one for another changes nothing.
+    Padding and mask tokens are left out. Tokens that training never met, such as bytes in SentencePiece vocabularies,
+    often have equal embeddings, so that a change from one to another would not show.
     """
     config, rows_of = network.config, rows_of or network.get_input_embeddings()
     candidates = torch.arange(config.vocab_size) if candidates is None else candidates
-    # Some networks number the positions by what is padding, or scale by what is masked.
+    # Some networks number positions by padding tokens, or scale by mask tokens.
     roles = [getattr(config, f"{role}_token_id", None) for role in ("pad", "mask")]
     candidates = candidates[~torch.isin(candidates, torch.tensor([id for id in roles if id is not None]))]
     candidates = candidates[torch.linspace(0, len(candidates) - 1, min(SPREAD, len(candidates))).long()]
@@ -76,10 +75,12 @@ def telling_tokens(
 
 
 def proof_samples(network: Any, longest: int) -> tuple[Tensor, list[int]]:
-    """Return the tokens of a proof of packing, and the lengths of its samples; none where no position is left of the
-    `longest` text that the network reads."""
+    """Return the tokens of a proof of packing and the lengths of its samples; none when the network has no positions.
+
+    `longest` is the longest text that the network reads.
+    """
     first_position = getattr(network, "first_position", 0)
-    if network.config.model_type in AFTER_PADDING:  # whose own positions begin there, whatever is tried here
+    if network.config.model_type in AFTER_PADDING:  # its own positions begin there, whatever is tried here
         first_position = max(first_position, (network.config.pad_token_id or 0) + 1)
     limit = min(longest - first_position, max(PROOF_LENGTHS))
     if limit < 1:
@@ -88,16 +89,15 @@ def proof_samples(network: Any, longest: int) -> tuple[Tensor, list[int]]:
     tokens_T = telling_tokens(network, sum(lengths))
     mask_id: Any = getattr(network.config, "mask_token_id", None)
     if mask_id in range(network.config.vocab_size) and mask_id != getattr(network.config, "pad_token_id", None):
-        tokens_T[1 : lengths[0] // 2] = mask_id  # ESM scales by the share of masks: here it differs by sample
+        tokens_T[1 : lengths[0] // 2] = mask_id  # ESM scales by the share of masks, which differs by sample here
     return tokens_T, lengths
 
 
 def with_windows(network: Any, longest: int, *, narrow: bool = True) -> Any:
-    """Copy a network, sharing its weights, with windows so narrow that a short text shows what they do; with `narrow`
-    off, with windows wider than a proof's texts.
+    """Copy a network, sharing its weights, with narrow windows that show in a short text; with `narrow` off, with
+    windows wider than a proof's texts.
 
-    Where no window limits what a token sees, or the `longest` text that it reads is no longer than the window, return
-    the network itself.
+    A network without windows, or none below the `longest` text that it reads, is returned itself.
     """
 
     def change(key: str, value: Any) -> Any:
@@ -124,12 +124,12 @@ def with_windows(network: Any, longest: int, *, narrow: bool = True) -> Any:
 
 
 def reach(network: Any) -> int:
-    """Return the distance that every token sees, up to the few tokens of a proof."""
+    """Return the distance that every token sees, at most 7, which is as far as a proof looks."""
     return min(7, window_of(network.config) or 7)
 
 
 def window_of(config: Any) -> int:
-    """Return the distance that the narrowest layer sees to one side, 0 where nothing limits it."""
+    """Return the distance that the narrowest layer sees to one side; 0 for no limit."""
     windows = []
     for layer in layer_configs(config):
         local = getattr(layer, "local_attention", None) or getattr(layer, "attention_window", None)
@@ -138,22 +138,22 @@ def window_of(config: Any) -> int:
 
 
 AGREEMENT = 1e-3
-"""Two computations of the same hidden states differ by less, in units of the states and of their mean size."""
+"""The largest difference of two computations of the same hidden states, relative to each and to their mean size."""
 
 MOVED_BY_ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
-"""A hidden state moves no further by rounding alone, in units of the states' mean size."""
+"""The largest move of a hidden state by rounding alone, in units of the states' mean size."""
 
 
 class FailedProofError(InputError):
-    """A network looks elsewhere than it should: no number that followed could be trusted."""
+    """A network computes something else than it should: no number after that could be trusted."""
 
 
 @contextmanager
 def foreign_errors_fail(failure: str) -> Iterator[None]:
-    """Turn an error that a network raises because it is not made to be called so into a failed proof: `failure`: ERROR.
+    """Turn an error of a network that cannot be called in this way into a failed proof: `failure`: ERROR.
 
-    It knows no `position_ids`, or not so many, or no mask that is None. Our own mistakes are of these types too, and
-    are raised as what they are, as a lack of memory is.
+    Such a network does not know `position_ids`, or has too few, or needs a mask. Our own mistakes, which have the same
+    types, and a lack of memory are raised as they are.
     """
     try:
         yield
@@ -164,17 +164,16 @@ def foreign_errors_fail(failure: str) -> Iterator[None]:
 
 
 def agree(computed: Tensor, expected: Tensor) -> bool:
-    """Tell whether two computations give equal hidden states, up to rounding."""
+    """Tell whether two computations gave equal hidden states, up to rounding."""
     if computed.shape != expected.shape:
         return False
     return torch.allclose(computed, expected, rtol=AGREEMENT, atol=AGREEMENT * float(expected.abs().mean()))
 
 
 def find_first_position(network: Any, causal: bool) -> str:
-    """Find the number at which the network's own positions begin, so that packed samples come out as each alone.
+    """Find the number of the network's first position, with which packed samples give the same as each alone.
 
-    Sets `network.first_position`, which `packed_hidden` adds. Returns why packing gives something else either way, or
-    nothing where it works.
+    Sets `network.first_position`, which `packed_hidden` adds. Returns "", or the reason why packing fails with any.
     """
     pad_id = getattr(network.config, "pad_token_id", None) or 0
     name = network.name_or_path or type(network).__name__
@@ -195,9 +194,9 @@ def find_first_position(network: Any, causal: bool) -> str:
 
 @torch.no_grad()
 def why_not_packed(network: PreTrainedModel, causal: bool, longest: int) -> str:
-    """Return the reason why packed samples come out otherwise than when the network reads each alone, or "".
+    """Return the reason why packed samples give something else than each alone, or "".
 
-    The samples are of unequal lengths; one of them is longer than a narrow window.
+    The samples have unequal lengths; one is longer than a narrow window.
     """
     try:
         with foreign_errors_fail("it cannot be called on packed tokens"):
@@ -234,8 +233,8 @@ def why_not_packed(network: PreTrainedModel, causal: bool, longest: int) -> str:
 
 
 def check_directions(network: Any, directions: Sequence[bool]) -> None:
-    """Prove for each direction of training (causal or not) that transformers computes what we train, for else nobody
-    could load the result. Raises `FailedProofError`."""
+    """Prove for each direction of training (causal or not) that transformers computes what we train, because users load
+    the result with it. Raises `FailedProofError`."""
     published = network.config.__dict__.get("is_causal")
     for causal in directions:
         network.config.is_causal = causal
@@ -252,7 +251,7 @@ def check_directions(network: Any, directions: Sequence[bool]) -> None:
 def each_alone(network: Any, tokens_T: Tensor, lengths: Sequence[int], attention: str = "eager") -> Tensor:
     """Compute the hidden states of each sample alone, by transformers with its own attention; return them end to end.
 
-    That is `eager`, where it exists and takes no mask for no limit; else PyTorch's.
+    Its attention is `eager`, unless that does not exist or needs a mask; then PyTorch's.
     """
     implementation = network.config._attn_implementation
     try:
@@ -278,7 +277,7 @@ def each_alone(network: Any, tokens_T: Tensor, lengths: Sequence[int], attention
 
 @torch.no_grad()
 def looks_both_ways(network: Any) -> bool:
-    """Tell whether transformers alone lets each token of a text see the ones after it."""
+    """Tell whether each token of a text sees the ones after it, by transformers alone."""
     last, changed, *tokens = telling_tokens(network, 10).tolist()
     try:
         before_TD = each_alone(network, torch.tensor([*tokens, last]), [9])
@@ -290,7 +289,7 @@ def looks_both_ways(network: Any) -> bool:
 
 
 def relative_moves(before_TD: Tensor, after_TD: Tensor) -> Tensor:
-    """Return the distance that each hidden state moved, in units of the states' mean size."""
+    """Return the move of each hidden state, in units of the states' mean size."""
     return (after_TD - before_TD).float().abs().amax(-1) / before_TD.float().abs().mean()
 
 
@@ -306,10 +305,12 @@ def probe_causality(
 ) -> None:
     """Prove that the network looks where the objective says: change a later token, watch every earlier output.
 
-    Also proves that two samples of one packed batch do not see each other. `hidden_of` maps (tokens, positions, layout)
-    to hidden states [T, D] of `network`. The tokens differ by its embeddings or, with `reads_rows`, where these may be
-    kept in parts, by what comes of each alone. One change of three must show it: rounding may turn the choice of an
-    expert once, what a network is made to see it sees each time. Raises `FailedProofError` when violated.
+    Also proves that two samples of one packed batch do not see each other. Raises `FailedProofError`. One of three
+    changes must pass: rounding may flip the choice of an expert once, but a token that is seen is seen each time.
+
+    Args:
+        hidden_of: maps (tokens, positions, layout) to hidden states [T, D] of `network`.
+        reads_rows: choose tokens by their hidden states alone, not by their embeddings, which FSDP2 may have divided.
     """
     device, furthest = torch.device(device), reach(network)
 
@@ -336,10 +337,9 @@ def probe_causality(
 
 
 def prove_causality(model: nn.Module, causal: bool, network: Any, device: torch.device, dtype: torch.dtype) -> None:
-    """Prove that a network in training looks where the objective says, with the attention backend and the type of the
-    arithmetic that train. `model` is the `PackedModel` around the base model `network`, wrapped for its processes.
+    """Prove that a network looks where the objective says, with the attention backend and arithmetic of its training.
 
-    Raises `FailedProofError` where it does not.
+    `model` is the `PackedModel` around the base model `network`, wrapped for its processes. Raises `FailedProofError`.
     """
     model.eval()
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
@@ -348,7 +348,7 @@ def prove_causality(model: nn.Module, causal: bool, network: Any, device: torch.
 
 
 def why_not_seen(moved_T: Sequence[float], causal: bool, rounding: float, furthest: int) -> str:
-    """Return the fault that shows in how far each of 9 + 7 tokens moved when the eighth changed, or ""."""
+    """Return the fault that the moves of 9 + 7 tokens show after the eighth changed, or ""."""
     noise = max(moved_T[9:])
     least = max(MOVED_BY_ROUNDING[torch.float32], 2 * noise)
     if not noise <= rounding:
@@ -366,10 +366,10 @@ def why_not_seen(moved_T: Sequence[float], causal: bool, rounding: float, furthe
 
 @torch.no_grad()
 def check_padded(padded: Any) -> None:
-    """Prove that a `PaddedBackbone` gives each text of a batch what its network gives the text alone, and looks both
-    ways.
+    """Prove that a `PaddedBackbone` computes for each text of a batch what its network computes alone, and is
+    bidirectional.
 
-    One that depends on its neighbours' lengths is given texts of equal length only. Raises `FailedProofError`.
+    If neighbours' lengths change its results, it gets texts of equal length only. Raises `FailedProofError`.
     """
     network, name = padded.network, type(padded.network).__name__
     tokens_T, lengths = proof_samples(network, longest_text(network.config) or 2**31)
@@ -385,29 +385,29 @@ def check_padded(padded: Any) -> None:
 
 @torch.no_grad()
 def check_head(model: PreTrainedModel) -> None:
-    """Prove that our loss scores hidden states as the model's own head does (scaled or shifted logits would differ)."""
+    """Prove that our loss scores hidden states as the model's own head does: scaled or shifted logits would differ."""
     agrees, positions_T = False, torch.arange(8)
     with suppress(FailedProofError), foreign_errors_fail("it cannot be called"):
         tokens_T = telling_tokens(model, 8)
         targets_T, layout = tokens_T.roll(-1), lay_out(np.array([0, 8]), causal=True)
         packed, weight_VD, bias_V = PackedModel(model).eval(), model.get_output_embeddings().weight, head_bias(model)
         hidden_TD = head_input(model, packed(tokens_T, positions_T, layout))
-        # Else a transform that we do not know lies between them, or the bias has not grown with the embeddings.
+        # Otherwise an unknown transform lies between them, or the bias has not grown with the embeddings.
         if hidden_TD.shape[1] == weight_VD.shape[1] and (bias_V is None or len(bias_V) == len(weight_VD)):
             computed = packed(tokens_T, positions_T, layout, positions_T, targets_T)[1]
             position_ids = positions_T[None] + getattr(model.base_model, "first_position", 0)
             output = model(input_ids=tokens_T[None], position_ids=position_ids, layout=layout, use_cache=False)
             logits_TV = output.logits[0].float()
             expected = nn.functional.cross_entropy(logits_TV, targets_T, reduction="none")
-            # Logits of fresh weights differ by little: a missing scale must not hide in that.
+            # Logits of fresh weights differ by little, and a missing scale must not hide in that.
             agrees = torch.allclose(computed, expected, rtol=1e-5, atol=AGREEMENT * float(logits_TV.std()))
     if not agrees:
         raise InputError(f"{type(model).__name__} transforms its logits in a way that packed training does not support")
 
 
 def freeze_unreached(model: PreTrainedModel) -> None:
-    """Freeze weights that no loss reaches, such as ESM's head for contacts: optimizers would keep nothing for them, and
-    DDP would wait for their gradients. Experts stay: which of them are reached depends on the tokens."""
+    """Freeze weights that no loss reaches, such as ESM's head for contacts, because DDP would wait for their gradients.
+    Experts stay trainable: the tokens decide which of them are reached."""
     tokens_T = torch.arange(8) * 5 % model.config.vocab_size
     positions_T = torch.arange(8)
     layout = lay_out(np.array([0, 8]), causal=True)

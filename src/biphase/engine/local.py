@@ -1,4 +1,4 @@
-"""Units of work, what became of them and which comes next; the engines that run them; the workers of this machine."""
+"""Units of work, their outcomes and their order; the settings of engines; the workers of this machine."""
 
 import os
 import pickle
@@ -27,67 +27,67 @@ from biphase.console import err
 from biphase.errors import SOURCE, BusyError, InputError, StoppedError
 
 POLL_SECONDS = 10.0
-"""How long a unit that another process is at is left alone before it is tried again."""
+"""The wait before a unit on which another process works is tried again."""
 
 
 @dataclass(frozen=True)
 class Unit:
     """A piece of work that another process can do: `function(**arguments)`.
 
-    `function` stands at the top level of a module that a worker can import; `arguments` and what it returns are data
-    that can be pickled. It raises `BusyError` when another process is at the same work. Units of one `affinity` share
-    what they load, so one worker gets them in a row where possible; the empty one is none. `needs` names units that
-    must have ended without an error before this one starts.
+    `function` stands at the top level of a module that a worker can import; its arguments and its value can be pickled.
+    It raises `BusyError` when another process does the same work.
     """
 
     name: str
     function: Callable[..., Any]
     arguments: dict[str, Any]
     affinity: str = ""
+    """Units of one affinity load the same things: one worker does them in a row where possible. Empty: none."""
     needs: tuple[str, ...] = ()
+    """The units that must be done, without an error, before this one starts."""
     kind: str = ""
     """Units of one kind take time in proportion to their cost."""
     cost: float = 0.0
-    """How much work it is, in FLOPs, bytes or seconds, the same for all units of a call; 0 for next to nothing."""
+    """The amount of work: FLOPs, bytes or seconds, the same for all units of a call; 0 for next to none."""
     size: int = 1
-    """How many of the things that the progress counts it makes."""
+    """The number of things that it makes, by which the bar counts."""
     wave: int = 0
-    """Units of an earlier wave go first where both are ready, however long the chains behind them."""
+    """Ready units of an earlier wave go first, however long the chains of other units behind them."""
     file: str = ""
-    """What the record of its failure is called, where its name is not the same in the next call."""
+    """The name of its failure's record, where its own name differs from call to call."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a unit: its value, or one line of `error`; `traceback` holds the rest, for a log."""
+    """The end of a unit: its value, or its error in one line, with the traceback for a log."""
 
     name: str
     value: Any
     error: str | None
     seconds: float = 0.0
-    """How long a unit took that is done."""
+    """The time that it took, where it is done."""
     traceback: str = ""
     is_busy: bool = False
-    """Whether it was not done, because another process is at it."""
+    """Whether it was left undone because another process works on it."""
     worker_died: bool = False
-    """Whether the error is that its worker was killed or ended."""
+    """Whether the error is the death of its worker."""
     num_running: int = 1
-    """How many units were under way when this one ended, itself included."""
+    """The number of units in progress when this one ended, itself included."""
 
 
 class UnitQueue:
-    """The units that wait for a worker, and those that wait for other units.
+    """The units that wait for a worker, or for other units.
 
-    Ready units stand in groups, by wave, by the length of the chain of units that wait for them, then by affinity. A
-    worker takes from the groups of the first wave and its longest chain: from that of its last affinity, else from the
-    first one that no other worker had last, else from the largest. So a decision looks at as many groups as there are
+    Ready units stand in groups: by wave, by the length of the chain of units that wait for them, and by affinity. A
+    worker takes a unit of the first wave and its longest chain: from the group of its last affinity, else from the
+    first group that is no other worker's last, else from the largest. So a choice looks at as many groups as there are
     workers, however many units there are.
     """
 
     def __init__(self, units: Sequence[Unit], waits_for_busy: bool = False) -> None:
         """
         Args:
-            waits_for_busy: try a unit that another process is at again, until it is done; else it is over, undone.
+            waits_for_busy: try a unit again, until it is done, while another process works on it; else leave it undone.
         """
         self.units = {unit.name: unit for unit in units}
         self.waits_for_busy = waits_for_busy
@@ -97,8 +97,9 @@ class UnitQueue:
         self.groups: dict[tuple[int, int], dict[str, deque[Unit]]] = defaultdict(dict)
         """(minus the wave, the length of the chain) → affinity → units; the largest key comes first."""
         self.affinities: dict[int, str] = {}
-        """The affinity of the last unit that each worker took."""
+        """The affinity of each worker's last unit."""
         self.postponed: deque[tuple[float, Unit]] = deque()
+        """Busy units, each with the time from which it is ready again."""
         self.chains = dict.fromkeys(self.units, 0)
         """The length of the longest chain of units that wait for each unit."""
         assert len(self.units) == len(units), "two units have one name"
@@ -118,7 +119,7 @@ class UnitQueue:
         self.num_ready += 1
 
     def take(self, worker: int) -> Unit | None:
-        """Return the next unit of a worker; None when no unit is ready."""
+        """Take the next unit of a worker; None when no unit is ready."""
         self.readmit()
         if not self.groups:
             return None
@@ -128,7 +129,7 @@ class UnitQueue:
         if not affinity or affinity not in groups:
             held = {*self.affinities.values()} - {""}
             affinity = next((name for name in groups if name not in held), None)
-        if affinity is None:  # workers are at all of them, so these are few
+        if affinity is None:  # each is another worker's last, so there are few
             affinity = max(groups, key=lambda name: len(groups[name]))
         unit = groups[affinity].popleft()
         if not groups[affinity]:
@@ -140,23 +141,26 @@ class UnitQueue:
         return unit
 
     def readmit(self) -> None:
-        """Make the postponed units ready whose time has come."""
+        """Make postponed units ready whose time has come."""
         while self.postponed and self.postponed[0][0] <= time.monotonic():
             self.add(self.postponed.popleft()[1])
 
     def sleep(self) -> None:
-        """Wait for a second, or until a postponed unit is ready again, when nothing is ready or under way."""
-        assert self.postponed, "units are left, but none of them is ready or under way"
+        """Wait a second, or until a postponed unit is ready again, when no unit is ready or in progress."""
+        assert self.postponed, "units are left, but none of them is ready or in progress"
         time.sleep(min(1.0, max(0.0, self.postponed[0][0] - time.monotonic())))
 
     def settle(self, outcome: Outcome) -> list[Outcome]:
-        """List what is over by this outcome: the unit, and when it failed, all that waited for it, as blocked. After a
-        unit that is done, what waited for it becomes ready. A busy one is over too, unless it is tried again."""
+        """Take note of an outcome, and return all outcomes that follow from it, this one first.
+
+        Units that waited for a failed unit are blocked. Those that waited for a busy one are left undone with it,
+        unless it is tried again. Those that waited for a unit that is done become ready.
+        """
         if outcome.is_busy and self.waits_for_busy:
             self.postponed.append((time.monotonic() + POLL_SECONDS, self.units[outcome.name]))
             return [outcome]
         over = [outcome]
-        for ended in over:  # grows on the way: what is blocked blocks others
+        for ended in over:  # grows on the way: blocked units block others
             for name in self.dependents.pop(ended.name, ()):
                 if name not in self.missing:
                     continue  # blocked already, by another unit
@@ -178,21 +182,22 @@ EngineKind = Literal["local", "ray"]
 
 
 class Engine(Strict):
-    """The place where units run."""
+    """The settings of where units run."""
 
     kind: EngineKind = "local"
+    """`local`: this machine. `ray`: a Ray cluster."""
     workers: Count | None = None
-    """Processes side by side. None: `workers_per_gpu` for each GPU, or one for each core where there is no GPU.
-    0: no process but this one, a unit at a time, for a debugger."""
+    """The number of worker processes. Unless it is given: `workers_per_gpu` for each GPU, or one for each core without
+    a GPU. 0: this process alone, a unit at a time, for a debugger."""
     workers_per_gpu: PositiveCount = 1
+    """The number of workers that share a GPU."""
     devices_per_worker: PositiveCount = 1
-    """GPUs that each worker sees, or cores that it has where there is no GPU, for units that start processes of their
-    own, as torchrun does."""
+    """The GPUs of each worker, or its cores without a GPU, for units that start several processes, as torchrun does."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto`: GPUs where there are some. `cpu` hides them from the units."""
+    """`auto`: GPUs where there are some. `cpu`: hide them from the units."""
     address: str | None = None
-    """The address of a Ray cluster: `auto`, HOST:PORT or `ray://HOST:10001`. None: that of this machine, else a new
-    one."""
+    """The address of a Ray cluster: `auto`, HOST:PORT or `ray://HOST:10001`. Unless it is given, that of RAY_ADDRESS,
+    else a new cluster on this machine."""
 
     @model_validator(mode="after")
     def makes_sense(self) -> "Engine":
@@ -206,23 +211,23 @@ class Engine(Strict):
         return self
 
 
-# What a worker says
+# Messages of a worker
 
 Message = tuple[Literal["ready", "progress", "over", "ended"], Any]
-"""`ready`; `progress` and what a unit says of it; `over` and the unit's outcome; `ended` and the outcome, after which
-the worker is gone. The outcomes are without the unit's name."""
+"""`ready`; `progress` with the unit's report; `over` with its outcome, which has no name; `ended` with an outcome,
+after which the worker is gone."""
 
 
 def attempt(call: Callable[[], Any], tell: Callable[[Any], None]) -> Message:
-    """Do what a unit does; what it says of its progress goes to `tell`. Only `StoppedError` and `KeyboardInterrupt`
-    pass. Any error but one of input ends the worker."""
+    """Do a unit's work, and pass its reports of progress to `tell`. Errors become outcomes, and any but an `InputError`
+    ends the worker; `StoppedError` and `KeyboardInterrupt` are raised."""
     started, earlier = time.perf_counter(), console.report_progress
     console.report_progress = tell
     try:
         value = call()
     except StoppedError:
         raise
-    except (Exception, SystemExit) as problem:  # whatever a unit may raise is what came of it
+    except (Exception, SystemExit) as problem:  # a unit may raise anything
         is_busy = isinstance(problem, BusyError)
         error = None if is_busy else describe_error(problem)
         lines = traceback.format_exception(problem)
@@ -250,25 +255,26 @@ def describe_error(error: BaseException) -> str:
 # Worker processes
 
 START = (
-    "import sys; number, parent, *sys.path = sys.argv[1:]; "
-    "from biphase.engine.local import serve; serve(int(number), int(parent))"
+    "import sys; descriptor, parent, *sys.path = sys.argv[1:]; "
+    "from biphase.engine.local import serve; serve(int(descriptor), int(parent))"
 )
-"""The program of a worker: its end of the pipe and its parent, then the folders that the parent imports from."""
+"""The program of a worker. Its arguments are its end of the pipe, its parent, and the folders that the parent imports
+from."""
 
 
 class WorkerProcess:
-    """A worker process, with a pipe to it. It leads a process group: Ctrl-C passes it by, and its children end with it.
+    """A worker process with a pipe to it. It leads a process group: Ctrl-C passes it by, and its children end with it.
 
-    Not `multiprocessing`'s: that one would run the main script again in each worker, with our environment. On a cluster
-    it is the process of a Ray actor, which gives its methods threads, so that it can be ended while `receive` waits:
-    units have the main thread, their own signals and a clean death.
+    `multiprocessing` would run the main script again in each worker, with our environment. On a cluster a Ray actor
+    starts this process, and runs its methods in threads, so that it can be ended while `receive` waits. A unit has the
+    main thread, its own signals and a clean death.
     """
 
     def __init__(self, threads: int, gpus: str | None) -> None:
         """
         Args:
-            threads: at most; fewer where the user has said so.
-            gpus: what it finds in `machine.gpu_variables`; None: the same as this process.
+            threads: the most threads; fewer where the environment says so.
+            gpus: its value of `machine.gpu_variables`; None: the same as in this process.
         """
         variables = dict.fromkeys(THREAD_VARIABLES, str(max(1, threads)))
         for name in THREAD_VARIABLES:
@@ -283,11 +289,11 @@ class WorkerProcess:
             paths = [path for path in paths if not Path(path).is_relative_to(Path(str(ray.__file__)).parent)]
         self.connection, worker_end = Pipe()
         with worker_end:
-            number = worker_end.fileno()
+            descriptor = worker_end.fileno()
             self.popen = subprocess.Popen(
-                **machine.python_process("-c", START, str(number), str(os.getpid()), *paths, **variables),
+                **machine.python_process("-c", START, str(descriptor), str(os.getpid()), *paths, **variables),
                 stdin=subprocess.DEVNULL,
-                pass_fds=[number],
+                pass_fds=[descriptor],
                 process_group=0,
             )
 
@@ -296,8 +302,8 @@ class WorkerProcess:
             self.connection.send_bytes(payload)
 
     def receive(self) -> bytes:
-        """Wait for its next message, pickled; where it has ended, return how."""
-        # Its children may hold the pipe open after its end, so that the end of the pipe is not enough to know.
+        """Wait for its next message, pickled; once the process has ended, return one that says how."""
+        # Its children may hold the pipe open, so that the end of the process does not end the pipe.
         with suppress(EOFError, OSError):
             while self.popen.poll() is None or self.connection.poll():
                 if self.connection.poll(1.0):
@@ -310,19 +316,19 @@ class WorkerProcess:
         error = f"worker {machine.describe_kill(-code)}" if code < 0 else f"worker ended with exit code {code}"
         return pickle.dumps(("ended", Outcome("", None, error, worker_died=True)))
 
-    def signal_group(self, number: int) -> None:
-        """Send a signal to the worker and all that it started, as far as they are left."""
-        with suppress(ProcessLookupError, PermissionError):  # the latter is macOS's word for one that is ending
-            os.killpg(self.popen.pid, number)
+    def signal_group(self, signum: int) -> None:
+        """Send a signal to the worker and to all that it started and that still runs."""
+        with suppress(ProcessLookupError, PermissionError):  # macOS raises the latter for a process that is ending
+            os.killpg(self.popen.pid, signum)
 
 
 def end_processes(processes: Sequence[WorkerProcess]) -> None:
-    """Ask them to end, wait, kill what they leave behind; a Ctrl-C meanwhile kills at once."""
+    """Ask processes to end, wait for them, and kill what they leave behind. A Ctrl-C meanwhile kills at once."""
     started, is_told, patience = time.monotonic(), False, machine.grace()
     try:
         for process in processes:
             process.signal_group(signal.SIGTERM)
-            # One that waits for a unit ends too, also if it has heard SIGTERM as that to the last one.
+            # A worker that waits for a unit ends with its pipe, even if its last unit has used up the SIGTERM.
             with suppress(OSError), socket.socket(fileno=os.dup(process.connection.fileno())) as pipe:
                 pipe.shutdown(socket.SHUT_WR)
         while num_left := sum(process.popen.poll() is None for process in processes):
@@ -337,7 +343,7 @@ def end_processes(processes: Sequence[WorkerProcess]) -> None:
                 is_told = True
             time.sleep(0.01)
         for process in processes:
-            # How its unit was stopped, where it has said so and nobody has heard it yet.
+            # Print how its unit was stopped, where it has said so and nobody has read it.
             with suppress(EOFError, OSError):
                 while process.popen.poll() is not None and process.connection.poll():
                     kind, outcome = pickle.loads(process.connection.recv_bytes())
@@ -351,7 +357,7 @@ def end_processes(processes: Sequence[WorkerProcess]) -> None:
 
 
 def count_workers(engine: Engine) -> int:
-    """Count the workers that are side by side where there is work for all; 0 where only a Ray cluster knows."""
+    """Count the workers that run side by side if there is work for all; 0 where only a Ray cluster knows."""
     if engine.workers is not None:
         return max(engine.workers, 1)
     if engine.kind == "ray":
@@ -361,7 +367,7 @@ def count_workers(engine: Engine) -> int:
 
 
 class LocalPool:
-    """Worker processes on this machine, each known by the number of its place, from 0 to `limit` - 1."""
+    """Worker processes on this machine, each known by its index, from 0 to `limit` - 1."""
 
     def __init__(self, engine: Engine, num_units: int) -> None:
         self.hides_gpus = engine.device == "cpu"
@@ -374,31 +380,31 @@ class LocalPool:
         self.limit = min(count_workers(engine), num_units)
         self.processes: dict[int, WorkerProcess] = {}
 
-    def choose_gpus(self, number: int) -> str | None:
-        """Choose what the worker in a place finds in `machine.gpu_variables`; None: the same as this process."""
+    def choose_gpus(self, worker: int) -> str | None:
+        """Choose a worker's value of `machine.gpu_variables`; None: the same as in this process."""
         if not self.gpus:
             return "" if self.hides_gpus else None
-        first = number * self.gpus_each % (len(self.gpus) // self.gpus_each * self.gpus_each)
+        first = worker * self.gpus_each % (len(self.gpus) // self.gpus_each * self.gpus_each)
         return ",".join(self.gpus[first : first + self.gpus_each])
 
-    def start(self, number: int) -> None:
-        self.processes[number] = WorkerProcess(machine.num_cores() // self.limit, self.choose_gpus(number))
+    def start(self, worker: int) -> None:
+        self.processes[worker] = WorkerProcess(machine.num_cores() // self.limit, self.choose_gpus(worker))
 
-    def send(self, number: int, payload: bytes) -> None:
+    def send(self, worker: int, payload: bytes) -> None:
         """Hand a worker a unit: function and arguments, pickled."""
-        self.processes[number].send(payload)
+        self.processes[worker].send(payload)
 
     def listen(self) -> Iterator[tuple[int, Message]]:
-        """Yield what workers have said, or how they ended, after a second at most."""
+        """Yield the workers' messages, which may say that they ended, after a second at most."""
         ready = wait([process.connection for process in self.processes.values()], timeout=1.0)
-        for number, process in list(self.processes.items()):
-            # What a dead one has started may hold its pipe open.
+        for worker, process in list(self.processes.items()):
+            # The children of a dead one may hold its pipe open.
             if process.connection in ready or process.popen.poll() is not None:
-                yield number, pickle.loads(process.receive())
+                yield worker, pickle.loads(process.receive())
 
-    def end(self, numbers: list[int]) -> None:
+    def end(self, workers: list[int]) -> None:
         """Ask workers to end, give them time to save their state, then kill them."""
-        end_processes([self.processes.pop(number) for number in numbers])
+        end_processes([self.processes.pop(worker) for worker in workers])
 
     def close(self) -> None:
         self.end(list(self.processes))
@@ -407,13 +413,13 @@ class LocalPool:
 # Inside a worker
 
 
-def serve(number: int, parent: int) -> None:
-    """Take units and send messages over the file descriptor `number`; end with the process `parent`."""
+def serve(descriptor: int, parent: int) -> None:
+    """Receive units and send messages over a file descriptor; end with the process `parent`."""
     machine.end_with_parent(parent, machine.grace())
-    os.set_inheritable(number, False)
+    os.set_inheritable(descriptor, False)
     machine.prepare_process()
     console.silence()
-    with suppress(EOFError, ConnectionResetError, BrokenPipeError), Connection(number) as connection:
+    with suppress(EOFError, ConnectionResetError, BrokenPipeError), Connection(descriptor) as connection:
         message: Message = ("ready", None)
         while True:
             connection.send_bytes(pickle.dumps(message))
@@ -430,8 +436,8 @@ def serve(number: int, parent: int) -> None:
 
 
 def load_and_call(payload: bytes) -> Any:
-    """Load a function and its arguments from bytes of the parent, and call it. Loading imports the function's module,
-    so it may fail as the function may, and so may what the value does when it is sent."""
+    """Unpickle a function and its arguments, which the parent sent, and call it. Importing its module and pickling its
+    value happen here, where an error counts as the unit's."""
     function, arguments = pickle.loads(payload)
     value = function(**arguments)
     pickle.dumps(value)

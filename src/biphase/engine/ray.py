@@ -1,4 +1,4 @@
-"""A Ray cluster: joined, or started on this machine; how its nodes are shared out; and its workers, each an actor."""
+"""A Ray cluster, joined or started on this machine; the division of its nodes; and its workers, each an actor."""
 
 import logging
 import os
@@ -28,25 +28,24 @@ from biphase.files import content_hash, file_hash, is_locked, locked
 from biphase.machine import grace, python_process
 
 JOIN_SECONDS = 60.0
-"""Until an address that does not answer is given up."""
+"""The wait for an address that does not answer."""
 HEAD_SECONDS = 30.0
-"""How long the head of a cluster may be gone: after a minute, Ray itself would end this process."""
+"""The longest absence of a cluster's head: after a minute, Ray itself would end this process."""
 LAST_SECONDS = 15.0
-"""How long after that the main thread may need to say so: calls of Ray may wait for the head."""
+"""The time after that in which the main thread may say so itself: its calls of Ray may wait for the head."""
 
 
 @contextmanager
 def kept_to_this_machine() -> Iterator[None]:
-    """Have a cluster that is started in the block listen on the loopback interface alone, and to nobody without its
-    token.
+    """Make a cluster that starts in the block listen on the loopback interface alone, and obey only its token.
 
-    Ray itself listens on all interfaces, and runs whatever it is sent. A token is drawn unless the user has said how to
-    authenticate, or has loaded Ray before; Ray before 2.52 knows none.
+    Ray left to itself listens on all interfaces, and runs whatever it is sent. A token is drawn unless the user has set
+    how to authenticate, or has loaded Ray before; Ray before 2.52 has none.
     """
     loaded = sys.modules.get("ray")
     variables = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # on all systems: the address of a node is 127.0.0.1
     is_said = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
-    if not is_said and loaded is None:  # Ray that is loaded has read already that there is no token
+    if not is_said and loaded is None:  # a loaded Ray has read already that there is no token
         variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     os.environ.update(variables)
     import ray
@@ -56,21 +55,21 @@ def kept_to_this_machine() -> Iterator[None]:
     constants.ENABLE_RAY_CLUSTER = False
     try:
         yield
-    finally:  # a cluster that is joined later is one of several machines, and has a token of its own or none
+    finally:  # a cluster that is joined later has a token of its own, or none
         for variable in {*variables, "RAY_AUTH_MODE"} - is_said:  # Ray 2.60 sets the mode on its own
             os.environ.pop(variable, None)
         constants.ENABLE_RAY_CLUSTER = reaches_others
         raylet: Any = ray._raylet
-        if hasattr(raylet, "AuthenticationTokenLoader"):  # it keeps what it read of the variables
+        if hasattr(raylet, "AuthenticationTokenLoader"):  # it caches the variables
             raylet.Config.initialize("")
             raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def connect_ray(address: str | None) -> None:
-    """Join the cluster at an address (else at `RAY_ADDRESS`), or start one of this machine alone.
+    """Join the cluster at an address, else at `RAY_ADDRESS`; without either, start one on this machine.
 
-    Ray left to itself would join any cluster whose address file it finds, another user's too. Raises `InputError` when
-    there is no cluster at the address, or when it does not answer.
+    Ray left to itself would join any cluster whose address file it finds, even another user's. Raises `InputError` when
+    no cluster answers at the address.
     """
     import ray
 
@@ -80,8 +79,8 @@ def connect_ray(address: str | None) -> None:
         with told_as(f"no Ray cluster at '{address}'"):
             socket.create_connection((host, int(port)), timeout=10).close()
     if address is not None:
-        # Join in a process that can be ended first: where something listens but does not answer as a cluster, Ray
-        # tries for minutes, in code that no signal interrupts.
+        # First join in a process that can be killed: where something listens that is no cluster, Ray tries for minutes,
+        # in code that no signal interrupts.
         join = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level=40, include_dashboard=False)"
         problem, joining = "", python_process("-c", join, address)
         try:
@@ -89,7 +88,7 @@ def connect_ray(address: str | None) -> None:
         except subprocess.TimeoutExpired:
             problem = f"no answer within {JOIN_SECONDS:.0f} s"
         except subprocess.CalledProcessError as error:
-            *_, last = re.split(r"(?m)^(?=[\w.]+(?:Error|Exception): )", error.stderr)  # of several lines, it may be
+            *_, last = re.split(r"(?m)^(?=[\w.]+(?:Error|Exception): )", error.stderr)  # perhaps of several lines
             problem = last.strip() or f"exit code {error.returncode}"
         if problem:
             reason = f"{shorten(problem, 300)}; has it the same versions of Ray and Python as are here"
@@ -97,17 +96,17 @@ def connect_ray(address: str | None) -> None:
             raise InputError(f"no Ray cluster at '{address}': {reason}? Where it wants a token, {token}")
     handler = signal.getsignal(signal.SIGTERM)
     problem = f"no Ray cluster at '{address}'" if address else "Ray does not start here"
-    with told_as(problem), chdir(os.sep):  # Ray has its processes import modules from the folder in which it is begun
+    with told_as(problem), chdir(os.sep):  # Ray's processes import modules from the folder where it starts
         ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)  # `ray.init` put its own in its place
+        signal.signal(signal.SIGTERM, handler)  # `ray.init` replaced it
 
 
-def share_nodes(nodes: Sequence[dict[str, float]], engine: Engine, num_units: int) -> tuple[int, int, float]:
-    """Cut a cluster up: the number of workers, and the CPUs and GPUs that each of them holds.
+def divide_nodes(nodes: Sequence[dict[str, float]], engine: Engine, num_units: int) -> tuple[int, int, float]:
+    """Divide a cluster: return the number of workers, and the CPUs and GPUs that each of them holds.
 
-    With GPUs, the CPUs of a node are divided among its GPUs, and the node with the fewest sets the number. Without,
-    each worker holds as many CPUs as still let all workers find a place.
+    With GPUs, the CPUs of a node are divided among its GPUs, and the node with the fewest CPUs a GPU sets the number.
+    Without GPUs, each worker holds as many CPUs as possible with a place for all workers.
     """
     with_gpus = [node for node in nodes if node.get("GPU", 0) >= 1]
     if engine.device != "cpu" and with_gpus:
@@ -116,7 +115,7 @@ def share_nodes(nodes: Sequence[dict[str, float]], engine: Engine, num_units: in
         if not with_gpus:
             raise InputError(f"{gpus_each} devices for each worker, but no Ray node has so many GPUs")
         places = [int(node["GPU"]) // gpus_each * engine.workers_per_gpu for node in with_gpus]
-        cpus = min(int(node.get("CPU", 0)) // number for node, number in zip(with_gpus, places, strict=True))
+        cpus = min(int(node.get("CPU", 0)) // count for node, count in zip(with_gpus, places, strict=True))
         return min(engine.workers or sum(places), num_units), cpus, gpus_each / engine.workers_per_gpu
     if engine.device == "cuda":
         raise InputError(f"device is cuda, but none of the {len(nodes)} Ray nodes has a GPU; use cpu")
@@ -130,18 +129,19 @@ def share_nodes(nodes: Sequence[dict[str, float]], engine: Engine, num_units: in
 
 @dataclass
 class Head:
-    """The head of a cluster, looked after: when it has been gone for a minute, Ray ends this process in code that says
-    nothing of use and lets nobody else say it."""
+    """A watch over the head of a cluster. A minute after it is gone, Ray ends this process without saying why: so this
+    watch says it before."""
 
     address: str
-    """The HOST:PORT where it listens; through `ray://`, where nothing else knows, the empty string."""
+    """The HOST:PORT where it listens; empty through `ray://`, where it is unknown."""
     is_there: bool = True
     answered: float = field(default_factory=time.monotonic)
+    """The time of its last answer."""
     is_over: threading.Event = field(default_factory=threading.Event)
-    """Set when nobody needs it any more."""
+    """Set once the head is not needed any more."""
 
     def watch(self) -> None:
-        """End this process with a line, from a thread, where the head is gone and the main thread does not say so."""
+        """End this process with a line, from a thread, when the head is gone and the main thread does not say so."""
         try:
             while not self.is_over.wait(1.0):
                 self.look()
@@ -151,7 +151,7 @@ class Head:
                 os._exit(2)
 
     def look(self) -> None:
-        """Raises `InputError` when it has been gone for too long."""
+        """Look whether the head answers. Raises `InputError` when it has been gone for too long."""
         now = time.monotonic()
         if now < self.answered + 5.0 or not self.address:
             return
@@ -165,15 +165,15 @@ class Head:
 
     @contextmanager
     def needed(self) -> Iterator[None]:
-        """Take what goes wrong in the block for its loss where it is reached through `ray://` and has no address here,
-        but for what Ray says of a worker."""
+        """Turn errors of the block into the loss of a head whose address is unknown (`ray://`), but for Ray's errors
+        about a worker."""
         import ray
 
         try:
             yield
         except (InputError, StoppedError, ray.exceptions.RayError):
             raise
-        except Exception as error:  # of the many kinds that Ray's client and gRPC have for it
+        except Exception as error:  # Ray's client and gRPC have many kinds for it
             if not self.address:
                 raise self.gone(str(error)) from None
             raise
@@ -186,24 +186,24 @@ class Head:
 
 
 SEEN_SECONDS = 10.0
-"""Until a node that does not see a file of this command's is given up."""
+"""The time in which a node must see a file of this command."""
 PLACE_SECONDS, LEFT_SECONDS = 30.0, 300.0
-"""How long workers wait for a place in the cluster until that is said, and until it is given up where no node that is
-left has room for one: a new node may be on its way."""
+"""The wait for a place in the cluster until it is announced, and until it is given up when no remaining node has room:
+a new node may be on its way."""
 
 
 class RayWorker(WorkerProcess):
-    """A worker process that an actor starts on its node, where it stands in the folder of this command.
+    """A worker process that an actor starts on its node, in the current folder of this command.
 
-    Where that node has not the code and the files of this command, it says so in place of starting.
+    On a node without the code and the files of this command, it sends a refusal instead of starting.
     """
 
     def __init__(self, threads: int, gpus: str | None, standing: str, code: str, mark: str | None) -> None:
         """
         Args:
-            standing: the current folder of the process that runs units.
-            code: what `hash_code` says there.
-            mark: a file that is there while it runs.
+            standing: the current folder of this command.
+            code: the `hash_code` of this command.
+            mark: a file that exists while this command runs.
         """
         self.refusal = find_difference(standing, code, mark)
         if not self.refusal:
@@ -221,16 +221,16 @@ class RayWorker(WorkerProcess):
         return super().receive()
 
     def stop(self) -> None:
-        """End it; nobody reads the lines of an actor."""
+        """End the process, silently: nobody reads the lines of an actor."""
         if not self.refusal:
             silence()
             end_processes([self])
 
 
 def find_difference(standing: str, code: str, mark: str | None) -> str:
-    """Tell why units would do something else on this node than where they come from; nothing where they would not.
+    """Return the reason why units would do something else on this node than in this command, or "".
 
-    A file may take some seconds until all machines that share its file system see it.
+    A shared file system may take some seconds to show a new file on all machines.
     """
     if hash_code() != code:
         return f"has another biphase ({__version__}, {SOURCE}) than this command: install the same on all nodes"
@@ -245,29 +245,29 @@ def find_difference(standing: str, code: str, mark: str | None) -> str:
 
 
 def hash_code() -> str:
-    """Hash what this package consists of: its version alone would not tell of changes in a working copy."""
+    """Hash the files of this package: its version does not change with edits in a working copy."""
     files = sorted(path for suffix in ("py", "yaml") for path in SOURCE.rglob(f"*.{suffix}"))
     return content_hash([[str(path.relative_to(SOURCE)), file_hash(path)] for path in files])
 
 
 class RayPool:
-    """Workers on a Ray cluster, joined or started on this machine for this run; its methods are `LocalPool`'s."""
+    """Workers on a Ray cluster, which is joined, or started on this machine; with the methods of `LocalPool`."""
 
     def __init__(self, engine: Engine, num_units: int, folder: Path | None = None) -> None:
         """
         Args:
-            folder: where units write, which all nodes must see.
+            folder: the folder to which units write; all nodes must see it.
         """
         if find_spec("ray") is None:
             raise InputError("the engine is ray, but Ray is not installed: pip install 'biphase[cluster]'")
         os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # no new cluster in place of one that was lost
         self.actors: dict[int, Any] = {}
         self.nodes: dict[int, Future[str]] = {}
-        """The address of each worker's node, once it has one; not of a worker that was lost."""
+        """The address of each worker's node, once it has a place there; lost workers are not in it."""
         self.pending: dict[int, Future[bytes]] = {}
         """The next message of each worker."""
         self.waiting_since, self.is_told = time.monotonic(), False
-        """Since when no worker has a place, and whether that was said."""
+        """The time from which no worker has had a place, and whether that was announced."""
         with ExitStack() as held:  # a cluster that was started here must not stay behind, after Ctrl-C neither
             loaded: Any = sys.modules.get("ray")
             is_joined = loaded is not None and loaded.is_initialized()  # by the caller, who knows where
@@ -278,13 +278,13 @@ class RayPool:
             if not is_joined:
                 from ray._private import worker
 
-                # What raylets say of a lost node, in pages on stdout, is told in a line by `listen`.
+                # Raylets write pages about a lost node to stdout; `listen` says it in a line.
                 held.callback(setattr, worker, "print_to_stdstream", worker.print_to_stdstream)
                 worker.print_to_stdstream = lambda *_, **__: None
                 held.callback(ray.shutdown)
                 connect_ray(engine.address)
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-            self.limit, self.cpus, self.gpus = share_nodes(nodes, engine, num_units)
+            self.limit, self.cpus, self.gpus = divide_nodes(nodes, engine, num_units)
             mark = None if folder is None else held.enter_context(visible_file(folder.resolve()))
             is_client = ray.util.client.ray.is_connected()  # through `ray://`
             self.head = Head("" if is_client else ray.get_runtime_context().gcs_address)
@@ -294,15 +294,15 @@ class RayPool:
         options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_restarts": 0, "max_concurrency": 2}
         self.actor = ray.remote(RayWorker).options(**options)
 
-    def start(self, number: int) -> None:
+    def start(self, worker: int) -> None:
         with self.head.needed():
-            self.actors[number] = self.actor.remote(*self.arguments)
-            self.nodes[number] = self.actors[number].node.remote().future()
-            self.pending[number] = self.actors[number].receive.remote().future()
+            self.actors[worker] = self.actor.remote(*self.arguments)
+            self.nodes[worker] = self.actors[worker].node.remote().future()
+            self.pending[worker] = self.actors[worker].receive.remote().future()
 
-    def send(self, number: int, payload: bytes) -> None:
+    def send(self, worker: int, payload: bytes) -> None:
         with self.head.needed():
-            self.actors[number].send.remote(payload)
+            self.actors[worker].send.remote(payload)
 
     def listen(self) -> Iterator[tuple[int, Message]]:
         import ray
@@ -310,22 +310,22 @@ class RayPool:
         self.head.look()
         with self.head.needed():
             self.look_for_places()
-            # Not `ray.wait`, out of which no exception of a signal handler comes as it was raised.
-            heard, _ = wait(self.pending.values(), timeout=1.0, return_when=FIRST_COMPLETED)
-            for number in [number for number, call in self.pending.items() if call in heard]:
+            # Not `ray.wait`, which changes exceptions of signal handlers.
+            ready, _ = wait(self.pending.values(), timeout=1.0, return_when=FIRST_COMPLETED)
+            for worker in [worker for worker, call in self.pending.items() if call in ready]:
                 try:
-                    kind, body = pickle.loads(self.pending.pop(number).result())  # from a worker of this run
+                    kind, body = pickle.loads(self.pending.pop(worker).result())  # from a worker of this run
                 except ray.exceptions.RayError as error:
-                    lost = describe_loss(error, self.nodes.pop(number, None))
+                    lost = describe_loss(error, self.nodes.pop(worker, None))
                     kind, body = "ended", Outcome("", None, lost, traceback=str(error), worker_died=True)
                 if kind == "refused":
-                    raise InputError(f"the Ray node {self.nodes[number].result()} {body}")
+                    raise InputError(f"the Ray node {self.nodes[worker].result()} {body}")
                 if kind != "ended":
-                    self.pending[number] = self.actors[number].receive.remote().future()
-                yield number, (kind, body)
+                    self.pending[worker] = self.actors[worker].receive.remote().future()
+                yield worker, (kind, body)
 
     def look_for_places(self) -> None:
-        """Say, once, that all workers wait for a place in the cluster. Raises `InputError` where none will come."""
+        """Announce, once, that all workers wait for a place in the cluster. Raises `InputError` when none will come."""
         import ray
 
         if not self.nodes or any(node.done() for node in self.nodes.values()):
@@ -336,28 +336,28 @@ class RayPool:
         has_room = any(node.get("CPU", 0) >= self.cpus and node.get("GPU", 0) >= self.gpus for node in nodes)
         resources = f"{self.cpus} CPUs" + (f" and {self.gpus:g} GPUs" if self.gpus else "")
         if self.is_told and not has_room:
-            lack = f"none of the {len(nodes)} Ray nodes that are left has them"
-            remedy = "the same command makes do with what there is"
-            raise InputError(f"each worker was to hold {resources}, and {lack}; {remedy}")
+            lack = f"none of the {len(nodes)} remaining Ray nodes has them"
+            remedy = "run the same command again: it uses the nodes that are left"
+            raise InputError(f"each worker needs {resources}, and {lack}; {remedy}")
         if not self.is_told:
-            why = "others hold them" if has_room else "no node that is left has them"
-            err.print(f"waiting for a place on the Ray cluster: each worker wants {resources}, and {why}")
+            why = "others hold them" if has_room else "no remaining node has them"
+            err.print(f"waiting for a place on the Ray cluster: each worker needs {resources}, and {why}")
         self.is_told = True
 
-    def end(self, numbers: list[int]) -> None:
+    def end(self, workers: list[int]) -> None:
         import ray
 
         try:
-            if self.head.is_there or self.head.address:  # they are reached without it, but for `ray://`
-                running = [number for number in numbers if number in self.nodes and self.nodes[number].done()]
-                wait([self.actors[number].stop.remote().future() for number in running], timeout=grace() + 5)
+            if self.head.is_there or self.head.address:  # workers are reached without it, but for `ray://`
+                running = [worker for worker in workers if worker in self.nodes and self.nodes[worker].done()]
+                wait([self.actors[worker].stop.remote().future() for worker in running], timeout=grace() + 5)
         finally:
-            for number in numbers:
-                actor = self.actors.pop(number)
+            for worker in workers:
+                actor = self.actors.pop(worker)
                 if self.head.is_there:  # else it ends with this process
                     ray.kill(actor)
-                self.nodes.pop(number, None)
-                self.pending.pop(number, None)
+                self.nodes.pop(worker, None)
+                self.pending.pop(worker, None)
 
     def close(self) -> None:
         try:
@@ -368,7 +368,7 @@ class RayPool:
 
 
 def describe_loss(error: Exception, address: "Future[str] | None") -> str:
-    """Tell in one line that a worker was lost, and on which node."""
+    """Describe the loss of a worker in one line, with its node."""
     import ray
 
     node = ""
@@ -382,8 +382,8 @@ def describe_loss(error: Exception, address: "Future[str] | None") -> str:
 
 @contextmanager
 def visible_file(folder: Path) -> Iterator[str]:
-    """Keep a file in a folder while the block runs, for others to look whether they see it. What killed processes left
-    of theirs is removed."""
+    """Keep a file in a folder while the block runs, for other machines to look for. Files of killed processes are
+    removed."""
     for stale_path in folder.glob(".seen-*"):
         if not is_locked(stale_path):
             stale_path.unlink(missing_ok=True)

@@ -1,12 +1,11 @@
 """Run idempotent units: in this process, in worker processes of this machine, or on the machines of a Ray cluster.
 
 In: units, each a function with plain arguments, and an engine that says where. Out: an outcome per unit, as they end.
-Order and errors are decided here, alike for all engines (`local`, `ray`). What a unit makes is its own to claim, write
-last and mark done: a unit that is run again finds its work done.
+Order and errors are decided here, in the same way for all engines (`local`, `ray`). A unit claims its result, writes it
+last and marks it done, so that a unit that runs again finds its work done.
 
-What a grid and a study have in common stands here too: units done with a bar, and the record of those that failed.
-FOLDER/failed/NAME.json is that of a unit that failed when it was last tried, or was not tried, because a unit that it
-needs failed. It goes when the unit is done.
+Grids and studies also share units with a bar, and the records of failures. FOLDER/failed/NAME.json is the record of a
+unit that failed when it was last tried, or that was blocked by a failed unit. It goes when the unit is done.
 """
 
 import pickle
@@ -28,12 +27,12 @@ from biphase.files import content_hash, read_json_as, write_json
 from biphase.machine import STOPS, grace, handled
 
 START_ATTEMPTS = 3
-"""Workers in a row that may end before they take a unit (short of memory, say) before the whole run is given up."""
+"""After so many workers in a row that end before they take a unit (short of memory, say), the run is given up."""
 
-WAITING = "waiting for units that other processes are at"
+WAITING = "waiting for units on which other processes work"
 
 Listener = Callable[[str, Any], None]
-"""Called with a unit's name and what it says on the way (`console.report_progress`)."""
+"""Called with a unit's name and its report of progress (`console.report_progress`)."""
 
 
 def run_units(
@@ -46,30 +45,30 @@ def run_units(
 ) -> Generator[Outcome, None, None]:
     """Yield the outcomes of all units, as they end. Closing the generator ends the workers.
 
-    An exception in a unit, or the death of its worker, is an outcome with an `error`, and so is every unit that needs
-    one of those (`blocked: NAME failed: ERROR`); all others go on. After any exception but an `InputError` the worker
-    is replaced: what broke a unit may have broken its process too, as CUDA errors do. Without workers, in this process,
-    `StoppedError` and `KeyboardInterrupt` of a unit end the run.
+    A unit that raises, or whose worker dies, has an outcome with an `error`; so has every unit that needs it (`blocked:
+    NAME failed: ERROR`); all others go on. After any exception but an `InputError` the worker is replaced, because the
+    error may have broken the process too, as CUDA errors do. Without workers, in this process, `StoppedError` and
+    `KeyboardInterrupt` of a unit end the run.
 
-    A unit that another process is at (`BusyError`) is an outcome with `is_busy`, each time that it is tried
-    (`UnitQueue`); what needs it waits with it, or is over with it.
+    A unit on which another process works (`BusyError`) has an outcome with `is_busy`, each time that it is tried
+    (`UnitQueue`). Units that need it wait with it, or stay undone with it.
 
-    A local worker gets its share of the cores as threads, or fewer where OMP_NUM_THREADS says so here, and its GPU by
-    CUDA_VISIBLE_DEVICES or AMD's variables, within what they allow here. Workers stand apart from the terminal. When
-    the generator is closed, they and what they started get SIGTERM; what is left when a worker is gone, or after
+    A local worker gets its part of the cores as threads, or fewer where OMP_NUM_THREADS says so here, and its GPU by
+    CUDA_VISIBLE_DEVICES or AMD's variables, among those that they allow here. Workers are detached from the terminal.
+    When the generator is closed, they and their children get SIGTERM; whoever is left when a worker is gone, or after
     `machine.grace`, gets SIGKILL. When this process is killed, they end by themselves. One of `machine.STOPS` to it is
     raised as `StoppedError` while the generator is open.
 
-    On Ray, each worker holds its CPUs, or its part of a GPU, on some node. A node whose workers have other code, do not
-    see the current folder of this process, or not what is written into `folder`, ends the run. All else that units
-    read and write must lie on a file system that all nodes share, too.
+    On Ray, each worker holds its CPUs, or its part of a GPU, on some node. A node ends the run when its workers have
+    other code, do not see the current folder of this process, or do not see files in `folder`. All other files that
+    units read and write must also lie on a file system that all nodes share.
 
     Raises:
         InputError: no GPU where one is asked for, no Ray, no cluster, or workers that do not start.
         StoppedError: on one of `machine.STOPS`.
     """
     queue = UnitQueue(list(units), waits_for_busy)
-    grace()  # what cannot be read is told before anything starts
+    grace()  # an unreadable value is refused before anything starts
     return run_here(queue, on_progress) if engine.workers == 0 else schedule(queue, engine, folder, on_progress)
 
 
@@ -91,63 +90,65 @@ def schedule(
         return
     make_pool = partial(RayPool, folder=folder) if engine.kind == "ray" else LocalPool
     with handled(stop, *STOPS), closing(make_pool(engine, queue.num_left)) as pool:
-        # Each worker, known by its number, is starting, idle or at a unit.
-        starting, idle, running = set[int](), set[int](), dict[int, Unit]()
+        # Each worker, known by its index, is starting, idle or running a unit.
+        starting = set[int]()
+        idle = set[int]()
+        running = dict[int, Unit]()
         failed_starts = 0
         while queue.num_left:
             # 1. Start workers for the ready units that no idle or starting one will take.
             queue.readmit()
             num_needed = queue.num_ready - len(starting) - len(idle)
-            free = [number for number in range(pool.limit) if number not in starting | idle | running.keys()]
-            for number in free[: max(num_needed, 0)]:
-                pool.start(number)
-                starting.add(number)
+            free = [worker for worker in range(pool.limit) if worker not in starting | idle | running.keys()]
+            for worker in free[: max(num_needed, 0)]:
+                pool.start(worker)
+                starting.add(worker)
             hand_out(queue, pool, idle, running)
             if not starting | idle | running.keys():
                 queue.sleep()
-            # 2. Hear what they say: how far a unit is, what came of it, that they are ready, that they end.
+            # 2. Read their messages: a unit's progress or outcome, a worker that is ready or ends.
             over: list[Outcome] = []
-            for number, (kind, body) in pool.listen():
+            for worker, (kind, body) in pool.listen():
                 if kind == "progress":
-                    if number in running:
-                        on_progress(running[number].name, body)
+                    if worker in running:
+                        on_progress(running[worker].name, body)
                     continue
-                if number in running:
+                if worker in running:
                     num_running = len(running)
-                    over += queue.settle(replace(body, name=running.pop(number).name, num_running=num_running))
-                elif number in starting:
-                    starting.remove(number)
+                    over += queue.settle(replace(body, name=running.pop(worker).name, num_running=num_running))
+                elif worker in starting:
+                    starting.remove(worker)
                     failed_starts = failed_starts + 1 if kind == "ended" else 0
                     if failed_starts == START_ATTEMPTS:
                         raise InputError(f"workers do not start: {body.error}")
                 if kind != "ended":
-                    idle.add(number)
+                    idle.add(worker)
                     continue
-                idle.discard(number)
-                queue.affinities.pop(number, None)
-                pool.end([number])
+                idle.discard(worker)
+                queue.affinities.pop(worker, None)
+                pool.end([worker])
             hand_out(queue, pool, idle, running)  # before the caller takes its time with the outcomes
             yield from over
 
 
 def hand_out(queue: UnitQueue, pool: LocalPool | RayPool, idle: set[int], running: dict[int, Unit]) -> None:
-    """Give the idle workers a unit each, as long as there are some."""
-    for number in sorted(idle):
-        unit = queue.take(number)
+    """Give each idle worker a unit, as long as some are ready."""
+    for worker in sorted(idle):
+        unit = queue.take(worker)
         if unit is None:
             return
-        idle.remove(number)
-        running[number] = unit
-        pool.send(number, pickle.dumps((unit.function, unit.arguments)))
+        idle.remove(worker)
+        running[worker] = unit
+        pool.send(worker, pickle.dumps((unit.function, unit.arguments)))
 
 
 def stop(signum: int, _: Any) -> None:
     """Raise `StoppedError`, once, so that workers are ended in order."""
-    signal.signal(signum, signal.SIG_IGN)  # Slurm may say it twice
+    signal.signal(signum, signal.SIG_IGN)  # Slurm may send it twice
     raise StoppedError(signum=signum)
 
 
-# Units done with a bar, and the record of those that failed
+# Units with a bar, and the records of failures
 
 
 @dataclass(frozen=True)
@@ -160,12 +161,12 @@ class Failure:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether it did not begin, because something that it needs failed."""
+        """Whether it did not begin because a unit that it needs failed."""
         return self.reason.startswith("blocked: ")
 
 
 def read_failure(path: Path, mtime: int | None = None) -> Failure | None:
-    """Read the record of a failure; None where there is none, or none that was written since the time `mtime`."""
+    """Read the record of a failure; None where there is none, or only that of the time `mtime`."""
     try:
         return None if path.stat().st_mtime_ns == mtime else read_json_as(path, Failure)
     except (FileNotFoundError, InputError):
@@ -175,23 +176,23 @@ def read_failure(path: Path, mtime: int | None = None) -> Failure | None:
 
 
 def read_failures(folder: Path) -> list[Failure]:
-    """Read what failed last time in a folder that units worked on."""
+    """Read the records of a folder's failures."""
     return [failure for path in sorted((folder / "failed").glob("*.json")) if (failure := read_failure(path))]
 
 
 def unless_failed(function: Callable[..., Any], arguments: dict[str, Any], record: Path, mtime: int | None) -> Any:
-    """Do a unit, unless another process has failed at it since the time `mtime` of its record: that is told again.
+    """Do a unit, or raise its failure in another process, if that was recorded since the time `mtime`.
 
-    The processes that wait for a unit would else repeat it one by one, for hours and to the same end.
+    Else the processes that wait for a unit would repeat it one by one, for hours and to the same end.
     """
     failure = read_failure(record, mtime)
-    if failure is not None and failure.traceback:  # else it was blocked, or its worker died: here it may not
+    if failure is not None and failure.traceback:  # without one it was blocked, or its worker died: here it may succeed
         raise InputError(failure.reason)
     return function(**arguments)
 
 
 def record_failure(path: Path, mtime: int | None, unit: Unit, outcome: Outcome) -> Failure | None:
-    """Write what became of a unit that failed; of one that did not, None, and what is recorded of it goes.
+    """Write the record of a unit that failed, and return it; remove the record of one that is done, and return None.
 
     Another process' record of the same failure, written since `mtime`, stays: it has the traceback.
     """
@@ -210,32 +211,33 @@ def record_failure(path: Path, mtime: int | None, unit: Unit, outcome: Outcome) 
 
 @dataclass(frozen=True)
 class Pace:
-    """What units of a kind took that are done."""
+    """The time and cost of the units of a kind that are done."""
 
     seconds: float
     cost: float
     """The sum of their `cost`."""
 
 
-LEAST_SHARE = 0.1
+LEAST_PROGRESS = 0.1
+"""The part of a unit that must be done before its pace counts: its first seconds are for loading."""
 
 
 class Forecast:
-    """A forecast of how long the units that are left will take.
+    """A forecast of the time that the units that are left will take.
 
-    A unit takes as long for its cost as those of its kind took so far, the parts of those that run included, or, before
-    there is one of its kind, as all. As many units run side by side as did when the last one ended.
+    Their time in proportion to their cost is that of their kind so far, running units included, or before there is one
+    of the kind, that of all units. As many units run side by side as when the last one ended.
     """
 
     def __init__(self, units: Sequence[Unit], spent: Mapping[str, Pace] | None = None) -> None:
-        """`spent`: what was done before, by kind."""
+        """`spent`: the pace of earlier calls, by kind."""
         self.left: dict[str, float] = defaultdict(float)
         """The cost of the units that are left, by kind."""
         self.seconds = defaultdict(float, {kind: pace.seconds for kind, pace in (spent or {}).items()})
         self.costs = defaultdict(float, {kind: pace.cost for kind, pace in (spent or {}).items()})
-        """What those that are done took and cost, by kind."""
+        """The time and the cost of the units that are done, by kind."""
         self.running: dict[str, tuple[Unit, float, float]] = {}
-        """Each unit that has said how far it is, with the share that is done and the seconds that this took."""
+        """Each unit that has reported: itself, the part that is done, and the seconds that this part took."""
         self.num_running = 1
         for unit in units:
             self.left[unit.kind] += unit.cost
@@ -250,15 +252,17 @@ class Forecast:
 
     @property
     def seconds_by_kind(self) -> dict[str, float] | None:
-        """The seconds of one worker for what is left of each kind; None before a unit is done, or `LEAST_SHARE` of one:
-        its first seconds make ready."""
-        left, seconds, costs = self.left.copy(), self.seconds.copy(), self.costs.copy()
-        for unit, share, spent in self.running.values():
-            if share < LEAST_SHARE:
+        """The seconds that one worker needs for the rest of each kind; None before a unit, or `LEAST_PROGRESS` of one,
+        is done."""
+        left = self.left.copy()
+        seconds = self.seconds.copy()
+        costs = self.costs.copy()
+        for unit, progress, spent in self.running.values():
+            if progress < LEAST_PROGRESS:
                 continue
-            left[unit.kind] -= share * unit.cost
+            left[unit.kind] -= progress * unit.cost
             seconds[unit.kind] += spent
-            costs[unit.kind] += share * unit.cost
+            costs[unit.kind] += progress * unit.cost
         if not sum(costs.values()):
             return None
         of_all = sum(seconds.values()) / sum(costs.values())
@@ -291,12 +295,12 @@ def run_batch(
     on_done: Callable[[Unit], None] = lambda unit: None,
     spent: Mapping[str, Pace] | None = None,
 ) -> list[Failure]:
-    """Run units whose values are lists of lines to say; returns what failed, which `folder` records too.
+    """Run units whose values are lists of lines to print; return the failures, which `folder` records too.
 
     Args:
-        label: what the bar is called; it counts `things`, by the units' `size`, of which `num_done` were done before.
-        waits_for_busy: wait for what other processes are at, in place of leaving it to them.
-        spent: what was done before, by kind, to tell the time left by.
+        label: the name of the bar, which counts `things` by the units' `size`; `num_done` were done before.
+        waits_for_busy: wait for units on which other processes work, instead of leaving them to these.
+        spent: the pace of earlier calls, by kind, for the time that is left.
     """
     by_name = {unit.name: unit for unit in units}
     records: dict[str, tuple[Path, int | None]] = {}
@@ -310,16 +314,16 @@ def run_batch(
     forecast, failures, told_busy = Forecast(units, spent), list[Failure](), set[str]()
 
     def note_advance(name: str, advance: console.Advance) -> None:
-        share, seconds, line = advance
-        if share is not None:
-            forecast.running[name] = by_name[name], share, seconds
+        done, seconds, line = advance
+        if done is not None:
+            forecast.running[name] = by_name[name], done, seconds
         progress.advance(0, f"{name}: {line}", seconds_left=forecast.seconds_left)
 
     with console.track(label, num_done + sum(unit.size for unit in units), things, num_done) as progress:
         for outcome in run_units(tried, engine, folder=folder, waits_for_busy=waits_for_busy, on_progress=note_advance):
             unit = by_name[outcome.name]
             if outcome.is_busy:
-                line = WAITING if waits_for_busy else f"{unit.name}: left to the process that is at it"
+                line = WAITING if waits_for_busy else f"{unit.name}: another process works on it"
                 if line not in told_busy:
                     console.err.print(line)
                 told_busy.add(line)

@@ -1,4 +1,4 @@
-"""Model cards: a head for the hub and a template; and a run, told to people, with the curves of its losses."""
+"""Model cards: fields for the hub and a template; the history of a run in words, and the curves of its losses."""
 
 import json
 import re
@@ -31,7 +31,7 @@ from biphase.run import (
 from biphase.style import LOOKS, PLOT_STYLE, plot_losses
 
 FLOOR = "5.17"
-"""The first version of transformers in which every decoder that is adapted here looks both ways."""
+"""The first version of transformers in which all adapted decoders are bidirectional."""
 
 MISREAD = (
     "AutoTokenizer takes {chosen} for type '{type}', which splits texts otherwise than in training: load the tokenizer "
@@ -40,7 +40,7 @@ MISREAD = (
 
 
 def render_card(template: Path, head: ModelCardData, **facts: Any) -> str:
-    """Render a model card as Markdown: the fields that the hub reads, and a template that is filled with `facts`."""
+    """Render a model card as Markdown: the fields for the hub, and a template filled with `facts`."""
     shared = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=shared, trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
     environment.filters["yaml"] = partial(yaml.safe_dump, sort_keys=False, allow_unicode=True)
@@ -56,13 +56,13 @@ def describe_export(
 
     Args:
         eos: the end-of-text token.
-        merged: what the network was averaged with.
-        misread_as: the class that `AutoTokenizer` takes, where it reads texts otherwise than in training.
+        merged: a line about the decoder that the network was averaged with, or "".
+        misread_as: the class that `AutoTokenizer` takes, where it splits texts otherwise than in training, or "".
     """
     base, history = tell_history(run, manifest)
     auto_class = language_model_class(network.config).__name__
     objective = OBJECTIVES[manifest.objective]
-    # fill-mask takes no class of a decoder, and none of these pipelines looks at the position before a mask.
+    # The pipeline fill-mask takes no decoder, and none looks at the position before a mask, as MNTP needs.
     fills = (manifest.objective, auto_class) == ("mlm", "AutoModelForMaskedLM")
     pipeline_tag = "text-generation" if objective.is_dense else "fill-mask" if fills else "feature-extraction"
     tags = ["biphase", network.config.model_type]
@@ -92,7 +92,7 @@ def describe_export(
 
 
 def add_chapter(folder: Path, title: str, lines: Sequence[str]) -> None:
-    """Add paragraphs to the card of a model folder, or begin one with them; and print them."""
+    """Add a chapter to the card of a model folder, or begin a card with it, and print its paragraphs."""
     card = folder / "README.md"
     before = card.read_text(encoding="utf-8") if card.exists() else f"# {folder.name}\n"
     write_text(card, "\n\n".join([before.rstrip("\n"), f"## {title}", *lines]) + "\n")
@@ -101,7 +101,7 @@ def add_chapter(folder: Path, title: str, lines: Sequence[str]) -> None:
 
 
 def harmless(text: str) -> str:
-    """Make a user's text safe in a card: as code, where it has signs of Markdown, of HTML or of a terminal."""
+    """Make a user's text safe in a card: quote it as code where it has characters that Markdown or HTML may read."""
     if re.fullmatch(r"[\w ./@:+(),%-]*", text):
         return text
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
@@ -109,8 +109,8 @@ def harmless(text: str) -> str:
 
 
 def tell_history(run: Run, manifest: CheckpointManifest) -> tuple[str | None, list[str]]:
-    """Tell how a checkpoint came about: return the hub id of the model that it began with, where there is one; and a
-    line for the beginning and for each run since, as far as the parents are still here and unchanged."""
+    """Tell the history of a checkpoint: return the hub id of the model at its beginning, if any, and a line for the
+    beginning and for each run since, as far as its parents are still here and unchanged."""
     recipe = read_recipe(run)
     init = recipe.init
     trained = phases_between(recipe.curriculum, 0, manifest.run_step)
@@ -130,8 +130,7 @@ def tell_history(run: Run, manifest: CheckpointManifest) -> tuple[str | None, li
 
 
 def tell_parent(reference: str, content: str) -> tuple[str | None, list[str]]:
-    """Tell the history behind RUN@STEP as it was when it had this content; where its checkpoint is gone, as far as a
-    later one of the run tells it."""
+    """Tell the history of RUN@STEP with this content hash; where its checkpoint is gone, by the run's last one."""
     path, step = split_reference(reference)
     run = Run(Path(path))
     try:
@@ -151,7 +150,7 @@ def tell_parent(reference: str, content: str) -> tuple[str | None, list[str]]:
 
 
 def draw_curves(run: Run, last_step: int, path: Path) -> None:
-    """Write training and validation loss over the steps, a colour for each objective, as a PNG."""
+    """Draw training and validation loss over steps, in a colour for each objective, as a PNG."""
     from matplotlib import style
     from matplotlib.figure import Figure
 

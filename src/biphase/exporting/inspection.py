@@ -1,8 +1,8 @@
-"""A model folder of anybody → what transformers computes with it, beside what its files say: head, direction,
+"""Any model folder → the facts about it, by what transformers computes and by what its files say: head, direction,
 tokenizer, pooling, prompts, limits.
 
-What does not agree becomes a warning: a head that the weights lack, and transformers draws at random; a network that
-looks another way than its configuration says; ids without a row; weights that nothing reads, or that are no numbers.
+Contradictions become warnings: a head that the weights lack and transformers draws at random; a network that looks
+another way than its configuration says; token ids without a row; weights that nothing reads, or that are no numbers.
 """
 
 from pathlib import Path
@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedModel
 
 from biphase.corpus.tokenizer import TOKENIZER_FILES, load_pretrained_tokenizer, misreading_class
 from biphase.encoder.network import language_model_class
@@ -19,25 +18,29 @@ from biphase.errors import InputError, first_of, told_as
 from biphase.exporting.golden import read_named_prompts
 from biphase.exporting.model import DIRECTION_KEY
 from biphase.exporting.onnx import silenced
-from biphase.exporting.plain import read_modules, read_pooling
+from biphase.exporting.plain import network_class, read_modules, read_pooling
 from biphase.files import read_json_as
 from biphase.hub import count_positions, load_model_config, refuse_pickles
 
 Facts = dict[str, Any]
 LEAST_LIMIT = 2**31
-"""Tokenizers and networks without a limit of length name such a number."""
+"""Tokenizers and networks without a limit of length name this number or a larger one."""
 
 
 def examine_model(folder: Path) -> Facts:
-    """Collect what a model folder computes, and warnings.
+    """Collect the facts of a model folder, and warnings.
 
-    Raises `InputError` for a folder that transformers cannot load without code of its own or pickles.
+    Raises `InputError` for a folder that transformers loads only with code of the folder, or with pickles.
     """
-    config, warnings = load_model_config(folder), list[str]()
+    config = load_model_config(folder)
+    warnings = list[str]()
     refuse_pickles(folder)
     if read_json_as(folder / "config.json", Facts).get("auto_map"):
         warnings.append("its configuration names code of its own (auto_map), which is not run here and may differ")
-    model, report = load_as_named(folder, config)
+    settings: Any = {"config": config, "dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
+    with told_as(f"cannot load weights from {folder}"), silenced():
+        model, report = network_class(config).from_pretrained(folder, **settings, output_loading_info=True)
+    model.eval()
     size = sum(weight.numel() for weight in model.parameters())
     facts: Facts = {"network": f"{type(model).__name__}, {size:,} parameters"}
     facts["head"] = examine_head(model, report["missing_keys"], warnings)
@@ -53,19 +56,8 @@ def examine_model(folder: Path) -> Facts:
     return facts | {"warnings": warnings}
 
 
-def load_as_named(folder: Path, config: Any) -> tuple[PreTrainedModel, Facts]:
-    """Load the class that a configuration names, else the network without a head; return it with transformers' report
-    of what the weights lack."""
-    kinds = [getattr(transformers, str(name), None) for name in getattr(config, "architectures", None) or ()]
-    kind: Any = next((kind for kind in kinds if isinstance(kind, type)), transformers.AutoModel)
-    settings: Any = {"config": config, "dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
-    with told_as(f"cannot load weights from {folder}"), silenced():
-        model, report = kind.from_pretrained(folder, **settings, output_loading_info=True)
-    return model.eval(), report
-
-
 def examine_head(model: Any, missing: set[str], warnings: list[str]) -> str:
-    """Say what a network's head is, and warn of weights that are drawn at random."""
+    """Describe a network's head, and warn of weights that are drawn at random."""
     has_head = model.base_model is not model
     of_head = sorted(name for name in missing if has_head and not name.startswith(f"{model.base_model_prefix}."))
     below = sorted({*missing} - {*of_head})
@@ -82,7 +74,7 @@ def examine_head(model: Any, missing: set[str], warnings: list[str]) -> str:
 
 @torch.no_grad()
 def examine_direction(model: Any, config: Any, warnings: list[str]) -> str:
-    """Measure which way a network looks, by whether a changed last token moves what it gives for those before."""
+    """Measure the direction of a network: does a changed last token change the states before it?"""
     network = model.base_model
     try:
         each_alone(network, telling_tokens(network, 9), [9])
@@ -98,12 +90,11 @@ def examine_direction(model: Any, config: Any, warnings: list[str]) -> str:
 
 
 def claimed_directions(config: Any) -> dict[str, bool]:
-    """Read by which keys a configuration says that a network is causal, or that it is not; by its type where none
-    does."""
+    """Read whether a configuration claims that a network is causal, by key; without such a key, its type claims it."""
     settings, kind = config.to_dict(), language_model_class(config)
     claims = {
         "is_causal": settings.get("is_causal"),
-        # Another word than these speaks of images.
+        # Other values are about images.
         DIRECTION_KEY: {True: False, "all": False, False: True}.get(settings.get(DIRECTION_KEY)),
     }
     said = {key: claim for key, claim in claims.items() if claim is not None}
@@ -113,8 +104,8 @@ def claimed_directions(config: Any) -> dict[str, bool]:
 
 
 def examine_texts(folder: Path, model: Any, config: Any, warnings: list[str]) -> Facts:
-    """Compare the tokenizer with the rows of the embedding, and where it and sentence-transformers cut texts with the
-    positions of the network."""
+    """Compare the tokenizer's ids with the rows of the embedding, and the longest texts with the network's
+    positions."""
     limits: Facts = {"positions": count_positions(config)}
     if (settings := folder / "sentence_bert_config.json").exists():
         limits["sentence_transformers"] = read_json_as(settings, Facts).get("max_seq_length")

@@ -1,8 +1,8 @@
-"""A model folder of a EuroBERT, or of a Llama that looks both ways → the same network as a plain Llama without a head,
-for servers that have no EuroBERT: vLLM, Text Embeddings Inference on GPUs, llama.cpp.
+"""A folder of a EuroBERT or a bidirectional Llama → the same network as a plain Llama without a head, for servers
+without EuroBERT: vLLM, Text Embeddings Inference on GPUs, llama.cpp.
 
-A EuroBERT is a Llama without its causal mask, and its weights have the same names. What remains is to say so in every
-reader's own words: a server that did not understand would look back only, and give other vectors without an error.
+A EuroBERT is a Llama without the causal mask, and its weights have the same names. The direction must be said by every
+server's own key: a server that overlooks it is causal, and gives other vectors without an error.
 """
 
 from pathlib import Path
@@ -20,19 +20,18 @@ from biphase.files import read_json_as, write_json, write_text
 from biphase.hub import load_model_config
 
 VLLM_CLASS = "LlamaBidirectionalModel"
-"""vLLM looks both ways for this class in every version that knows it. Of a `LlamaModel` older ones overlook
-`is_causal`. transformers goes by `model_type`, and has a `LlamaModel` for both."""
+"""The class that is bidirectional in every vLLM that knows it; for a `LlamaModel`, older versions overlook `is_causal`.
+transformers goes by `model_type` and loads a `LlamaModel` for both."""
 VLLM_POOLING = {"mean": "avg", "cls": "cls", "lasttoken": "last"}
-"""Ways of pooling that servers know, by sentence-transformers' names, and what vLLM calls them for this class."""
+"""The ways of pooling that servers know: sentence-transformers' name → vLLM's for this class."""
 
 
 def become_llama(folder: Path) -> None:
     """Turn a model folder into one of a `LlamaModel`; transformers must compute the same hidden states with both.
 
     Raises:
-        InputError: a network of another type, one that looks back only, one with the head of a task, or pooling that
-            servers do not know.
-        FailedProofError: hidden states that differ.
+        InputError: a network of another type, a causal one, one with a task's head, or a pooling that servers lack.
+        FailedProofError: other hidden states.
     """
     pooling, config = find_pooling(folder), load_model_config(folder)
     is_turned_llama = config.model_type == "llama" and getattr(config, "is_causal", True) is False
@@ -71,8 +70,8 @@ def become_llama(folder: Path) -> None:
 
 
 def find_pooling(folder: Path) -> str:
-    """Find the pooling of an encoder (`mean`) or an embedding model. Raises `InputError` for one that servers do not
-    know, and for a network with the head of a task."""
+    """Find the pooling of an encoder (`mean`) or embedding model. Raises `InputError` for a pooling that servers lack,
+    and for a network with a task's head."""
     kind, *_ = read_json_as(folder / "config.json", dict[str, Any]).get("architectures") or ["Model"]
     if not str(kind).endswith(("Model", "ForMaskedLM", "ForCausalLM")):
         raise InputError(f"{kind} has the head of a task: encoders and embedding models alone become a Llama or a GGUF")

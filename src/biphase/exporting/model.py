@@ -1,10 +1,11 @@
-"""A checkpoint → a folder that transformers loads: weights, configuration that says which way to look, tokenizer, card.
+"""A checkpoint → a folder that transformers loads: weights, a configuration with the direction, tokenizer, card.
 
-One that looks both ways is a folder for sentence-transformers too: mean pooling over the tokens of a text.
+A bidirectional network is a folder for sentence-transformers too, with mean pooling over the tokens of a text.
 
-EuroBERT has no causal class, but a EuroBERT is a Llama without its causal mask: weight for weight the same network. So
-a run that ended looking back only is written as Llama, any other as EuroBERT. An adapted decoder keeps its own
-class; `is_causal` in its configuration tells transformers to look both ways."""
+EuroBERT has no causal class, but a EuroBERT is a Llama without the causal mask, weight for weight. So a run with a
+causal last objective is written as a Llama, any other as a EuroBERT. An adapted decoder keeps its class; `is_causal` in
+its configuration tells transformers to look both ways.
+"""
 
 import copy
 import re
@@ -32,12 +33,12 @@ from biphase.run import CheckpointManifest, Run, find_checkpoint, read_checkpoin
 
 
 def merge_with_parent(network: PreTrainedModel, run: Run, manifest: CheckpointManifest, share: float) -> str:
-    """Average the network, in place, with the decoder that it came from, which has that share; return a line about it.
+    """Average the network, in place, with the decoder that it came from, which gets the weight `share`; return a line.
 
-    The decoder is taken as it was when training began: tokens that it lacked, such as the mask token, had their rows.
+    The decoder is that of the beginning of training, with new rows for tokens that it lacked, such as the mask token.
 
     Raises:
-        InputError: the run looks back only or began with random weights, or its parent is not at hand or has changed.
+        InputError: for a causal run, one from random weights, or a parent that is missing or has changed.
     """
     if not 0 < share < 1:
         raise InputError(f"merge {share:g} is no share of the parent: give one above 0 and below 1, such as 0.5")
@@ -53,8 +54,8 @@ def merge_with_parent(network: PreTrainedModel, run: Run, manifest: CheckpointMa
 
 
 def find_decoder(run: Run, manifest: CheckpointManifest) -> tuple[str, Path, Recipe]:
-    """Find the nearest ancestor that looked back only, or the model of others at the beginning: its name, its model
-    folder and the recipe of the run that started from it."""
+    """Find the nearest causal ancestor, or the foreign model at the beginning: return its name, its model folder and
+    the recipe of the run that started from it."""
     recipe = read_recipe(run)
     init = recipe.init
     if init.model is not None:
@@ -75,7 +76,7 @@ def find_decoder(run: Run, manifest: CheckpointManifest) -> tuple[str, Path, Rec
 
 
 DIRECTION_KEY = "use_bidirectional_attention"
-"""The key by which servers of embeddings know a decoder that looks both ways."""
+"""The key by which embedding servers know a bidirectional decoder."""
 
 SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
     "modules.json": [
@@ -89,25 +90,26 @@ SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
         "similarity_fn_name": "cosine",
     },
 }
-"""The fixed files of sentence-transformers, in the spelling of version 2, which later ones and other programs read."""
+"""The fixed files of sentence-transformers, in the form of version 2, which later ones and other programs read."""
 NEEDS_VERSION: dict[str, Any] = {"requirements": {"transformers": f">={FLOOR}"}}
-"""The requirement of a decoder that looks both ways; sentence-transformers 6.2 and later heed it."""
+"""The requirement of a bidirectional decoder. sentence-transformers obeys it from 6.2 on."""
 
 POOLING_KEYS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
-"""What that spelling calls ways of pooling: `mean`, for example, `mean_tokens`."""
+"""Ways of pooling in that form: `mean`, for example, is `mean_tokens`."""
 
 
 def export_checkpoint(
     reference: str, folder: Path, merge: float | None = None, complete: Callable[[Path], None] | None = None
 ) -> str:
-    """Write the checkpoint `RUN[@STEP]` as a model folder; returns lines that say how to load it.
+    """Write the checkpoint `RUN[@STEP]` as a model folder; return lines that say how to load it.
 
-    Where `AutoTokenizer` would read texts otherwise than in training, they say so, and the folder is none for
-    sentence-transformers.
+    Before the folder takes its name, transformers alone loads it, and must compute the logits of the packed network and
+    look as the last objective did. Where `AutoTokenizer` would split texts otherwise than in training, the lines say
+    so, and the folder is not one for sentence-transformers.
 
-    With `merge`, it is averaged with the decoder that it came from first, which has that share of the result. Before
-    the folder takes its name it is loaded back with transformers alone, must give the same logits as the packed
-    network, and must be causal or bidirectional as the last objective was. `complete` adds to it then.
+    Args:
+        merge: the weight of the decoder that the network came from, with which it is averaged first.
+        complete: adds to the folder, once it is proved.
 
     Raises:
         InputError: no such checkpoint, a damaged one, a folder that holds something else, or nothing to merge with.
@@ -119,14 +121,14 @@ def export_checkpoint(
     merged = "" if merge is None else merge_with_parent(network, run, manifest, merge)
     causal = manifest.is_causal
     exported = network
-    if causal and isinstance(network.config, EuroBertConfig):  # the same network in the class that looks back
+    if causal and isinstance(network.config, EuroBertConfig):  # the same network in the causal class
         exported = LlamaForCausalLM(as_llama(network.config))
         exported.load_state_dict(network.state_dict(), strict=True)
     kind = language_model_class(exported.config)
     if kind is AutoModelForCausalLM:
         set_direction(exported.config, causal)
     with whole_folder(folder) as part:
-        refuse_filled(folder)  # another process may have written it meanwhile
+        refuse_filled(folder)  # another process may have written it
         exported.save_pretrained(part)
         longest = position_limit(exported) or recipe.data.max_sample_tokens
         tokenizer = export_tokenizer(source / "model", part, exported.config, causal, longest)
@@ -151,11 +153,11 @@ def export_checkpoint(
 
 
 def set_direction(config: Any, causal: bool) -> None:
-    """Say in a decoder's configuration which way it looks: transformers 5 reads `is_causal`, other tools
+    """Set the direction in a decoder's configuration: transformers 5 reads `is_causal`, other programs
     `use_bidirectional_attention`.
 
-    Types that have the second of their own (Gemma's) keep theirs, and those that would write another window beside it
-    (Gemma 3n) go without.
+    Types with a key of the second name (Gemma's) keep their value; types whose windows that key changes (Gemma 3n) do
+    not get it.
     """
     config.is_causal = causal
     if hasattr(type(config)(), DIRECTION_KEY):
@@ -168,7 +170,7 @@ def set_direction(config: Any, causal: bool) -> None:
 
 
 def save_encoder(folder: Path, network: PreTrainedModel, tokenizer: Any) -> None:
-    """Write a network that looks both ways, whose configuration then says so, and its tokenizer."""
+    """Write a bidirectional network, with its direction in the configuration, and its tokenizer."""
     if getattr(network.config, "is_causal", True) is False:
         set_direction(network.config, causal=False)
     network.save_pretrained(folder)
@@ -176,7 +178,7 @@ def save_encoder(folder: Path, network: PreTrainedModel, tokenizer: Any) -> None
 
 
 def as_llama(config: EuroBertConfig) -> Any:
-    """Configure the same network as a Llama."""
+    """Return the configuration of the same network as a Llama."""
     shared = LlamaConfig().to_dict().keys() | {"mask_token_id"}
     shared -= {"architectures", "dtype", "model_type", "transformers_version", "use_cache"}
     return LlamaConfig(**{key: value for key, value in config.to_dict().items() if key in shared})
@@ -184,8 +186,11 @@ def as_llama(config: EuroBertConfig) -> Any:
 
 @torch.no_grad()
 def check_export(folder: Path, kind: Any, network: PreTrainedModel, causal: bool) -> None:
-    """Load the folder as a user would, and compare with the packed network on two sequences that differ at the end,
-    both with narrow windows where they have any."""
+    """Load the folder as a user would, and prove its logits and its direction.
+
+    Logits are compared with the packed network's; the direction shows by two texts that differ in their last token.
+    Both networks have narrow windows where they have any. Raises `FailedProofError`.
+    """
     reloaded = kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
     if proofs.window_of(reloaded.config) != proofs.window_of(network.config):
         raise FailedProofError(f"{folder}: its window is another than in training")
@@ -213,8 +218,8 @@ def check_export(folder: Path, kind: Any, network: PreTrainedModel, causal: bool
 
 
 def export_tokenizer(source: Path, folder: Path, config: Any, causal: bool, longest: int) -> Any:
-    """Write a checkpoint's tokenizer as the exported network of this configuration needs it, which reads texts of up to
-    `longest` tokens, and return it."""
+    """Write a checkpoint's tokenizer as a network of this configuration needs it, for texts of up to `longest` tokens,
+    and return it."""
     tokenizer = load_tokenizer(source)
     tokenizer.model_max_length = longest
     if causal:
@@ -222,8 +227,9 @@ def export_tokenizer(source: Path, folder: Path, config: Any, causal: bool, long
     else:
         close_texts(tokenizer)
     tokenizer.save_pretrained(folder)
-    # transformers 4 refuses the name that 5 gives to the generic class, which keeps it from running, causal without a
-    # word, what looks both ways. A Llama it computes alike, unless another key says how its positions turn.
+    # transformers 4 does not know the name that 5 gives to the generic class. This is welcome, for it would run a
+    # bidirectional network as a causal one without a word. A causal Llama with plain positions it computes alike, so
+    # there the name is one that it knows.
     plain_rope = {"rope_type": "default", "rope_theta": 10_000.0}
     if causal and config.model_type == "llama" and config.rope_parameters == plain_rope:
         path = folder / "tokenizer_config.json"
@@ -236,8 +242,8 @@ def export_tokenizer(source: Path, folder: Path, config: Any, causal: bool, long
 def close_texts(tokenizer: Any) -> None:
     """Make a tokenizer end each text with the end-of-text token, as training and evaluation do.
 
-    One that has a classification token opens texts with it and closes them with its separator. Batches are padded on
-    the right: positions count from a row's first token, padding included.
+    A tokenizer with a classification token opens texts with it and closes them with its separator. Batches are padded
+    on the right, because positions count from a row's first token, padding included.
     """
     from tokenizers.processors import TemplateProcessing
 
@@ -248,8 +254,8 @@ def close_texts(tokenizer: Any) -> None:
         if len(closed) > 2 and (closed[0], closed[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id):
             return
         marks, single, pair = {"CLS": tokenizer.cls_token, "EOS": tokenizer.sep_token}, f"CLS {single}", f"CLS {pair}"
-    # In the template a token has its own name, which transformers.js looks up; one with a colon or a dollar sign would
-    # be read as something else there, and keeps its alias.
+    # A token has its own name in the template, because transformers.js looks it up. A name with a colon or a dollar
+    # sign means something else in a template, and keeps its alias.
     names = {alias: alias if re.search("[:$]", mark) else mark for alias, mark in marks.items()}
     special = [
         {"id": names[alias], "ids": [tokenizer.convert_tokens_to_ids(mark)], "tokens": [mark]}
@@ -268,15 +274,16 @@ def write_sentence_transformer(
     further: Sequence[str] = (),
     prompts: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the files that make a model folder one of sentence-transformers: the network, the pooling of its tokens,
-    and the classes of `further` modules. The modules' own folders, such as `2_Dense`, are not written.
+    """Write the files by which sentence-transformers loads a model folder, for texts of up to `max_length` tokens.
 
-    Texts are cut at `max_length` tokens.
+    Args:
+        further: the classes of the modules behind network and pooling; their folders, such as `2_Dense`, are not
+            written.
     """
     files = SENTENCE_TRANSFORMERS_FILES
     modules = [
-        {"idx": number, "name": str(number), "path": f"{number}_{kind}", "type": f"sentence_transformers.models.{kind}"}
-        for number, kind in enumerate(further, start=len(files["modules.json"]))
+        {"idx": index, "name": str(index), "path": f"{index}_{kind}", "type": f"sentence_transformers.models.{kind}"}
+        for index, kind in enumerate(further, start=len(files["modules.json"]))
     ]
     write_json(folder / "modules.json", [*files["modules.json"], *modules])
     config = "config_sentence_transformers.json"

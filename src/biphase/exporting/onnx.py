@@ -1,10 +1,10 @@
-"""A model folder → `onnx/model.onnx` in it, and with 8-bit weights `onnx/model_quantized.onnx`: what PyTorch computes,
-for onnxruntime and whatever else reads ONNX.
+"""A model folder → `onnx/model.onnx` in it, and with 8-bit weights `onnx/model_quantized.onnx`, for onnxruntime and
+other programs that read ONNX.
 
 Files and outputs have the names that transformers.js, Text Embeddings Inference, fastembed and sentence-transformers
 look for: `logits` of a network with a head (`start_logits` and `end_logits` for answers), else `last_hidden_state`; a
-folder of sentence-transformers has a `sentence_embedding` too, with its pooling, dense layer and normalization in the
-graph. A graph is traced on one example, and believed by what it computes for other batches and lengths.
+folder of sentence-transformers also has a `sentence_embedding`, with pooling, dense layer and normalization in the
+graph. A graph is traced on one example, and proved on batches of other sizes and lengths.
 """
 
 import logging
@@ -30,15 +30,15 @@ from biphase.files import MARK, FolderMark, files_below, read_json_as, refuse_fi
 ONNX_FILE, INT8_FILE = "onnx/model.onnx", "onnx/model_quantized.onnx"
 OPSET = 18
 INLINE_BYTES = 2_000_000_000
-"""Weights of so many bytes lie beside the graph, in `model.onnx_data`: protobuf ends at 2 GiB."""
+"""The size from which weights lie beside the graph, in `model.onnx_data`: protobuf ends at 2 GiB."""
 
 EXAMPLE = (7, 4)
-"""The lengths of the texts of the example: unequal, so that the mask becomes a part of the graph."""
+"""The lengths of the example's texts: unequal, so that the mask becomes a part of the graph."""
 
 
 class OnnxNetwork:
-    """An ONNX file, called as a network of transformers is. Raises `InputError` for a file that onnxruntime cannot
-    read."""
+    """An ONNX file, to be called like a network of transformers. Raises `InputError` where onnxruntime cannot read
+    it."""
 
     device = torch.device("cpu")
 
@@ -55,7 +55,7 @@ class OnnxNetwork:
         self.output_names = [entry.name for entry in self.session.get_outputs()]
 
     def outputs(self, features: Features) -> Features:
-        """Compute named outputs; types of tokens that are not given are all the first one."""
+        """Compute outputs by name; missing token types are all 0."""
         inputs = {name: features.get(name, torch.zeros_like(features["input_ids"])) for name in self.input_names}
         outputs = self.session.run(None, {name: values.numpy() for name, values in inputs.items()})
         return dict(zip(self.output_names, map(torch.from_numpy, outputs), strict=True))
@@ -65,8 +65,8 @@ class OnnxNetwork:
 
 
 def copy_model(source: Path, folder: Path, complete: Callable[[Path], None]) -> None:
-    """Write a copy of a model folder, without what is no part of the model, and let `complete` add to it. Raises
-    `InputError` for a folder that holds something else."""
+    """Copy the model files of a folder, and let `complete` add to the copy. Raises `InputError` for a target that holds
+    something else."""
     if (source / "onnx").exists():
         raise InputError(f"{source} has ONNX files already (in onnx/): give the folder that it was made of")
     kind = read_json_as(source / MARK, FolderMark).biphase if (source / MARK).exists() else "model"
@@ -83,22 +83,22 @@ def copy_model(source: Path, folder: Path, complete: Callable[[Path], None]) -> 
 
 @dataclass(frozen=True)
 class OnnxProof:
-    """A proof says what a file gives, and how far that is at most from what PyTorch gives."""
+    """The result of a proof."""
 
     gap: float
-    """In units of the mean size of an output."""
+    """The largest difference from PyTorch, in units of an output's mean size."""
     batches: list[Features] = field(repr=False)
-    """Bundled texts, on which the file is compared with another one and timed."""
+    """Bundled texts, on which the file is timed and compared with another one."""
 
 
 @torch.no_grad()
 def write_onnx(folder: Path) -> OnnxProof:
-    """Write `onnx/model.onnx` into a model folder. onnxruntime must compute by it what transformers, or
-    sentence-transformers, computes with the folder.
+    """Write `onnx/model.onnx` into a model folder, and prove that onnxruntime computes what transformers, or
+    sentence-transformers, does.
 
     Raises:
         InputError: a network that torch.onnx cannot trace.
-        FailedProofError: a graph that gives something else for other batches or lengths than the example's.
+        FailedProofError: a graph with other outputs for batches or lengths other than the example's.
     """
     path, (network, reference) = folder / ONNX_FILE, load_named(folder)
     with told_if_slow("tracing the network for ONNX, and comparing what onnxruntime computes"):
@@ -121,7 +121,7 @@ def trace(network: NamedOutputs, path: Path) -> None:
     axes |= {name: {0: "batch_size"} for name in of_texts}
     weights_bytes = sum(weight.numel() * weight.element_size() for weight in network.state_dict().values())
     path.parent.mkdir()
-    if network.network._can_set_experts_implementation():  # a loop would keep the experts of its example
+    if network.network._can_set_experts_implementation():  # a loop would keep the example's experts
         network.network.set_experts_implementation("batched_mm")
     with TemporaryDirectory(dir=path.parent) as scratch, silenced():
         written = Path(scratch) / path.name
@@ -136,7 +136,7 @@ def trace(network: NamedOutputs, path: Path) -> None:
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Keep what torch.onnx and onnxruntime say of their own future from a person who cannot change it."""
+    """Silence logs and warnings, in which libraries speak of their own future."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -146,8 +146,11 @@ def silenced() -> Iterator[None]:
 
 
 def quantize(folder: Path) -> None:
-    """Write `onnx/model_quantized.onnx` beside `onnx/model.onnx`: weights of 8 bits, each column with a scale of its
-    own (with one for a whole matrix, retrieval loses a point), and activations rounded as they come."""
+    """Write `onnx/model_quantized.onnx`, with 8-bit weights, beside `onnx/model.onnx`.
+
+    Each column has its own scale (with one for a whole matrix, retrieval loses a point); activations are rounded when
+    they are computed.
+    """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     settings: Any = {
@@ -159,5 +162,5 @@ def quantize(folder: Path) -> None:
 
 
 def megabytes(path: Path) -> float:
-    """Return the size of an ONNX file with its data."""
+    """Return the size of an ONNX file and its data, in MB."""
     return sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*")) / 1e6

@@ -1,7 +1,7 @@
-"""A model folder of anybody → what transformers alone, or sentence-transformers, compute with it, by names of outputs.
+"""Any model folder → its outputs by name, as transformers alone or sentence-transformers computes them.
 
-With that is compared whatever else computes with the folder: an ONNX file, a plain Llama, llama.cpp, a server. Neither
-pickles nor code of the folder's own are opened.
+All other forms of the folder are compared with these: an ONNX file, a plain Llama, llama.cpp, a server. Neither pickles
+nor code of the folder are opened.
 
 Letters: S texts of a batch, L tokens of the longest of them, D width.
 """
@@ -28,14 +28,14 @@ from biphase.hub import INDEX, count_positions, refuse_pickles
 from biphase.tasks.families import KINDS
 
 TOKEN_OUTPUTS = ("last_hidden_state", "start_logits", "end_logits")
-"""The outputs that have a row for each token; `logits` have one for each token or for each text."""
+"""The outputs with a row for each token; `logits` have one for each token or for each text."""
 LONGEST = 2048
 """The longest text of a proof, where a network has positions for twice as many tokens."""
 LENGTHS = ((1,), (2,), (3, 1), (LONGEST,), (17, LONGEST, 1), (9, 40, 5, 1, 23))
-"""The lengths of the texts of the batches of a proof."""
+"""The batches of a proof, each by the lengths of its texts."""
 NUM_TEXTS, TEXT_CHARACTERS, TEXTS_AT_ONCE = 64, 400, 8
-"""Bundled texts on which two forms of a network are compared and timed, the characters of each, and how many make a
-batch."""
+"""The number of bundled texts on which two forms of a network are compared and timed, the characters of each, and the
+size of a batch."""
 
 Features = dict[str, Tensor]
 """A padded batch: `input_ids`, `attention_mask` and perhaps `token_type_ids`, [S, L]; or outputs by their names."""
@@ -43,7 +43,7 @@ Compute = Callable[[Features], Features]
 
 
 class NamedOutputs(nn.Module):
-    """A network of transformers, and the modules of sentence-transformers that make an embedding of its states."""
+    """A network of transformers with its tokenizer, and the modules of sentence-transformers that pool its states."""
 
     def __init__(self, network: Any, tokenizer: Any, pooling: Iterable[nn.Module] = ()) -> None:
         super().__init__()
@@ -66,30 +66,38 @@ class NamedOutputs(nn.Module):
         return tuple(self.outputs(dict(zip(self.input_names, inputs, strict=True))).values())
 
     def read_texts(self) -> list[Tensor]:
-        """Read the bundled English texts as the tokenizer gives them, each the tokens of one."""
+        """Tokenize the bundled English texts."""
         texts = sample_texts(find_text_sources(BUNDLED / "corpus" / "validation.jsonl.zst"))
         cut = [text[:TEXT_CHARACTERS] for text in islice(texts, NUM_TEXTS)]
         rows = self.tokenizer(cut, truncation=True, max_length=max(self.longest, 4))["input_ids"]
         return [torch.tensor(row)[: self.longest] for row in rows]
 
     def batch(self, rows: Sequence[Tensor], lengths: Iterable[int] = ()) -> Features:
-        """Make a batch of rows of tokens, padded on the right. With `lengths` each row is cut, or repeated, to one."""
+        """Make a batch of rows of tokens, padded on the right; with `lengths`, each is cut or repeated to its
+        length."""
         if lengths := [min(length, self.longest) for length in lengths]:
             rows = [row.repeat(length // len(row) + 1)[:length] for row, length in zip(rows, lengths, strict=False)]
         config = self.network.config
         features = pad_batch(rows, getattr(config, "pad_token_id", None) or 0)
-        if "token_type_ids" in self.input_names:  # of a pair the second text has another type, where there are two
+        if "token_type_ids" in self.input_names:  # the second half has another type, as the second text of a pair
             mask_SL = features["attention_mask"]
             is_second_SL = mask_SL.cumsum(1) * 2 > mask_SL.sum(1, keepdim=True)
             features["token_type_ids"] = (mask_SL * is_second_SL).clamp(max=getattr(config, "type_vocab_size", 1) - 1)
         return features
 
 
-def load_named(folder: Path, attention: str | None = None, *, pooled: bool = True) -> tuple[NamedOutputs, Compute]:
-    """Load the network of a folder in fp32, with the head that it has, or with what follows it in sentence-transformers
-    where embeddings are to be `pooled`; and a function that computes the same outputs as these libraries do.
+def network_class(config: Any) -> Any:
+    """Return the class of transformers that a configuration names, else `AutoModel`."""
+    kind = getattr(transformers, str((getattr(config, "architectures", None) or [""])[0]), None)
+    is_network = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    return kind if is_network else transformers.AutoModel
 
-    Raises `InputError` for a folder that these cannot load, and for pickles.
+
+def load_named(folder: Path, attention: str | None = None, *, pooled: bool = True) -> tuple[NamedOutputs, Compute]:
+    """Load the network of a folder in fp32, and a function that computes the reference outputs.
+
+    The network has the head that the folder has, or with `pooled` the modules of sentence-transformers, which then
+    computes the reference. Raises `InputError` for a folder that these libraries cannot load, and for pickles.
     """
     classes = read_json_as(folder / "config.json", dict[str, Any]).get("architectures") or []
     head = next((kind.head for kind in KINDS.values() if any(str(name).endswith(kind.head) for name in classes)), "")
@@ -113,8 +121,8 @@ def load_named(folder: Path, attention: str | None = None, *, pooled: bool = Tru
 
 
 def read_answers(outputs: Features, lengths: Sequence[int]) -> list[np.ndarray]:
-    """Take from the outputs for texts what each is answered with: its embedding [D], the mean of its hidden states
-    where there is none, or its logits."""
+    """Return the answer to each text of a batch: its embedding [D], else the mean of its hidden states, or its
+    logits."""
     if "sentence_embedding" in outputs:
         return list(outputs["sentence_embedding"].numpy())
     name, states = next(iter(outputs.items()))
@@ -126,10 +134,9 @@ def read_answers(outputs: Features, lengths: Sequence[int]) -> list[np.ndarray]:
 
 @torch.no_grad()
 def prove_outputs(compute: Compute, reference: Compute, network: NamedOutputs, name: str) -> float:
-    """Return the largest difference of what another form of a network computes for batches of short and long texts to
-    what the reference computes for each text alone, in units of an output's mean size.
+    """Prove that another form of a network computes for batches what the reference computes for each text alone.
 
-    Raises `FailedProofError` where a difference is more than rounding.
+    Returns the largest difference, in units of an output's mean size. Raises `FailedProofError` for more than rounding.
     """
     texts, gaps = network.read_texts(), []
     for features in [*(network.batch(texts, lengths) for lengths in LENGTHS), network.batch(texts[:TEXTS_AT_ONCE])]:
@@ -159,8 +166,8 @@ class ModuleEntry:
 
 
 def read_modules(folder: Path) -> list[ModuleEntry]:
-    """Read which modules an embedding model has; a folder without modules.json has none. Raises `InputError` for one
-    that is not in the folder."""
+    """Read the modules of an embedding model; without modules.json there are none. Raises `InputError` for a module
+    outside of the folder."""
     if not (folder / "modules.json").exists():
         return []
     modules = read_json_as(folder / "modules.json", list[ModuleEntry], "save the model anew")
@@ -171,8 +178,8 @@ def read_modules(folder: Path) -> list[ModuleEntry]:
 
 
 def list_module_files(folder: Path) -> list[Path]:
-    """List the files of an embedding model's modules that have folders of their own, in order. Raises `InputError` for
-    weights that are a pickle, or an index that names some elsewhere."""
+    """List the files in the folders of an embedding model's modules, in order. Raises `InputError` for pickled weights,
+    and for an index that names weights elsewhere."""
     places = {folder / module.path for module in read_modules(folder)} - {folder}
     listed = sorted({path for place in places for path in files_below(place)})
     for path in listed:
@@ -182,7 +189,8 @@ def list_module_files(folder: Path) -> list[Path]:
 
 
 def read_pooling(folder: Path) -> list[str]:
-    """Read how sentence-transformers pools a folder's tokens, such as `mean`; rows of several lie side by side."""
+    """Read the ways in which sentence-transformers pools a folder's tokens, such as `mean`; several are
+    concatenated."""
     modes: list[str] = []
     for path in sorted(folder.glob("*_Pooling/config.json")):
         content = read_json_as(path, dict[str, Any], "save the model anew")

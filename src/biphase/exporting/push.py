@@ -1,8 +1,8 @@
-"""A model folder, or a run's checkpoints, → a repository on the Hugging Face hub.
+"""A model folder, or a run's checkpoints → a repository on the Hugging Face hub.
 
-In: a folder that `export`, `--keep` or `embed` wrote; or RUN[@STEP], which is exported first. Out: a commit on the
-branch `main`; what a run was before its end goes to branches `step-N`. Only what transformers and sentence-transformers
-load goes, with card and curves, and nothing before all of it was looked at: no moments, no logs, no predictions.
+In: a folder that `export`, `--keep` or `embed` wrote, or RUN[@STEP], which is exported first. Out: a commit on the
+branch `main`; earlier checkpoints of a run go to branches `step-N`. Only model files, card and curves are sent, no
+moments, logs or predictions; and nothing is sent before all is checked.
 """
 
 import re
@@ -26,13 +26,13 @@ MODEL_FILES = re.compile(
     r"|\d+_\w+/(config\.json|model\.safetensors)|README\.md|LICENSE|curves\.png"
     r"|onnx/model(_quantized)?\.onnx(_data)?|model\.gguf"
 )
-"""Paths of what goes to the hub."""
+"""The paths of files that go to the hub."""
 LOCAL_PATH = re.compile(
     r"(?<![\w:/.<\\])((?:file:/+)?(?:/[\w.-]+){2,}|file:/+[\w.-]+|~/[\w./-]+|[A-Za-z]:\\+\w[\w\\.-]*"
     r"|\\\\[\w.-]{2,}\\[\w$.-]{2,})"
 )
-"""A folder of somebody's machine in a text: /data/mine, file:///data, ~/data, D:\\data, \\\\server\\data. Addresses on
-the web are none."""
+"""A path of somebody's machine in a text: /data/mine, file:///data, ~/data, D:\\data, \\\\server\\data; no web
+address."""
 HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
 WORDS_OF_A_TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")
 
@@ -67,7 +67,7 @@ def push(
     api = HfApi(library_name="biphase")
     with TemporaryDirectory() as scratch:
         uploads: dict[str, dict[str, Any]] = {}
-        # The first is looked at before the next is exported.
+        # Each folder is checked before the next checkpoint is exported.
         for revision, folder in folders_to_send(name_run(str(source)), repo, Path(scratch)):
             paths = {path.relative_to(folder).as_posix(): path for path in files_below(folder) if not path.is_symlink()}
             files = {name: path for name, path in paths.items() if MODEL_FILES.fullmatch(name)}
@@ -114,15 +114,16 @@ def folders_to_send(source: str, repo: str, scratch: Path) -> Iterator[tuple[str
         raise InputError(f"{source} has no whole checkpoint")
     from biphase.exporting.model import export_checkpoint  # imports torch, which no folder needs
 
-    for number in [int(step)] if step else steps:
-        revision = "main" if run.is_done and number == steps[-1] else f"step-{number}"
+    for sent in [int(step)] if step else steps:
+        revision = "main" if run.is_done and sent == steps[-1] else f"step-{sent}"
         folder = scratch / revision / repo.partition("/")[2]
-        export_checkpoint(f"{path}@{number}", folder)
+        export_checkpoint(f"{path}@{sent}", folder)
         yield revision, folder
 
 
 def check_files(folder: Path, files: dict[str, Path]) -> None:
-    """Raise `InputError` for files that are no model with a card, and for texts to keep here."""
+    """Raise `InputError` for files that are no model with a card, and for texts with tokens or paths of this
+    machine."""
     has_weights = any(name.endswith(".safetensors") for name in files)
     if not has_weights or not files.keys() & {"config.json", "modules.json"}:
         raise InputError(f"{folder} is no model folder (configuration and *.safetensors); export a run into one first")
@@ -141,8 +142,8 @@ def check_files(folder: Path, files: dict[str, Path]) -> None:
 
 
 def complete_card(text: str, path: Path, license: str | None, languages: list[str]) -> str:
-    """Complete a card with licence and languages where it lacks them. Raises `InputError` where the user does not give
-    them either, or gives others."""
+    """Add licence and languages to a card that lacks them. Raises `InputError` where the user gives none either, or
+    others than the card."""
     from huggingface_hub import ModelCard
 
     card = ModelCard(text, ignore_metadata_errors=True)

@@ -1,9 +1,9 @@
-"""A model folder, and texts of the kind that it is for → a copy with those rows of its vocabulary that such texts need.
+"""A model folder and typical texts → a copy with the part of its vocabulary that such texts need.
 
-The tables of embeddings and of logits are sliced, the tokenizer and all ids by which configurations name tokens follow.
-Texts of kept tokens are the same tokens as before, by construction: a subset of a WordPiece vocabulary has no longer
-match, one of Unigram no likelier cut, and one of BPE has each merge that such a text went through. It is proved all the
-same, by `tokenizers` on every text and by transformers on kept tokens. What is in no text is spelled by bytes or by
+The tables of embeddings and logits are sliced; the tokenizer, and all token ids in configurations, follow. A text of
+kept tokens is the same tokens as before, by construction: a smaller WordPiece vocabulary has no longer match, a smaller
+Unigram one no likelier cut, and a smaller BPE one has each merge that such a text goes through. All the same, it is
+proved: by `tokenizers` on every text, and by transformers on kept tokens. All other text is spelled by bytes or by
 single characters.
 
 Letters: L tokens of a text, V kept tokens.
@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, pre_tokenizers
 from torch import Tensor
-from transformers import AutoModel, AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer
 
 from biphase.console import told_if_slow
 from biphase.corpus.text import cut_words, join_words
@@ -35,25 +34,26 @@ from biphase.encoder.network import load_weights, pad_batch
 from biphase.encoder.proofs import FailedProofError, agree
 from biphase.errors import InputError, clipped, told_as
 from biphase.exporting.golden import read_named_prompts
+from biphase.exporting.plain import network_class
 from biphase.files import read_json_as, write_json
 from biphase.hub import count_positions, load_model_config
 
 NAMES_ID = re.compile(r"\w*token_ids?|\w*token_index|\w*suppress_tokens|bad_words_ids|pad_id|ids|sep|cls")
-"""Keys of configurations, and of a tokenizer's padding and post-processor, behind which numbers are ids of tokens."""
+"""Keys whose numbers are token ids, in configurations and in a tokenizer's padding and post-processor."""
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 OTHER_SPELLINGS = ("vocab.*", "merges.txt", "added_tokens.json", "*.model")
-"""Files that hold the whole vocabulary once more; `tokenizer.json` has all that they say."""
+"""Files that repeat the vocabulary of `tokenizer.json`."""
 TEXTS_AT_ONCE, OPENING, PASSAGE = 32, 100, 8
-"""Texts that are encoded together; the characters of a text that are read behind a prompt; the words of a passage."""
+"""The texts of a batch, the characters of a text to read behind a prompt, and the words of a passage."""
 SAMPLE_LENGTHS = (9, 256, 40, 1, 120, 23, 77, 5)
 """The lengths of the proof's texts."""
 MOST_UNKNOWN = 0.5
-"""Texts of which a larger share of tokens is unknown are no texts for the model."""
+"""The largest share of unknown tokens in texts that are for the model."""
 
 
 def load_backends(folder: Path) -> list[Tokenizer]:
-    """Load the tokenizer of a folder as it stands; behind it as `AutoTokenizer` has it, which makes some anew for their
-    type, where that is another. Neither cuts nor pads."""
+    """Load a folder's tokenizer, and behind it the one that `AutoTokenizer` makes for the type, where it differs.
+    Neither cuts nor pads."""
     if not (folder / "tokenizer.json").exists():
         remedy = "AutoTokenizer.from_pretrained(…).save_pretrained(…) writes one for many"
         raise InputError(f"{folder} has no fast tokenizer (tokenizer.json), and only these are trimmed; {remedy}")
@@ -74,13 +74,16 @@ def load_backends(folder: Path) -> list[Tokenizer]:
 
 
 def choose_ids(source: Path, texts: Iterable[str], minimum_count: int) -> dict[int, int]:
-    """Find the tokens that texts of a model need: the new id of each, by the old one, in their order.
+    """Choose the tokens that a model needs for texts: return the new id of each by its old one, in order.
 
-    Raises `InputError` for no fast tokenizer of a known kind, and for texts that do not say what is needed.
+    Raises `InputError` for another tokenizer than a fast one of a known kind, and for texts that do not decide.
     """
-    backends, size, prompts = load_backends(source), load_model_config(source).vocab_size, list_prompts(source)
+    backends = load_backends(source)
+    size = load_model_config(source).vocab_size
+    prompts = list_prompts(source)
     tokenizer = backends[0]
-    state, counts = json.loads(tokenizer.to_str()), count_tokens(tokenizer, texts, prompts)
+    state = json.loads(tokenizer.to_str())
+    counts = count_tokens(tokenizer, texts, prompts)
     if not counts:
         raise InputError("text: there is none in these sources: give texts of the kind that the model is for")
     if (share := counts[unknown_id(state)] / counts.total()) > MOST_UNKNOWN:
@@ -104,7 +107,7 @@ def choose_ids(source: Path, texts: Iterable[str], minimum_count: int) -> dict[i
 
 
 def list_prompts(folder: Path) -> list[str]:
-    """List what a model's inputs say beside the texts: an embedding model's prompts, else a kept model's templates."""
+    """List the fixed words of a model's inputs: an embedding model's prompts, else the templates of a kept model."""
     prompts, path = [*read_named_prompts(folder).values()], folder / "biphase.json"
     if not prompts and path.exists():
         task = read_json_as(path, dict[str, Any])["task"]
@@ -119,7 +122,7 @@ def in_batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def count_tokens(tokenizer: Tokenizer, texts: Iterable[str], prompts: list[str]) -> Counter[Any]:
-    """Count how often texts have each token, their beginnings also behind each prompt."""
+    """Count the tokens of texts, and of their beginnings behind each prompt."""
     counts = Counter[Any]()
     with told_if_slow("counting tokens"):
         for batch in in_batches(texts):
@@ -136,9 +139,11 @@ def unknown_id(state: Any) -> int | None:
 
 
 def choose_tokens(state: Any, enough: Set[int]) -> set[int]:
-    """Find the ids that a tokenizer must keep beside added tokens: those that occur often `enough`, what BPE makes them
-    of, those that it names, and what spells other text: bytes, or the single characters of the scripts that occur, and
-    all that are no letters."""
+    """Find the ids that a tokenizer must keep beside its added tokens.
+
+    These are the tokens that occur often `enough`, the ones that BPE makes them of, the ones that the tokenizer names,
+    and those that spell any other text: bytes, or single characters, of letters only those in scripts that occur.
+    """
     model, kept = state["model"], {*enough}
     is_unigram = model["type"] == "Unigram"
     pieces = [entry[0] for entry in model["vocab"]] if is_unigram else model["vocab"]
@@ -156,7 +161,7 @@ def choose_tokens(state: Any, enough: Set[int]) -> set[int]:
         scripts = {script_of(letter) for word in words for letter in word.removeprefix(prefix)}
         singles = [piece for piece in ids if len(piece.removeprefix(prefix)) == 1]
         kept.update(ids[piece] for piece in singles if script_of(piece[-1]) in scripts | {""})
-    if is_unigram:  # what is unknown is less likely than the least likely token: it must stay so
+    if is_unigram:  # Unigram makes unknown text less likely than its least likely token, which must stay the same
         kept.add(min(range(len(pieces)), key=lambda id: model["vocab"][id][1]))
     elif model["type"] == "BPE":
         ranks = {tuple(pair): rank for rank, pair in enumerate(model["merges"])}
@@ -165,14 +170,15 @@ def choose_tokens(state: Any, enough: Set[int]) -> set[int]:
 
 
 def script_of(letter: str) -> str:
-    """Name the script of a letter as Unicode's name of it begins: `LATIN`, `CJK`; "" for what is no letter."""
+    """Return the first word of a letter's Unicode name, which is its script (`LATIN`, `CJK`); "" for other
+    characters."""
     return unicodedata.name(letter, "").partition(" ")[0] if unicodedata.category(letter)[0] in "LM" else ""
 
 
 def merge_steps(word: str, ranks: dict[Any, int]) -> list[str]:
-    """List the tokens that BPE goes through up to a token; nothing where merges do not lead to it.
+    """List the tokens that BPE goes through on its way to a token; empty where merges do not lead to it.
 
-    Within a longer text they are the same: a merge across the ends of a token would not have left the token.
+    They are the same within a longer text: a merge across the ends of the token would have destroyed it.
     """
     parts, steps = list(word), list(word)
     while len(parts) > 1:
@@ -184,17 +190,17 @@ def merge_steps(word: str, ranks: dict[Any, int]) -> list[str]:
     return steps
 
 
-def renumber(record: Any, number: Any, key: str = "") -> Any:
-    """Copy a tree of JSON with another number for each id of a token in it."""
-    if isinstance(record, dict):
-        return {name: renumber(inner, number, str(name)) for name, inner in record.items()}
-    if isinstance(record, list | tuple):
-        return [renumber(inner, number, key) for inner in record]
-    return number(record) if type(record) is int and NAMES_ID.fullmatch(key) else record
+def renumber(tree: Any, change: Any, key: str = "") -> Any:
+    """Copy a JSON tree with `change(id)` in place of each token id."""
+    if isinstance(tree, dict):
+        return {name: renumber(inner, change, str(name)) for name, inner in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [renumber(inner, change, key) for inner in tree]
+    return change(tree) if type(tree) is int and NAMES_ID.fullmatch(key) else tree
 
 
 def read_id_records(folder: Path) -> dict[str, Any]:
-    """Read the files, by their names, by which a network's settings name tokens, with those of the type's defaults."""
+    """Read the files in which a network's settings name tokens, by file name, with the defaults of its type."""
     defaults = load_model_config(folder).to_dict()
     named = {key: value for key, value in defaults.items() if NAMES_ID.fullmatch(key) and value is not None}
     records = {"config.json": read_json_as(folder / "config.json", dict[str, Any]) | named}
@@ -204,13 +210,13 @@ def read_id_records(folder: Path) -> dict[str, Any]:
 
 
 def trim_id_records(part: Path, ids: dict[int, int]) -> None:
-    """Write the ids in the configurations anew."""
+    """Write the configurations with new ids."""
     for name, record in renumber(read_id_records(part), ids.get).items():
         write_json(part / name, record | ({"vocab_size": len(ids)} if name == "config.json" else {}))
 
 
 def trim_tokenizer(part: Path, ids: dict[int, int]) -> None:
-    """Write the tokenizer of a folder anew, with new ids, and take away files with the old ones."""
+    """Write a folder's tokenizer with new ids, and remove files with the old ones."""
     path = part / "tokenizer.json"
     state: Any = json.loads(Tokenizer.from_file(str(path)).to_str())
     model = state["model"]
@@ -236,10 +242,11 @@ def trim_tokenizer(part: Path, ids: dict[int, int]) -> None:
 
 
 def trim_weights(part: Path, ids: dict[int, int]) -> tuple[int, int]:
-    """Write the weights anew, of each table with a row for each token the rows that are kept; returns the parameters
-    before and after."""
+    """Write the weights with the kept rows of each table over tokens; return the number of parameters before and
+    after."""
     config = load_model_config(part)
-    rows_V, others = torch.tensor([*ids]), fixed_names(config)
+    rows_V = torch.tensor([*ids])
+    others = fixed_names(config)
     weights: dict[str, Tensor] = {}
     for path in part.glob("*.safetensors"):
         with told_as(f"the weights {path.name} cannot be read"):
@@ -254,7 +261,7 @@ def trim_weights(part: Path, ids: dict[int, int]) -> tuple[int, int]:
 
 
 def fixed_names(config: Any) -> list[str]:
-    """List the weights that have as many rows as there are tokens by chance: with one token more they have no more."""
+    """List the weights that have as many rows as there are tokens only by chance: one token more adds none to them."""
     larger = copy.deepcopy(config)
     larger.vocab_size += 1
     with torch.device("meta"):
@@ -265,11 +272,10 @@ def fixed_names(config: Any) -> list[str]:
 def compare_texts(
     source: Path, part: Path, texts: Iterable[str], ids: dict[int, int]
 ) -> Iterator[tuple[list[int | None], list[int]]]:
-    """Read texts by the tokenizers of two folders, and of a text with a token that is not kept each passage of a few
-    words too. Yield the tokens of each, with new ids, before (None for a token that went) and after.
+    """Tokenize texts before and after trimming, and yield both, with new ids, None for a token that was dropped.
 
-    Raises `FailedProofError` where a text of kept tokens is not the same tokens; one with what is unknown may become
-    known.
+    Of a text with a dropped token, each passage of a few words is compared too. Raises `FailedProofError` where a text
+    of kept and known tokens is not the same tokens after.
     """
     before, after = load_backends(source), load_backends(part)
     known = ids.keys() - {unknown_id(json.loads(backend.to_str())) for backend in before}
@@ -302,16 +308,13 @@ def load_plain(folder: Path) -> Any:
     return load_weights(network_class(config), folder, config, attention=None).eval()
 
 
-def network_class(config: Any) -> Any:
-    kind = getattr(transformers, (config.architectures or [""])[0], None)
-    return kind if isinstance(kind, type) and issubclass(kind, PreTrainedModel) else AutoModel
-
-
 @torch.no_grad()
 def prove_network(before: Any, after: Any, ids: dict[int, int]) -> tuple[float, list[dict[str, Tensor]]]:
-    """Return the largest difference of what two networks compute, in units of an output's mean size, for a padded batch
-    of kept tokens, texts of unequal lengths; and the batch by the ids of each. Raises `FailedProofError` for more than
-    rounding."""
+    """Prove that both networks compute the same for a padded batch of kept tokens, with texts of unequal lengths.
+
+    Returns the largest difference, in units of an output's mean size, and the batch with the ids of each network.
+    Raises `FailedProofError` for more than rounding.
+    """
     kept_V, generator = torch.tensor([*ids]), torch.Generator().manual_seed(0)
     lengths = [min(length, count_positions(after.config)) for length in SAMPLE_LENGTHS]
     samples = [torch.randint(len(kept_V), (length,), generator=generator) for length in lengths]

@@ -1,9 +1,9 @@
-"""A step on disk: model folder, optimizer moments, and a manifest that is written last. Whole or absent.
+"""A checkpoint on disk, whole or absent: a model folder, the optimizer's moments, and a manifest, which is written
+last.
 
-The model part is a transformers folder (safetensors), the moments a safetensors file: nothing is ever unpickled. Both
-hold whole tensors, from however many processes trained, so a run resumes at any world size. What FSDP2 has parted is
-gathered and written one tensor at a time: no process holds all weights or all moments, and each reads its own part of
-the moments.
+The model is a transformers folder, the moments are a safetensors file: nothing is ever unpickled. Both hold whole
+tensors, so that a run resumes with any number of processes. Tensors that FSDP2 divides are gathered and written one at
+a time: no process ever holds all weights or all moments, and each reads only its own part of the moments.
 """
 
 import itertools
@@ -35,13 +35,13 @@ def save_checkpoint(
     tokenizer: Any,
     world: World,
 ) -> None:
-    """Write `steps/STEP`. Every process must call it; the first one writes, and where it cannot, all of them raise.
+    """Write `steps/STEP`. Every process must call it; the first one writes.
 
     Raises:
-        InputError: in the first process with the reason, such as a full disk; in the others without it.
+        InputError: in all processes when the first one cannot write, such as to a full disk; there with the reason.
     """
     target = run.steps / str(manifest.step)
-    weights = model.network.state_dict(keep_vars=True)  # FSDP2 parts here what validation has left whole
+    weights = model.network.state_dict(keep_vars=True)  # FSDP2 divides here what validation has left whole
     parted = {weight: name for name, weight in weights.items() if isinstance(weight, DTensor)}  # tied ones once
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     moments: dict[str, Tensor] = {}
@@ -49,12 +49,12 @@ def save_checkpoint(
         for parameter, state in optimizer.state.items():
             moments |= {f"{names[parameter]}/{key}": tensor for key, tensor in state.items()}
     moments = dict(sorted(moments.items()))  # one order in all processes
-    # Tensors with the parts of all processes, gathered one by one; a collective where they are parted.
+    # Whole tensors, gathered one by one; a collective where they are divided.
     wholes = (
         tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for tensor in (*parted, *moments.values())
     )
     told = told_as(f"cannot write {target}", "earlier checkpoints are kept, rerun to go on")
-    with world.together():
+    with world.fail_together():
         try:
             if world.is_main:
                 with told, whole_folder(target, is_lasting=True) as folder:  # older ones are dropped after this
@@ -64,16 +64,16 @@ def save_checkpoint(
                     write_tensors(folder / "optimizer.safetensors", moments, wholes)
                     write_hashed(folder / "manifest.json", asdict(manifest) | {"files": hash_below(folder)})
         finally:
-            for _ in wholes:  # every process takes part in gathering each, also where the first one could not write
+            for _ in wholes:  # every process takes part in gathering each, also when the first one cannot write
                 pass
 
 
 def store_parted(
     weights: dict[str, Tensor], parted: dict[DTensor, str], file: Path, wholes: Iterator[Tensor]
 ) -> dict[str, Tensor]:
-    """Return all weights by name, the parted ones in a file without a name any more, read while others are written.
+    """Return all weights by name, the divided ones mapped from a file that is deleted already.
 
-    So transformers writes them with its own names and in its own order, and needs no memory for them.
+    So transformers writes them under its own names and in its own order, without holding them in memory.
     """
     write_tensors(file, {name: weight for weight, name in parted.items()}, wholes)
     stored = load_file(file)  # mapped, not held
@@ -85,13 +85,15 @@ def store_parted(
 
 
 def write_tensors(path: Path, named: dict[str, Tensor], wholes: Iterator[Tensor]) -> None:
-    """Write a safetensors file of fp32 tensors, which come whole from `wholes`, one in memory at a time.
+    """Write a safetensors file of fp32 tensors, taken whole from `wholes`, one in memory at a time.
 
-    The format: the header's length in 8 bytes; the header, JSON with spaces behind it; then all numbers, row by row.
+    The format: the header's length in 8 bytes; the header, JSON padded with spaces; then all numbers, row by row.
     """
-    header, end = {}, 0
+    header = {}
+    end = 0
     for name, tensor in named.items():
-        begin, end = end, end + 4 * tensor.numel()
+        begin = end
+        end = begin + 4 * tensor.numel()
         header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [begin, end]}
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
@@ -103,13 +105,13 @@ def write_tensors(path: Path, named: dict[str, Tensor], wholes: Iterator[Tensor]
 
 
 def load_optimizer(folder: Path, model: PackedModel, optimizers: list[torch.optim.Optimizer], world: World) -> None:
-    """Put the moments of a checkpoint into optimizers that have not stepped yet, parted as their parameters are.
+    """Load the moments of a checkpoint into optimizers that have not stepped yet, divided as their parameters are.
 
     Every process must call it.
     """
     path = folder / "optimizer.safetensors"
     names = {parameter: name for name, parameter in model.named_parameters()}
-    with world.together(), told_as(f"{path} cannot be read"), safe_open(path, framework="pt") as stored:
+    with world.fail_together(), told_as(f"{path} cannot be read"), safe_open(path, framework="pt") as stored:
         names_stored = set(stored.keys())
         for optimizer in optimizers:
             kind = type(optimizer)
@@ -122,9 +124,9 @@ def load_optimizer(folder: Path, model: PackedModel, optimizers: list[torch.opti
 
 
 def read_part(stored: Any, name: str, parameter: nn.Parameter) -> Tensor:
-    """Read a tensor that an optimizer keeps for a parameter, parted as that is: of its rows those of this process.
+    """Read a tensor that an optimizer keeps for a parameter; of one that FSDP2 divides, this process' rows.
 
-    FSDP2 gives each process ceil(rows / processes) of them, as long as there are any:
+    FSDP2 gives each process ceil(rows / processes) rows, as long as there are any:
 
         7 rows, 4 processes → 0:2, 2:4, 4:6, 6:7
     """

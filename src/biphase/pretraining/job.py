@@ -1,8 +1,7 @@
-"""A run that is being trained: where it starts, who holds its folder, and what training changes.
+"""A run in training: its origin, its claimed folder, and the state that training changes.
 
-Fresh, resumed, branched and adapted runs differ in their `Start` and nowhere else: a network, a place in the data order
-and, where it is carried, an optimizer's state. What changes is weights and moments: loaded where a run starts, saved in
-checkpoints.
+Fresh, resumed, branched and adapted runs differ in their `Start` alone: a network, a position in the data order and,
+where it is carried over, the optimizer's state. Weights and moments are loaded at the start and saved in checkpoints.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,21 +44,24 @@ from biphase.run import (
 )
 
 ORIGIN = "origin.json"
-"""The file of a branch's run that says where it began: its parent may drop that checkpoint meanwhile."""
+"""The file of a branch's run that records its origin: the parent may drop that checkpoint later."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """The point at which a run begins; with other `tokens_seen` and folders, at which it goes on."""
+    """The point at which a run begins or, with other `tokens_seen` and folders, goes on."""
 
     step: int = 0
-    """Updates of all runs before this one."""
+    """The updates of all runs before this one."""
     tokens_seen: int = 0
     data_position: int = 0
+    """The tokens of the data order before the first batch."""
     parent: str | None = None
+    """The content hash of the checkpoint or model that it begins with."""
     carried: tuple[str, ...] = ()
+    """The parts that it takes over from there: weights, optimizer, data position."""
     model_folder: str | None = None
-    """A transformers folder, None for random weights."""
+    """A transformers folder; None for random weights."""
     optimizer_folder: Path | None = None
 
 
@@ -72,21 +74,21 @@ class Job:
     world: World
     text: TrainingText
     origin: Start
-    """The point at which the run began, however often it was resumed since."""
+    """The point at which the run began, however often it was resumed."""
 
     def tokens_before(self, run_step: int) -> int:
-        """The tokens of all updates of this run before `run_step`."""
+        """Count the tokens of this run's updates before `run_step`."""
         return self.recipe.tokens_before(self.origin.step + run_step) - self.recipe.tokens_before(self.origin.step)
 
 
 def open_job(
     recipe: Recipe, root: Path, world: World, text: TrainingText | None = None, model: Path | None = None
 ) -> Job:
-    """Open the recipe's run under `root`, named by what decides its weights. Writes nothing and loads no weights.
+    """Open the recipe's run under `root`, named by all that decides its weights. Writes nothing and loads no weights.
 
     Args:
-        text: what `data` names, where it is open already.
-        model: the folder of `init.model`, where it is here already.
+        text: the opened texts of `data`, where the caller has them.
+        model: the folder of `init.model`, where the caller has it.
     """
     init, origin, text = recipe.init, Start(), text or open_text(recipe.data)
     if init.model is not None:
@@ -97,7 +99,7 @@ def open_job(
         return Run(root / f"{recipe.name}-{identity[:8]}")
 
     if init.checkpoint is not None:
-        origin = world.decide(lambda: find_branch(recipe, text, root, run_from))
+        origin = world.on_first(lambda: find_branch(recipe, text, root, run_from))
     run = run_from(origin)
     if (name := read_own_name(run)) != run.path.name:
         raise InputError(f"{run.path} holds the run {name}: give that its own name back, or delete it")
@@ -105,14 +107,14 @@ def open_job(
 
 
 def begin_with_model(recipe: Recipe, shards: ShardSet, folder: Path | None = None) -> tuple[Recipe, Start]:
-    """Begin at the recipe's `init.model`. The recipe, where it does not say how long samples are, gets those that the
-    model has positions for.
+    """Begin at the recipe's `init.model`: return that start, and the recipe with samples that fit the model's positions
+    unless it sets their length.
 
-    Raises `InputError` where the model has another tokenizer than the shards. A folder without one is taken at its
-    word, and that is said.
+    Raises `InputError` for a model with another tokenizer than the shards. For a folder without a tokenizer it prints
+    that nobody can tell.
 
     Args:
-        folder: the model's, where it is here already; of the hub, it is in the cache of each machine.
+        folder: the model's folder, where the caller has it.
     """
     source, revision = recipe.init.model or "", recipe.init.revision
     folder = folder or fetch_model(source, revision)
@@ -136,13 +138,13 @@ def begin_with_model(recipe: Recipe, shards: ShardSet, folder: Path | None = Non
 
 
 def find_branch(recipe: Recipe, text: TrainingText, root: Path, run_from: Callable[[Start], Run]) -> Start:
-    """Begin at a checkpoint of another run; the text begins anew where the two have not the same order.
+    """Begin at a checkpoint of another run. The data order goes on where both runs have the same one, else anew.
 
-    That run may have dropped it since: then by the own record of the recipe's run, where that has a checkpoint to go on
-    from.
+    Where the other run has dropped that checkpoint, the origin that the recipe's own run recorded serves, provided that
+    it has a checkpoint to go on from.
 
     Args:
-        run_from: the recipe's run, if it began there.
+        run_from: maps an origin to the recipe's run.
     """
     reference = recipe.init.checkpoint or ""
     path, step = split_reference(reference)
@@ -164,7 +166,7 @@ def find_branch(recipe: Recipe, text: TrainingText, root: Path, run_from: Callab
             if is_named and run_from(origin) == run and (run.is_done or whole_steps(run)):
                 return origin
         raise
-    # The parent's place in the data order means something only where both walk through the same samples.
+    # The parent's data position means something only where both runs walk through the same samples.
     same_text = manifest.data_fingerprint == text.fingerprint
     goes_on = same_text and (before.order, before.shares) == (recipe.data.order, recipe.data.shares)
     carried = {"weights": True, "optimizer": recipe.init.carry_optimizer, "data position": goes_on}
@@ -181,8 +183,8 @@ def find_branch(recipe: Recipe, text: TrainingText, root: Path, run_from: Callab
 
 @contextmanager
 def hold_run(job: Job) -> Iterator[None]:
-    """Claim the run folder for all processes; every one of them raises `InputError` when it is taken, and tells what
-    to do where memory runs out while it is held."""
+    """Claim the run folder for all processes. Each raises `InputError` when another run holds it, and one with a remedy
+    when memory runs out in the block."""
     world, run, compute = job.world, job.run, job.recipe.compute
     remedy = f"lower compute.microbatch_tokens ({compute.microbatch_tokens:,})"
     if not compute.activation_checkpointing:
@@ -190,7 +192,7 @@ def hold_run(job: Job) -> Iterator[None]:
     if world.size > 1 and compute.parallel == "ddp":
         remedy += ", or compute.parallel=fsdp"
     with ExitStack() as held:
-        with world.together(BusyError):
+        with world.fail_together(BusyError):
             if world.is_main:
                 environment = describe_machine(world.device) | {"processes": world.size}
                 environment["precision"] = str(world.dtype).removeprefix("torch.")
@@ -205,7 +207,7 @@ def hold_run(job: Job) -> Iterator[None]:
 
 
 def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedModel:
-    """Load the network at `start`, in fp32 on the CPU, its head checked against ours."""
+    """Load the network at `start`, in fp32 on the CPU, and prove that our loss scores as its own head does."""
     manifest, longest, source = shards.manifest, recipe.data.max_sample_tokens, start.model_folder
     if source is None:
         ids = TokenIds(manifest.vocab_size, manifest.mask_id, manifest.eos_id, manifest.pad_id, manifest.bos_id)
@@ -238,27 +240,27 @@ def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedMo
 
 @dataclass
 class State:
-    """The state that training changes, how much text it sees, and what a step of it costs."""
+    """The state that training changes, and the costs of a run."""
 
     model: nn.Module
     """A `PackedModel`, wrapped for its processes."""
     optimizers: list[torch.optim.Optimizer]
     tokens_seen: int
     saved_step: int
-    """The update of this run that the last whole checkpoint is of, from which to go on; 0 for none."""
+    """The run's step of its last whole checkpoint; 0 for none."""
     num_tokens: int
-    """The tokens of all updates of this run, resumed or not."""
+    """The tokens of all updates of the run, resumed or not."""
     flops: FlopCount
     compiling: str
-    """Whether its blocks are compiled, and why."""
+    """Words that say whether the blocks are compiled, and why."""
 
 
 def load_state(job: Job, run_step: int) -> State:
-    """Load the state after `run_step` updates, which are none or those of a checkpoint. Every process must call it."""
+    """Load the state after `run_step` updates: 0, or a step with a checkpoint. Every process must call it."""
     recipe, world, start = job.recipe, job.world, job.origin
     if run_step:
         folder = job.run.steps / str(start.step + run_step)
-        manifest = world.decide(partial(read_checkpoint_manifest, folder))
+        manifest = world.on_first(partial(read_checkpoint_manifest, folder))
         model_folder, tokens_seen = str(folder / "model"), manifest.tokens_seen
         start = replace(start, tokens_seen=tokens_seen, model_folder=model_folder, optimizer_folder=folder)
     load = partial(load_network, recipe, start, job.text.main)
@@ -266,7 +268,7 @@ def load_state(job: Job, run_step: int) -> State:
     network, whole = optimizer.outline_network(load, world) if sharded else (load(), None)
     counted: Any = whole if sharded else network  # an outline forms no products
     num_tokens = job.tokens_before(recipe.num_steps)
-    flops = world.decide(partial(count_flops, counted))
+    flops = world.on_first(partial(count_flops, counted))
     work = num_tokens * flops.per_token
     compiles, compiling = optimizer.decide_compile(recipe.compute, world.device, world.dtype, work)
     model = optimizer.parallelize(PackedModel(network), recipe.compute, world, compiles=compiles)
@@ -282,9 +284,9 @@ def load_state(job: Job, run_step: int) -> State:
 
 
 def refuse_other_weights(job: Job, run_step: int) -> None:
-    """Raise `InputError` where the weights after `run_step` updates are other ones by now than those that were named.
+    """Raise `InputError` when the files of the weights after `run_step` updates were replaced meanwhile.
 
-    They are read from their file as they are needed, for the last time by the first update.
+    Weights are mapped, not read at once: the first update is the last to read them from their files.
     """
     source, start = job.recipe.init.model, job.origin
     if run_step:
@@ -296,8 +298,8 @@ def refuse_other_weights(job: Job, run_step: int) -> None:
             raise InputError(f"{folder} was replaced while {job.run.path} began with it: run the same command again")
 
 
-def save_state(job: Job, state: State, done: int, mixture: Phase) -> None:
-    """Write the checkpoint after update `done`, and drop those that are too old and do not stay.
+def save_state(job: Job, state: State, done: int, phase: Phase) -> None:
+    """Write the checkpoint after update `done` of a phase, and drop old checkpoints that are not to be kept.
 
     Every process must call it.
     """
@@ -311,14 +313,14 @@ def save_state(job: Job, state: State, done: int, mixture: Phase) -> None:
         texts=job.text.contents,
         run=run.path.name,
         tokenizer_hash=job.text.main.manifest.tokenizer_hash,
-        objective=mixture.objective,
+        objective=phase.objective,
         is_decayed=done > recipe.decay_start,
         parent=origin.parent,
         carried=list(origin.carried),
     )
     packed: Any = optimizer.unwrap(state.model)
     if packed.network.config.model_type != "eurobert":  # so that transformers reloads a decoder as it looks now
-        packed.network.config.is_causal = mixture.is_causal
+        packed.network.config.is_causal = phase.is_causal
     save_checkpoint(run, manifest, packed, state.optimizers, job.text.main.tokenizer, job.world)
     state.saved_step = done
     if job.world.is_main:

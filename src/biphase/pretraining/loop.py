@@ -1,11 +1,10 @@
-"""The training loop, readable top to bottom. It does not know which objective it runs.
+"""The training loop, to be read from top to bottom. It does not know which objective it runs.
 
     recipe → processes, data, run folder, network → for each step: microbatches, one global token mean, one update
 
-Writes metrics.jsonl and checkpoints into the run folder; calling it again goes on where the last whole checkpoint is.
-Behind the loop stand its stages in their order: the text, the lines about the start, the update, the measurement of
-held-out text, always of the same tokens and masks on the path that trains; and the records for metrics.jsonl and
-`tracking`.
+It writes metrics.jsonl and checkpoints into the run folder; a second call goes on from the last whole checkpoint. Below
+the loop stand its stages in their order: batches, the lines about the start, the update, validation (always on the same
+tokens and masks, on the path that trains), and the records for metrics.jsonl and `tracking`.
 """
 
 import math
@@ -43,122 +42,131 @@ from biphase.run import Run, whole_steps
 def train(
     recipe: Recipe, root: Path = Path("runs"), text: TrainingText | None = None, model: Path | None = None
 ) -> Run:
-    """Train as the recipe says and return the run; a finished run with all checkpoints to keep is returned at once.
+    """Train as the recipe says and return the run. A finished run with all checkpoints to keep is returned at once.
 
     Args:
-        text, model: what the recipe's `data` and `init.model` name, where the caller has them open.
+        text: the opened texts of the recipe's `data`, where the caller has them.
+        model: the folder of the recipe's `init.model`, where the caller has it.
 
     Raises:
         InputError: for what the user can mend, a diverging loss included.
         StoppedError: after SIGTERM or SIGINT, once the state is saved.
     """
     with join_world(recipe.compute) as world:
-        # 1. The run: where it begins, and the folder that its text, its beginning and the recipe name.
+        # 1. The run: its origin, and its folder, which text, origin and recipe name.
         job = open_job(recipe, root, world, text, model)
         run = job.run
         if find_rest(job) is None:
             err.print(f"{run.path} is already done")
             return run
-        # 2. Held by these processes: what is left, from the whole checkpoint before it.
+        # 2. While these processes hold the folder: train what is left.
         with hold_run(job):
             while rest := find_rest(job):
-                begin, stop, is_logged = rest
-                if begin and is_logged:
-                    err.print(f"resuming {run.path} at step {begin}")
-                if not is_logged:
-                    err.print(f"{run.path}: once more from step {begin} to {stop}, to be kept now")
-                tokens_seen = train_steps(job, begin, stop, is_logged=is_logged)
-                if world.is_main and is_logged:
-                    run.mark_done({"step": job.origin.step + stop, "tokens_seen": tokens_seen})
+                if rest.begin and rest.is_logged:
+                    err.print(f"resuming {run.path} at step {rest.begin}")
+                if not rest.is_logged:
+                    err.print(f"{run.path}: training steps {rest.begin} to {rest.stop} again, to keep a checkpoint")
+                tokens_seen = train_steps(job, rest)
+                if world.is_main and rest.is_logged:
+                    run.mark_done({"step": job.origin.step + rest.stop, "tokens_seen": tokens_seen})
         return run
 
 
-def find_rest(job: Job) -> tuple[int, int, bool] | None:
-    """Return the updates after which and up to which is trained next, and whether that is logged; None when all is
-    done.
+@dataclass(frozen=True)
+class Rest:
+    """The updates to make next: those after `begin`, which has a whole checkpoint or is 0, up to `stop`."""
 
-    First to the last step. Then once more to each step to keep without a whole checkpoint, which was named after the
-    run was done, or dropped since.
+    begin: int
+    stop: int
+    is_logged: bool
+    """Whether metrics.jsonl gets records of them."""
+
+
+def find_rest(job: Job) -> Rest | None:
+    """Find the updates to make next; None when all is done.
+
+    An unfinished run goes on to its last step. A finished one trains again, without a log, up to each step to keep that
+    has no whole checkpoint: because the step was named later, or its checkpoint was dropped.
     """
     recipe, run = job.recipe, job.run
-    steps, is_done = job.world.share((whole_steps(run), run.is_done))
+    steps, is_done = job.world.broadcast((whole_steps(run), run.is_done))
     saved = {0, *(step - job.origin.step for step in steps)}
     lost = sorted({*recipe.checkpoints.keep} - saved)
     if is_done and not lost:
         return None
     stop = lost[0] if is_done else recipe.num_steps
-    return max(step for step in saved if step <= stop), stop, not is_done
+    return Rest(max(step for step in saved if step <= stop), stop, not is_done)
 
 
-def train_steps(job: Job, begin: int, stop: int, *, is_logged: bool) -> int:
-    """Make the updates after `begin` up to `stop`; returns the tokens seen in the end.
+def train_steps(job: Job, rest: Rest) -> int:
+    """Make the updates of `rest`, and return the tokens seen in the end.
 
-    With `is_logged`, metrics.jsonl tells of it, validation included, and checkpoints are written when the recipe says;
-    without it, at the end alone.
+    When it is logged, records, validation and checkpoints come as the recipe says; else one checkpoint at the end.
     """
-    recipe, world = job.recipe, job.world
-    # 3. Data: what each step is made of, and what it is measured on. Which checkpoints stay, and what else is due when.
+    recipe, world, stop = job.recipe, job.world, rest.stop
+    # 3. Data: the batches of the steps, the held-out text, and the steps at which validation and checkpoints are due.
     batches, validate = open_batches(job)
-    validates_at = due_steps(recipe, recipe.validation.every_steps, stop) if validate and is_logged else set()
-    saves_at = due_steps(recipe, recipe.checkpoints.every_steps, stop) if is_logged else {stop}
+    validates_at = due_steps(recipe, recipe.validation.every_steps, stop) if validate and rest.is_logged else set()
+    saves_at = due_steps(recipe, recipe.checkpoints.every_steps, stop) if rest.is_logged else {stop}
     # 4. Model and optimizers, as they are at the start.
-    state = load_state(job, begin)
+    state = load_state(job, rest.begin)
     err.print(describe_start(job, state, batches))
     proved: set[tuple[int, str]] = set()
-    steps = range(begin, stop)
-    with stop_signals(world.signals.append), open_log(job, batches, state.flops, steps, is_logged=is_logged) as log:
+    with stop_signals(world.signals.append), open_log(job, batches, state.flops, rest) as log:
         since = time.perf_counter()
-        for step, number, phase, microbatches in prefetch(job, batches, steps):
+        for step in prefetch(job, batches, range(rest.begin, stop)):
             waited = time.perf_counter() - since
-            done, mixture = step + 1, recipe.curriculum[number]
-            # 5. At each switch of a mixture's direction: prove on the path that trains that it looks where it should.
-            if (number, phase.objective) not in proved:
+            done = step.index + 1
+            phase = recipe.curriculum[step.phase_index]
+            # 5. Before the first step of a pure phase: prove, on the path that trains, that it looks where it should.
+            if (step.phase_index, step.phase.objective) not in proved:
                 packed: Any = unwrap(state.model)
-                prove_causality(state.model, phase.is_causal, packed.network.base_model, world.device, world.dtype)
-                proved.add((number, phase.objective))
-            # 6. One update. Whether any process is asked to stop, or could not log, travels with its loss.
-            numbers, work, (is_stopping, could_not_log) = update(
-                job, state, microbatches, step, lambda: (bool(world.signals), log.failure is not None)
+                prove_causality(state.model, step.phase.is_causal, packed.network.base_model, world.device, world.dtype)
+                proved.add((step.phase_index, step.phase.objective))
+            # 6. One update. Two votes travel with its loss: is any process asked to stop, and could any not log?
+            made = update(
+                job, state, step.microbatches, step.index, lambda: (bool(world.signals), log.failure is not None)
             )
-            if step == begin:
-                world.decide(partial(refuse_other_weights, job, begin))
-            state.tokens_seen += numbers["tokens"]
+            is_stopping, could_not_log = made.votes
+            if step.index == rest.begin:
+                world.on_first(partial(refuse_other_weights, job, rest.begin))
+            state.tokens_seen += made.numbers["tokens"]
             seconds = time.perf_counter() - since
             since += seconds
-            record = {"kind": "train", "step": done, "objective": phase.objective, **numbers}
-            log.record_step(record | {"tokens_seen": state.tokens_seen}, work, seconds, waited)
-            # 7. Validation, a checkpoint, or neither. A line that cannot be written ends all processes, at the latest
-            # with the next update.
-            validates, saves = done in validates_at, is_stopping or done in saves_at
+            record = {"kind": "train", "step": done, "objective": step.phase.objective, **made.numbers}
+            log.record_step(record | {"tokens_seen": state.tokens_seen}, made.flops, seconds, waited)
+            # 7. Validation, a checkpoint, or neither. A record that cannot be written ends all processes, after the
+            # next update at the latest.
+            validates = done in validates_at
+            saves = is_stopping or done in saves_at
             if validate is not None and validates:
-                for part, _ in mixture.parts:
+                for part, _ in phase.parts:
                     log.record_validation(done, part, validate(state.model, part.with_mask_at(1)))
             if validates or saves or could_not_log:
-                with world.together():
+                with world.fail_together():
                     if log.failure is not None:
                         raise log.failure
             if saves:
-                save_state(job, state, done, mixture)
+                save_state(job, state, done, phase)
             if is_stopping and done < stop:
                 progress = f"stopped at step {done} of {stop}; run the same command to go on"
                 raise StoppedError(progress, *world.signals[:1])
-            if validates or saves:  # whose time is no part of the next step's
+            if validates or saves:  # the next step's time does not include it
                 since = time.perf_counter()
     return state.tokens_seen
 
 
 def open_batches(job: Job) -> tuple[Batches, Callable[[nn.Module, Phase], dict[str, float]] | None]:
-    """Open the batches of a run, and make a function from (model, phase) to validation metrics, on the same tokens
-    every time; None without such text.
+    """Open the batches of a run, and make the function that validates (model, phase), always on the same tokens.
 
-    Raises `InputError` where batches are too small for the processes.
+    The function is None without validation text. Raises `InputError` for batches that are too small for the processes.
     """
     recipe, world, text = job.recipe, job.world, job.text
     held_out = ShardSet(text.main.folder, "validation", text.main.manifest)
     token_bytes_V = text.main.token_bytes().astype(np.int64) if held_out.num_documents else None
     sets = []
-    for number, shards in enumerate(text.sets):
-        sets.append(PackedSet(shards, make_samples(recipe.data, shards), recipe.data.order_seed + number))
+    for index, shards in enumerate(text.sets):
+        sets.append(PackedSet(shards, make_samples(recipe.data, shards), recipe.data.order_seed + index))
     batches = Batches(sets, job.tokens_before, text.shares, job.origin.data_position)
     # A batch grows or shrinks from its first to its last update.
     smallest = min(batches.batch_tokens(0), batches.batch_tokens(recipe.num_steps - 1))
@@ -178,12 +186,12 @@ def open_batches(job: Job) -> tuple[Batches, Callable[[nn.Module, Phase], dict[s
 
 
 def due_steps(recipe: Recipe, every: int, stop: int) -> set[int]:
-    """List the steps to keep, and each so many-th up to `stop`, which is none of them for 0."""
+    """Return the steps to keep and every `every`-th one up to `stop`; 0 adds none."""
     return recipe.kept_steps | ({*range(every, stop + 1, every)} if every else set())
 
 
 def describe_start(job: Job, state: State, batches: Batches) -> str:
-    """Write a line on what is about to be trained, and one on how it is computed, and why so."""
+    """Describe a training in two lines: what is trained, and how and why it is computed so."""
     recipe, world, compute, carried = job.recipe, job.world, job.recipe.compute, job.origin.carried
     network: Any = unwrap(state.model).network
     millions = sum(parameter.numel() for parameter in network.parameters()) / 1e6
@@ -199,15 +207,23 @@ def describe_start(job: Job, state: State, batches: Batches) -> str:
     )
 
 
+@dataclass(frozen=True)
+class Update:
+    """An update that was made."""
+
+    numbers: dict[str, Any]
+    """Its part of the record for metrics.jsonl."""
+    flops: float
+    votes: list[bool]
+    """For each flag, whether any process has set it."""
+
+
 def update(
     job: Job, state: State, microbatches: list[Microbatch], step: int, flags: Callable[[], Sequence[bool]] = tuple
-) -> tuple[dict[str, Any], float, list[bool]]:
-    """Make an update from all microbatches of all processes: the mean over targets is taken once, over the whole batch.
+) -> Update:
+    """Update the weights by the microbatches of all processes, with one mean over the targets of the whole batch.
 
-    `flags` are asked for when the gradients are there.
-
-    Returns:
-        The numbers of the update for metrics.jsonl, its FLOPs, and whether any process has set each of the flags.
+    `flags` is called once the gradients are there; all processes learn which flags any of them has set.
     """
     world, recipe, model = job.world, job.recipe, state.model
     tokens, targets, work = world.sum(
@@ -216,26 +232,26 @@ def update(
         sum(state.flops.batch(m.lengths_S, len(m.targets_N), m.layout.causal) for m in microbatches),
     )
     sums = []
-    for number, m in enumerate(microbatches, 1):
+    for index, m in enumerate(microbatches):
         # Gradients of all microbatches but the last stay on their process.
+        is_last = index == len(microbatches) - 1
         if isinstance(model, DistributedDataParallel):
-            model.require_backward_grad_sync = number == len(microbatches)
+            model.require_backward_grad_sync = is_last
         elif isinstance(model, FSDPModule):
-            model.set_requires_gradient_sync(number == len(microbatches))
+            model.set_requires_gradient_sync(is_last)
         with autocast(world.device, world.dtype):
             loss_sum, _, _ = model(m.inputs_T, m.positions_T, m.layout, m.target_positions_N, m.targets_N)
-        # DDP and FSDP average gradients over processes; the factor makes a sum of that.
+        # DDP and FSDP average gradients over processes; the factor turns the average into a sum.
         (loss_sum * (world.size / max(targets, 1.0))).backward()
         sums.append(loss_sum.detach())
     norm = nn.utils.clip_grad_norm_(model.parameters(), recipe.optimizer.max_grad_norm)
-    # One wait for the device brings all numbers of this process, one collective those of the others.
+    # Wait for the device once, for all numbers of this process, then sum them over processes in one collective.
     *local_sums, grad_norm = torch.stack([*sums, getattr(norm, "full_tensor", lambda: norm)()]).tolist()
     loss_sum, *votes = world.sum(sum(local_sums), *flags())
     loss = loss_sum / max(targets, 1.0)
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-        # The samples of a loss that is no number, and the checkpoint from which to go on.
         suspects = [m for m, value in zip(microbatches, local_sums, strict=True) if not math.isfinite(value)]
-        samples = first_of([str(number) for m in suspects or microbatches for number in m.sample_ids_S], 8)
+        samples = first_of([str(id) for m in suspects or microbatches for id in m.sample_ids_S], 8)
         saved = f"the last checkpoint is @{job.origin.step + state.saved_step}"
         checkpoint = saved if state.saved_step else "no checkpoint was written yet"
         where = f"{job.run.path.name}: loss {loss} and gradient norm {grad_norm} at step {step + 1}, samples {samples}"
@@ -245,12 +261,12 @@ def update(
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     numbers = {"loss": loss, "grad_norm": grad_norm, "tokens": int(tokens), "targets": int(targets), "lr": rate}
-    return numbers, work + state.flops.per_update, [vote > 0 for vote in votes]
+    return Update(numbers, work + state.flops.per_update, [vote > 0 for vote in votes])
 
 
 @torch.no_grad()
 def validate(job: Job, batches: Batches, token_bytes_V: Tensor, model: nn.Module, phase: Phase) -> dict[str, float]:
-    """Loss (nats per target), accuracy at the targets, and bits per byte of the text that the targets stand for."""
+    """Measure loss (nats per target), accuracy, and bits per byte of the text that the targets stand for."""
     model.eval()
     totals = np.zeros(4)
     for m in make_microbatches(job, batches, phase, 0):
@@ -270,28 +286,28 @@ def validate(job: Job, batches: Batches, token_bytes_V: Tensor, model: nn.Module
 
 @dataclass
 class MetricsLog:
-    """The records of a run, which the main process writes; the others write nothing."""
+    """The log of a run's updates, which the first process writes."""
 
     run: Run
     progress: Tracker
     peak: float
-    """FLOP/s of all devices, to which the share of peak refers. It may be measured too low, beside other work: a faster
-    step raises it."""
+    """The peak FLOP/s of all devices, of which `share_of_peak` is a part. Measured beside other work it may be too low:
+    a faster step raises it."""
     is_written: bool
-    """Whether this process writes records: the main one does, unless they are there already from an earlier time."""
+    """Whether this process writes records: the first one, unless an earlier call wrote them."""
     work_left: Callable[[int], dict[str, float]]
-    """The FLOPs of what is left after so many steps, by objective."""
+    """The FLOPs that are left after so many steps, by objective."""
     send: Send
-    """The function that sends records to what the recipe's `tracking` names."""
+    """The function that sends records to the recipe's `tracking`."""
     failure: OSError | None = None
-    """The error with which a record could not be written, such as a full disk. The loop ends all processes with it."""
+    """The error of a record that could not be written, such as a full disk. The loop ends all processes with it."""
     worked: float = 0.0
-    """The FLOPs of all steps but the first, which makes ready."""
+    """The FLOPs of all steps but the first, which warms up."""
     began: float | None = None
-    """The time at which the first step had ended."""
+    """The time when the first step ended."""
 
     def record_step(self, record: dict[str, Any], work: float, seconds: float, waited: float) -> None:
-        """Write the record of an update of `work` FLOPs with its speeds; `waited` of its seconds were for its batch."""
+        """Write the record of an update of `work` FLOPs, which took `seconds` and `waited` for its batch in them."""
         speed = work / seconds
         self.peak = max(self.peak, speed)
         record |= {
@@ -333,18 +349,18 @@ class MetricsLog:
 
 
 @contextmanager
-def open_log(job: Job, batches: Batches, flops: FlopCount, steps: range, *, is_logged: bool) -> Iterator[MetricsLog]:
-    """Open the log and the progress bar of these steps; without `is_logged`, the bar alone."""
-    is_written = is_logged and job.world.is_main
+def open_log(job: Job, batches: Batches, flops: FlopCount, rest: Rest) -> Iterator[MetricsLog]:
+    """Open the progress bar of these updates and, where they are logged, metrics.jsonl and `tracking`."""
+    is_written = rest.is_logged and job.world.is_main
     tracking = job.recipe.tracking if is_written else None
     with (
         open_tracking(tracking, job.run.path, job.recipe.model_dump(mode="json")) as send,
-        track("pretrain", steps.stop, "steps", steps.start) as progress,
+        track("pretrain", rest.stop, "steps", rest.begin) as progress,
     ):
-        if is_written:  # what was logged later is dropped: it will be logged again
-            job.run.forget_after(steps.start)
+        if is_written:  # later records are dropped: these updates will be logged again
+            job.run.forget_after(rest.begin)
         peak = peak_flops(job.world.device, job.world.dtype) * job.world.size
         mean = batches.num_tokens / batches.num_samples
         lengths = SampleLengths(mean, mean, "all samples as long as the mean")
-        work_left = partial(flops_between, job.recipe, flops, lengths, stop=steps.stop, origin_step=job.origin.step)
+        work_left = partial(flops_between, job.recipe, flops, lengths, stop=rest.stop, origin_step=job.origin.step)
         yield MetricsLog(job.run, progress, peak, is_written, work_left, send)

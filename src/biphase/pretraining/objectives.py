@@ -1,12 +1,12 @@
-"""The objective of each step, and what it makes of a batch, one step ahead: CLM and MLM differ here.
+"""The objective of each step and its microbatches, made one step ahead. CLM and MLM differ in this module alone.
 
-A curriculum is a list of mixtures; a mixture gives each step one pure phase. A mixture is a phase as the recipe writes
-it: one objective, or a masked one and CLM in turn (`clm_share`). A pure phase has one objective. The batch of a step is
-labelled and laid out on the device while the step before it computes.
+A curriculum is a list of phases. A pure phase has one objective; a mixed phase (`clm_share`) has CLM steps between
+those of its masked objective. Each step belongs to one pure phase. While a step computes, the batch of the next one is
+labelled and laid out on the device.
 
-Masks are drawn from (seed, epoch, sample, position in the sample): the same for any world size, microbatch size and
-number of workers, and the same for every run with that seed. Targets are listed, not padded with -100, so the head
-computes logits for them alone.
+Masks are drawn from (seed, epoch, sample, position in the sample), so that they are the same for every run with that
+seed, whatever the world size, the microbatch size and the number of workers. Targets are listed, not padded with -100,
+so that the head computes no other logits.
 
 Letters: T tokens, N targets, S samples, K streams of random numbers.
 """
@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import accumulate
 from math import floor
 
@@ -31,27 +32,27 @@ from biphase.recipe import Phase
 
 
 def phase_of_step(curriculum: Sequence[Phase], run_step: int, origin_step: int) -> tuple[int, Phase]:
-    """Find the number of the mixture that update `run_step` (from 0) of a run belongs to, and its pure phase, whose
-    masking ratio is fixed.
+    """Return the index of the phase of update `run_step` (from 0), and the update's pure phase with a fixed ratio.
 
-    A share of CLM counts the updates from 0 over all parents, `origin_step` before this run, so that branches of a
-    trunk agree. A ratio that moves is, at step i of n, that of (i + ½) / n of the way: its mean is the mean of both
-    ends, and a part of a phase (`Phase.between`) has the ratios of the whole.
+    CLM steps of a mixed phase are counted over all parents, which made `origin_step` updates before this run, so that
+    branches of a trunk agree. A ratio that moves has at step i of n its value after (i + ½) / n of the phase: its mean
+    is the mean of both ends, and a part of a phase (`phases_between`) has the ratios of the whole.
     """
-    ends = list(accumulate(mixture.steps for mixture in curriculum))
-    number = bisect_right(ends, run_step)
-    mixture = curriculum[number]
-    share, step = Fraction(str(mixture.clm_share)), origin_step + run_step
-    # CLM falls where the running count of its steps grows: a share of 0.4 gives the steps 2, 4, 7, 9, 12 ...
-    is_clm = floor((step + 1) * share) > floor(step * share)
-    pure, _ = mixture.parts[1 if is_clm else 0]
-    step_in_mixture = run_step - (ends[number] - mixture.steps)
-    return number, pure.with_mask_at((step_in_mixture + 0.5) / mixture.steps)
+    ends = list(accumulate(phase.steps for phase in curriculum))
+    index = bisect_right(ends, run_step)
+    phase = curriculum[index]
+    clm_share = Fraction(str(phase.clm_share))
+    step = origin_step + run_step
+    # A CLM step is one where the running count of them grows: a share of 0.4 gives the steps 2, 4, 7, 9, 12 ...
+    is_clm = floor((step + 1) * clm_share) > floor(step * clm_share)
+    pure, _ = phase.parts[1 if is_clm else 0]
+    step_in_phase = run_step - (ends[index] - phase.steps)
+    return index, pure.with_mask_at((step_in_phase + 0.5) / phase.steps)
 
 
 @dataclass(frozen=True)
 class Microbatch:
-    """The arguments of `PackedModel` for a forward and backward pass, and what the accounts need."""
+    """The arguments of `PackedModel` for one forward pass, with the ids and lengths of the samples."""
 
     inputs_T: Tensor
     positions_T: Tensor
@@ -62,48 +63,58 @@ class Microbatch:
     lengths_S: np.ndarray
 
 
-def prefetch(job: Job, batches: Batches, steps: range) -> Iterator[tuple[int, int, Phase, list[Microbatch]]]:
-    """Yield each step, the number of its mixture, its pure phase and microbatches; those of the next step are made
-    while the current one computes."""
+@dataclass(frozen=True)
+class Step:
+    """An update to make: its index in the run (from 0), its pure phase, and this process's microbatches."""
 
-    def make(step: int) -> tuple[int, int, Phase, list[Microbatch]]:
-        number, phase = phase_of_step(job.recipe.curriculum, step, job.origin.step)
-        # A later pass is over the text of the first one, which may have been a parent's, but not of another order.
+    index: int
+    phase_index: int
+    """The index of its phase in the curriculum."""
+    phase: Phase
+    microbatches: list[Microbatch]
+
+
+def prefetch(job: Job, batches: Batches, steps: range) -> Iterator[Step]:
+    """Yield the steps in order; the microbatches of the next one are made while the current one computes."""
+
+    def make(index: int) -> Step:
+        phase_index, phase = phase_of_step(job.recipe.curriculum, index, job.origin.step)
+        # A later pass reads the text of the first one again, also where that was a parent's step in the same order.
         before = job.origin.step if job.origin.data_position else 0
-        mask_pass = (before + step) % phase.mask_passes
-        return step, number, phase, make_microbatches(job, batches, phase, step - mask_pass, mask_pass)
+        mask_pass = (before + index) % phase.mask_passes
+        microbatches = make_microbatches(job, batches, phase, index - mask_pass, mask_pass)
+        return Step(index, phase_index, phase, microbatches)
 
     if not steps:
         return
     with ThreadPoolExecutor(1) as thread:
         pending = thread.submit(make, steps[0])
-        for step in steps:
+        for index in steps:
             ready = pending.result()
-            if step + 1 in steps:
-                pending = thread.submit(make, step + 1)
+            if index + 1 in steps:
+                pending = thread.submit(make, index + 1)
             yield ready
 
 
 def make_microbatches(job: Job, batches: Batches, phase: Phase, step: int, mask_pass: int = 0) -> list[Microbatch]:
-    """Make this process's parts of batch `step`: as many on every process, each about `microbatch_tokens` long."""
-    world, device = job.world, job.world.device
+    """Make this process's parts of batch `step`: as many on every process, each of about `microbatch_tokens`."""
+    world, device, manifest = job.world, job.world.device, job.text.main.manifest
     num = -(-batches.batch_tokens(step) // (world.size * job.recipe.compute.microbatch_tokens))
-    manifest, causal, padding = job.text.main.manifest, phase.is_causal, PAD_TO_MULTIPLE_OF
+    lay = partial(lay_out, causal=phase.is_causal, device=device, pad_to_multiple_of=PAD_TO_MULTIPLE_OF)
     microbatches = []
     for part in range(world.rank * num, (world.rank + 1) * num):
         batch = batches.batch(step, part, world.size * num)
         if len(batch.sample_ids_S) == 0:
-            # A part of a small validation set may hold no sample, but its process must take part in every layer, and
-            # transformers cannot compute on no token: so one special token, which no objective asks for.
+            # A part of a small validation set may hold no sample. Its process must take part in every layer all the
+            # same, and transformers cannot compute on no token: it gets one special token, which is never a target.
             zero = np.zeros(1, np.int64)
             batch = PackedBatch(np.array([manifest.mask_id]), zero, np.array([0, 1]), zero, zero)
         inputs_T, target_positions_N, targets_N = label_batch(phase, batch, manifest, job.recipe.seed, mask_pass)
-        layout = lay_out(batch.bounds_S1, causal=causal, device=device, dtype=world.dtype, pad_to_multiple_of=padding)
         microbatches.append(
             Microbatch(
                 inputs_T=to_device(inputs_T, device),
                 positions_T=to_device(batch.positions_T, device),
-                layout=layout,
+                layout=lay(batch.bounds_S1, dtype=world.dtype),
                 target_positions_N=to_device(target_positions_N, device),
                 targets_N=to_device(targets_N, device),
                 sample_ids_S=batch.sample_ids_S,
@@ -138,11 +149,13 @@ def label_batch(
 def mask_tokens(
     phase: Phase, batch: PackedBatch, shards: ShardManifest, may_T: np.ndarray, seed: int, mask_pass: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Choose each token of `may_T` with `mask_probability`, in another pass over the same batch (`mask_passes`) other
-    ones: return the inputs [T] that hide them, and which these are [T]."""
+    """Choose each token of `may_T` with `mask_probability`, other ones in each pass over a batch (`mask_passes`).
+
+    Returns the inputs [T] with the chosen tokens hidden, and whether each token [T] is chosen.
+    """
     assert not phase.is_ramped, "a masking ratio that moves has one value in each step"
-    # Numbers of a token in [0, 1): one chooses it; two more say what hides it, where that is not always the mask token.
-    # They are drawn from (seed, stream, epoch, sample, position).
+    # Each token has a number in [0, 1) that chooses it, and where it is not always hidden by the mask token, two more
+    # that say how. All are drawn from (seed, stream, epoch, sample, position).
     streams_K1 = np.arange(1 if phase.mask_token_share == 1 else 3)[:, None]
     epochs_T = np.repeat(batch.epochs_S, batch.lengths_S)
     samples_T = np.repeat(batch.sample_ids_S, batch.lengths_S)

@@ -1,9 +1,9 @@
-"""A network is made ready for its processes: activation checkpointing → compile → DDP or FSDP2, in that order. Which
-parameter is updated how stands here too: AdamW with the paper's settings, or Muon for matrices inside the blocks.
+"""A network prepared for its processes (activation checkpointing → compile → DDP or FSDP2), and its optimizers: AdamW
+with the paper's settings, or Muon for the matrices inside the blocks.
 
-Muon (Jordan et al. 2024) is momentum, made orthogonal. PyTorch's own always orthogonalises in bf16, which a CPU without
-bf16 units emulates at a hundredth of its speed. This one takes the type as an argument and treats all matrices of one
-shape in one batched product.
+Muon (Jordan et al. 2024) orthogonalises momentum. PyTorch's own always does so in bf16, which a CPU without bf16 units
+emulates at a hundredth of its speed. This one takes the type as an argument, and updates all matrices of one shape in
+one batched product.
 """
 
 import copy
@@ -27,15 +27,19 @@ from biphase.errors import InputError
 from biphase.recipe import MATRIX_UPDATES, ComputeConfig, Optimizer, Schedule
 
 COMPILE_PAYS_AFTER_FLOPS = 3e14
-"""On a CPU, compiling takes up to a minute and saves time in bf16; in fp32 the products are all that counts."""
+"""The work of a run from which compiling pays on a CPU, where it takes up to a minute. It saves time in bf16; in fp32
+the products take almost all of it."""
 
 MOST_GRAPHS = 64
-"""Gemma 3, whose layers are of two kinds, comes to 8 with both directions and validation."""
+"""The most compiled graphs of a block. Gemma 3 needs 8: two kinds of layers, both directions, training and
+validation."""
 
 
 def parallelize(model: PackedModel, compute: ComputeConfig, world: World, *, compiles: bool) -> nn.Module:
-    """`model` on its device, wrapped as `compute` says; parameters stay fp32. One on the meta device
-    stays there, for `fill_parts`."""
+    """Move a model to its device and wrap it as `compute` says; parameters stay fp32.
+
+    A model on the meta device stays there, for `fill_parts`.
+    """
     if not next(model.parameters()).is_meta:
         model.to(world.device)
     blocks = transformer_blocks(model)
@@ -49,8 +53,8 @@ def parallelize(model: PackedModel, compute: ComputeConfig, world: World, *, com
             remedy = "use compute.activation_checkpointing=false"
             raise InputError(f"compute.activation_checkpointing: {error}; {remedy}") from None
     if compiles:
-        # All blocks share a code object, of which dynamo keeps a graph for each kind of layer, direction, and with or
-        # without gradients: at its limit the rest would run uncompiled. Graphs of earlier networks would count too.
+        # All blocks share one code object, and dynamo compiles a graph of it for each kind of layer, each direction,
+        # with and without gradients. Beyond its limit blocks would run uncompiled, and earlier networks count too.
         torch._dynamo.reset()
         config: Any = torch._dynamo.config
         config.recompile_limit = max(config.recompile_limit, MOST_GRAPHS)
@@ -72,47 +76,47 @@ def parallelize(model: PackedModel, compute: ComputeConfig, world: World, *, com
 def outline_network(
     load: Callable[[], PreTrainedModel], world: World
 ) -> tuple[PreTrainedModel, PreTrainedModel | None]:
-    """Make a network without values, to be wrapped in parts; in the first process what `load` gives is beside it.
+    """Make a network without values, to be divided among processes. Every process must call it.
 
-    The first process alone has it whole, once and not on its device: there it is drawn, or read and proved, as by one
-    process. Every process must call it.
+    The first process alone calls `load`, which draws or reads and proves the network, and gets that one back beside the
+    outline: the whole network is in memory once, and not on a device.
     """
     whole = None
-    with world.together():
+    with world.fail_together():
         if world.is_main:
             whole = load()
     outline: Any = None
     if whole is not None:
-        # What deepcopy takes for copied already, it does not copy: in place of each tensor stands its shape.
+        # deepcopy looks into this dictionary for copies that it has made: it finds the shape of each tensor.
         shapes: dict[int, Tensor] = {id(buffer): buffer.to("meta") for buffer in whole.buffers()}
         for weight in whole.parameters():
             shapes[id(weight)] = nn.Parameter(weight.to("meta"), weight.requires_grad)
         outline = copy.deepcopy(whole, shapes)
-    return world.share(outline), whole
+    return world.broadcast(outline), whole
 
 
 def fill_parts(model: nn.Module, whole: PreTrainedModel | None, world: World) -> None:
-    """Give a wrapped outline its values, a tensor at a time: beside it, each process keeps its own part alone.
+    """Give a wrapped outline its values, a tensor at a time; each process keeps its own part.
 
     Every process must call it.
     """
     model.to_empty(device=world.device)
     packed: Any = model
-    packed.network.tie_weights()  # they were emptied one by one
+    packed.network.tie_weights()  # `to_empty` has untied them
     values = {} if whole is None else PackedModel(whole).state_dict()
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_model_state_dict(model, values, options=options)
     buffers = {} if whole is None else dict(whole.named_buffers())
-    for name, buffer in packed.network.named_buffers():  # those of positions are in no state_dict
+    for name, buffer in packed.network.named_buffers():  # buffers of positions are in no state_dict
         if world.is_main:
             buffer.copy_(buffers[name])
-        world.fill(buffer)
+        world.broadcast_into(buffer)
 
 
 def decide_compile(compute: ComputeConfig, device: torch.device, dtype: torch.dtype, work: float) -> tuple[bool, str]:
-    """Decide whether the blocks are compiled in a run of `work` FLOPs on this device; with the reason in words.
+    """Decide whether the blocks are compiled in a run of `work` FLOPs on this device, and give the reason in words.
 
-    The FLOPs are those of the whole run, resumed or not, so that the choice never changes midway.
+    `work` counts the whole run, resumed or not, so that the choice never changes midway.
     """
     missing = "" if compute.compile == "off" else missing_for_compile(device)
     if compute.compile == "on" and missing:
@@ -132,15 +136,15 @@ def decide_compile(compute: ComputeConfig, device: torch.device, dtype: torch.dt
 
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """Find the repeated layers of a transformers model: its longest module list, of layers that say that they are some
-    where there are any."""
+    """Find the repeated layers of a transformers model: its longest list of `GradientCheckpointingLayer`s, else of any
+    modules."""
     lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
     layers = [members for members in lists if all(isinstance(part, GradientCheckpointingLayer) for part in members)]
     return max(layers or lists, key=len)
 
 
 def unwrap(model: nn.Module) -> Any:
-    """The `PackedModel` inside."""
+    """Return the `PackedModel` inside."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
@@ -158,7 +162,7 @@ def make_optimizers(
 ) -> list[torch.optim.Optimizer]:
     """Make the optimizers of all trainable parameters, each parameter in exactly one.
 
-    `dtype` is the type of the arithmetic. Every group carries `lr_scale`: its rate as a multiple of the schedule's.
+    `dtype` is the type of the arithmetic. Every group has an `lr_scale`: its rate as a multiple of the schedule's.
     """
     everything = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = block_matrices(model) if settings.name == "muon" else []
@@ -182,13 +186,13 @@ def make_optimizers(
 
 
 def block_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """List the matrices of the repeated layers: no embedding and no output layer is among them."""
+    """List the matrices of the repeated layers, which include no embedding and no output layer."""
     parameters = [parameter for block in transformer_blocks(model) for parameter in block.parameters()]
     return [parameter for parameter in parameters if parameter.ndim == 2 and parameter.requires_grad]
 
 
 def set_rate(optimizers: list[torch.optim.Optimizer], schedule: Schedule, step: int, num_steps: int) -> float:
-    """Set the rate of update `step` in every group, by its scale, and return what the schedule says."""
+    """Set the rate of update `step` in every group, by its scale, and return the schedule's."""
     rate = schedule.peak_lr * schedule.share_of_peak(step, num_steps)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -216,7 +220,7 @@ class Muon(torch.optim.Optimizer):
                 self.step_together(parameters, group)
 
     def step_together(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """Update matrices of one shape; what that makes is gone before the next ones (`plan_memory` counts it)."""
+        """Update matrices of one shape. Its temporary tensors are gone before the next shape (`flops.plan_memory`)."""
         updates = orthogonalize(torch.stack([self.nesterov(p, group["momentum"]) for p in parameters]), self.dtype)
         scale = 0.2 * max(parameters[0].shape) ** 0.5
         for parameter, update in zip(parameters, updates, strict=True):
@@ -224,7 +228,7 @@ class Muon(torch.optim.Optimizer):
             parameter.add_(update.to(parameter.dtype), alpha=-group["lr"] * scale)
 
     def nesterov(self, parameter: Tensor, momentum: float) -> Tensor:
-        """The gradient after Nesterov momentum."""
+        """Return the gradient with Nesterov momentum."""
         assert parameter.grad is not None
         state = self.state[parameter]
         if not state:
@@ -241,7 +245,7 @@ STATE_KEYS = {
 
 
 def orthogonalize(matrices: Tensor, dtype: torch.dtype) -> Tensor:
-    """[n, A, B] → matrices with the same singular vectors and singular values near 1, by Newton–Schulz iteration."""
+    """Give matrices [n, A, B] singular values near 1 and leave their singular vectors, by Newton–Schulz iteration."""
     tall = matrices.shape[1] > matrices.shape[2]
     x = (matrices.mT if tall else matrices).to(dtype)
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
