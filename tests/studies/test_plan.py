@@ -403,7 +403,7 @@ def test_the_papers_cells(paper: Plan) -> None:
 def test_planning_starts_fast_and_needs_no_torch() -> None:
     code = (
         "import sys; from pathlib import Path; from biphase.studies.spec import load_study\n"
-        "from biphase.studies.plan import plan_study; from biphase.study.cost import estimate\n"
+        "from biphase.studies.plan import plan_study; from biphase.studies.cost import estimate\n"
         "from biphase.studies.cost import study_machine\n"
         "import biphase.studies.advise\n"
         f"plan = plan_study(load_study(Path({str(STUDIES / 'paper.yaml')!r})))\n"

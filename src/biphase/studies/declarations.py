@@ -46,7 +46,7 @@ def list_subjects(plan: Plan, line: Sequence[Sequence[AskedInequality]]) -> list
         for term in first.operands:
             tasks = [name for name, family in plan.families.items() if term.task in (name, family, MEAN_OF_FAMILIES)]
             terms.append((term.arms, tasks))
-        subjects.append([first.label, terms, first.ladder, list_subjects(plan, [[rival] for rival in rivals])])
+        subjects.append([first.label, terms, first.baseline, list_subjects(plan, [[rival] for rival in rivals])])
     return subjects
 
 

@@ -36,7 +36,7 @@ from biphase.finetuning.config import FinetuneConfig
 from biphase.recipe import Init, Phase, Recipe, cut_phases, join_phases, phases_between
 from biphase.report.formats import write_steps
 from biphase.report.grammar import AskedInequality
-from biphase.report.hypotheses import Ladder, bind
+from biphase.report.hypotheses import ArmsBySpot, bind
 from biphase.report.paper import read_findings
 from biphase.studies import spec
 from biphase.studies.arms import Arm, expand_arms
@@ -112,7 +112,7 @@ class StudyCell:
 CITED = re.compile(r"(F[0-9]+) of the paper")
 """A line that is one of the paper's findings as a whole."""
 
-AskedLine = str | Sequence[Sequence[AskedInequality]]
+Condition = str | Sequence[Sequence[AskedInequality]]
 """A line of a hypothesis: the key of a finding of the paper, such as F1, which finds its arms by itself; or groups of
 inequalities over the plan's arms, where a group holds if one of its members does."""
 
@@ -128,7 +128,7 @@ class Plan:
     cells: tuple[StudyCell, ...]
     families: dict[str, str]
     """The names under which scores stand → the codes of their families."""
-    hypotheses: tuple[Sequence[AskedLine], ...] = ()
+    hypotheses: tuple[Sequence[Condition], ...] = ()
     """The lines of each hypothesis."""
 
     @property
@@ -414,16 +414,16 @@ def make_runs(arms: Mapping[str, Arm], models: Iterable[EvaluatedModel]) -> dict
     return runs
 
 
-def list_ladders(plan: Plan) -> dict[str, Ladder]:
+def list_named_arms(plan: Plan) -> dict[str, ArmsBySpot]:
     """List what names in a hypothesis stand for: an arm, an arm without its budget, a curriculum, a group, a model on
     the way or with random weights, which `random` is of every network."""
     plan = plan.of_first_seed
     spots = {name: (arm.model, arm.recipe.num_steps) for name, arm in plan.arms.items()}
-    ladders = {name: {spot: {name: name}} for name, spot in spots.items()}
+    named_arms = {name: {spot: {name: name}} for name, spot in spots.items()}
     for model in plan.models:
         if model.kind != "final":
-            ladders[model.name] = {(plan.arms[model.arm].model, model.step): {model.name: model.name}}
-    names_of_models = {*ladders}
+            named_arms[model.name] = {(plan.arms[model.arm].model, model.step): {model.name: model.name}}
+    names_of_models = {*named_arms}
     for arm in plan.arms.values():
         # The names that it shares with the same arm at other budgets; and what it is called there at every place.
         short, spot = arm.name.removesuffix(f"-{write_steps(arm.recipe.num_steps)}"), spots[arm.name]
@@ -432,26 +432,26 @@ def list_ladders(plan: Plan) -> dict[str, Ladder]:
             names.append(arm.curriculum)
         for name in names:
             if name not in names_of_models:
-                ladders.setdefault(name, {}).setdefault(spot, {})[short.removeprefix(f"{arm.model}-")] = arm.name
+                named_arms.setdefault(name, {}).setdefault(spot, {})[short.removeprefix(f"{arm.model}-")] = arm.name
         if f"{arm.model}-random" in names_of_models and "random" not in names_of_models:
-            ladders.setdefault("random", {})[spot] = {"random": f"{arm.model}-random"}
-    return dict(ladders)
+            named_arms.setdefault("random", {})[spot] = {"random": f"{arm.model}-random"}
+    return dict(named_arms)
 
 
-def bind_hypotheses(plan: Plan) -> Iterator[list[AskedLine]]:
+def bind_hypotheses(plan: Plan) -> Iterator[list[Condition]]:
     """Bind the lines of every hypothesis to arms of the plan. Raises `InputError` for a line that is not in the
     grammar, or asks for what the study does not have."""
     study = plan.study
     if study.hypotheses and study.evaluation is None:
         raise InputError("hypotheses are about scores: the study needs an evaluation")
-    ladders, findings = list_ladders(plan), read_findings()["findings"]
+    named_arms, findings = list_named_arms(plan), read_findings()["findings"]
     for hypothesis in study.hypotheses:
-        lines: list[AskedLine] = []
+        lines: list[Condition] = []
         try:
             for line in hypothesis.holds:
                 cited = CITED.fullmatch(line.strip())
                 if cited is None:
-                    lines.append(bind(line, ladders, plan.families))
+                    lines.append(bind(line, named_arms, plan.families))
                 else:
                     refuse_unknown("unknown finding of the paper", cited[1], findings)
                     lines.append(cited[1])

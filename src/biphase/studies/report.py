@@ -30,7 +30,7 @@ from biphase.report.claims import Claim, Finding, Verdicts, judge_claims
 from biphase.report.contrasts import Terms, contrast, seed_interval, with_averages
 from biphase.report.figures import figure_pool
 from biphase.report.formats import csv_text, show_count, show_list
-from biphase.report.hypotheses import make_line
+from biphase.report.hypotheses import measure_claim
 from biphase.report.page import PageText, write_report
 from biphase.report.paper import judge_paper, measure_findings, place_arms
 from biphase.report.results import (
@@ -63,9 +63,9 @@ def collect_results(plan: Plan, scores: dict[str, ScoreSet], sizes: Mapping[str,
     Models of one name but for their seed are one arm that was pretrained several times: their results are pooled, each
     with the seed of its recipe as pretraining seed. `sizes` are those of the runs, measured unless they are known.
 
-    Raises `InputError` as `refuse_mixtures` does.
+    Raises `InputError` as `refuse_unlike_scores` does.
     """
-    refuse_mixtures(scores)
+    refuse_unlike_scores(scores)
     sizes = measure_sizes(plan) if sizes is None else sizes
     pooled_names = {model.name: model.pooled_name for model in plan.models}
     points = Counter((pooled_names[cell.model], task) for cell in plan.cells for task in cell.evaluates)
@@ -89,7 +89,7 @@ def collect_results(plan: Plan, scores: dict[str, ScoreSet], sizes: Mapping[str,
     return ResultSet(with_cohorts(results), planned_tasks=plan.families, planned_runs=points)
 
 
-def refuse_mixtures(scores: Mapping[str, ScoreSet]) -> None:
+def refuse_unlike_scores(scores: Mapping[str, ScoreSet]) -> None:
     """Raises `InputError` where a model's scores on a task were made with different settings, or those of all models
     on different data: they are no samples of one thing, and no difference between them is one between models. It names
     a cell for each value of the first setting that differs."""
@@ -249,7 +249,7 @@ def judge_results(plan: Plan, results: ResultSet) -> tuple[tuple[Finding, ...], 
     for hypothesis, lines in zip(plan.study.hypotheses, plan.hypotheses, strict=True):
         claims: list[Claim] = []
         for line in lines:
-            claims += cited[line] if isinstance(line, str) else [make_line(line, results)]
+            claims += cited[line] if isinstance(line, str) else [measure_claim(line, results)]
         findings.append(Finding(hypothesis.name, hypothesis.says, HOW_JUDGED, tuple(claims)))
     return judge_claims(findings), judge_paper(measured)
 
@@ -257,8 +257,8 @@ def judge_results(plan: Plan, results: ResultSet) -> tuple[tuple[Finding, ...], 
 def list_equivalents(plan: Plan) -> dict[str, tuple[str, ...]]:
     """Map each arm whose compute-equivalent a hypothesis is about to the arms of the baseline."""
     lines = [line for line in chain(*plan.hypotheses) if not isinstance(line, str)]
-    inequalities = [inequality for line in lines for inequality in chain(*line) if inequality.ladder]
-    return {inequality.operands[0].arms[0]: inequality.ladder for inequality in inequalities}
+    inequalities = [inequality for line in lines for inequality in chain(*line) if inequality.baseline]
+    return {inequality.operands[0].arms[0]: inequality.baseline for inequality in inequalities}
 
 
 def hypotheses_json(plan: Plan, digest: str, declared: Sequence[str], findings: Sequence[Finding]) -> str:
