@@ -148,8 +148,8 @@ class Finding:
     def p_value(self) -> float:
         """The p-value of the finding as a whole, not corrected for other findings; nan where nothing can be tested.
 
-        It is the smaller of two: "all inequalities hold" has the largest of their p-values (the intersection-union test,
-        Berger 1982); "one does not hold" has the smallest, times their number.
+        It is the smaller of two: "all inequalities hold" has the largest of their p-values (the intersection-union
+        test, Berger 1982); "one does not hold" has the smallest, times their number.
         """
         if not self.num_tests:
             return math.nan
@@ -185,8 +185,8 @@ def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def name_noise(findings: Iterable[Finding]) -> str:
-    """Name the noise that the tests account for, and their subject: `fine-tuning seeds and test examples (4 of 5 tests);
-    about these checkpoints`."""
+    """Name the noise that the tests account for, and their subject: `fine-tuning seeds and test examples (4 of 5
+    tests); about these checkpoints`."""
     inequalities = chain.from_iterable(finding.inequalities for finding in findings)
     tested = [inequality.contrast for inequality in inequalities if not math.isnan(inequality.p_value)]
     if not tested:
