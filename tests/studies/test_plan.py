@@ -131,7 +131,7 @@ def test_the_drawing_of_trunks_is_of_these_arms() -> None:
     """What the docstring of `study.plan` says in numbers."""
     arms = [{"curricula": ["clm"], "budgets": [200, 100]}, {"curricula": ["60+100"]}]
     placed = share_trunks(expand_arms(make_study(arms)))
-    assert [(arm.origin, arm.trunk, arm.first, arm.last) for arm in placed.values()] == [
+    assert [(arm.begin, arm.trunk, arm.first, arm.last) for arm in placed.values()] == [
         (0, None, 0, 200),
         (0, "1m-clm-200", 80, 100),
         (0, "1m-clm-200", 60, 160),

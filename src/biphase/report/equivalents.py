@@ -166,8 +166,8 @@ def refuse_gaps(rungs: Sequence[tuple[float, str]]) -> None:
     for (less, lower), (more, upper) in itertools.pairwise(sorted(rungs)):
         if more > 1.01 * MOST_APART * less:
             raise InputError(
-                f"{lower} and {upper} are a factor of {more / less:.3g} apart, too far to interpolate; give the baseline "
-                f"budgets between them, each at most {MOST_APART} times the one below"
+                f"{lower} and {upper} are a factor of {more / less:.3g} apart, too far to interpolate; give the "
+                f"baseline budgets between them, each at most {MOST_APART} times the one below"
             )
 
 

@@ -14,11 +14,11 @@ A trunk with two branches, each arm with a warm-up ╱ of 10 and a decay ╲ of 
     60-100                              ╰────────────────── mlm ──────────╲───────●
 
     arm                                                       run
-    clm-200    origin 0, trunk none,    first  0, last 200    all of it; kept 60, 80, 200
-    clm-100    origin 0, trunk clm-200, first 80, last 100    its decay, since steps 0 to 80 are those of clm-200
-    60-100     origin 0, trunk clm-200, first 60, last 160    its 100 steps of MLM, without a warm-up
+    clm-200    begin 0, trunk none,    first  0, last 200    all of it; kept 60, 80, 200
+    clm-100    begin 0, trunk clm-200, first 80, last 100    its decay, since steps 0 to 80 are those of clm-200
+    60-100     begin 0, trunk clm-200, first 60, last 160    its 100 steps of MLM, without a warm-up
 
-An arm that continues clm-200 (`parents` in the study file) has origin 200: steps count updates since random weights,
+An arm that continues clm-200 (`parents` in the study file) begins at 200: steps count updates since random weights,
 over all parents, as checkpoints do.
 """
 
@@ -258,7 +258,7 @@ def list_models(study: spec.Study, arms: Mapping[str, Arm]) -> tuple[EvaluatedMo
             refuse_unknown("intermediate: unknown arm", pooled, (arm.pooled_name for arm in arms.values()))
             seeds = [arm for arm in arms.values() if arm.pooled_name == pooled]
             for arm, count in product(seeds, intermediate.steps):
-                name, step, flat_end = arm.name, arm.origin + count, arm.recipe.decay_start
+                name, step, flat_end = arm.name, arm.begin + count, arm.recipe.decay_start
                 if count > flat_end:
                     raise InputError(f"intermediate: arm '{name}' decays from step {flat_end} on, before step {count}")
                 at, run = f"@{count}", run_that_trains(arms, step, name)
@@ -316,7 +316,7 @@ def history(plan: Plan, model: EvaluatedModel) -> tuple[Phase, ...]:
     """List the phases of a model from its beginning, over all parents; those of a foreign model are not known."""
     *earlier, arm = plan.lineage(model.arm)
     before = [phase for parent in earlier for phase in parent.recipe.curriculum]
-    return join_phases([*before, *phases_between(arm.recipe.curriculum, 0, model.step - arm.origin)])
+    return join_phases([*before, *phases_between(arm.recipe.curriculum, 0, model.step - arm.begin)])
 
 
 def share_trunks(arms: Mapping[str, Arm]) -> dict[str, Arm]:
@@ -330,11 +330,11 @@ def share_trunks(arms: Mapping[str, Arm]) -> dict[str, Arm]:
     relatives: dict[str, list[str]] = defaultdict(list)
     for name, arm in arms.items():
         # 1. Alone, the arm would train all its steps, from random weights or from the end of the arm that it continues.
-        recipe, origin, run = arm.recipe, 0, None
+        recipe, begin, run = arm.recipe, 0, None
         if arm.parent is not None:
-            origin = placed[arm.parent].last
-            run = run_that_trains(placed, origin, arm.parent)
-        first, tree = origin, recipe.weights_tree
+            begin = placed[arm.parent].last
+            run = run_that_trains(placed, begin, arm.parent)
+        first, tree = begin, recipe.weights_tree
         del tree["curriculum"], tree["schedule"]["decay_steps"]
         earlier = relatives[content_hash(tree)]
         # 2. The steps that it has in common with an earlier arm are those of a trunk, unless they end in the warm-up.
@@ -347,9 +347,9 @@ def share_trunks(arms: Mapping[str, Arm]) -> dict[str, Arm]:
                 trunk, longest = relative, shared_steps(recipe, rival)
         if trunk:
             # The trunk's arm may itself be a branch of a third one, whose run then has the checkpoint.
-            first = origin + longest
+            first = begin + longest
             run = run_that_trains(placed, first, trunk)
-        placed[name] = replace(arm, origin=origin, trunk=run, first=first, last=origin + recipe.num_steps)
+        placed[name] = replace(arm, begin=begin, trunk=run, first=first, last=begin + recipe.num_steps)
         earlier.append(name)
     return placed
 
@@ -399,11 +399,11 @@ def make_runs(arms: Mapping[str, Arm], models: Iterable[EvaluatedModel]) -> dict
         if arm.trunk is not None:
             # A branch goes on as if it had never left the trunk, and its warm-up lies behind it. An arm that continues
             # another one begins with its own warm-up, and with moments if it asks for them.
-            is_branch = first > arm.origin
+            is_branch = first > arm.begin
             init = Init(checkpoint=f"{arm.trunk}@{first}", carry_optimizer=is_branch or init.carry_optimizer)
             schedule = schedule.model_copy(update={"warmup_steps": 0}) if is_branch else schedule
         checkpoints = recipe.checkpoints.model_copy(update={"keep": tuple(step - first for step in steps)})
-        curriculum = phases_between(recipe.curriculum, first - arm.origin, last - arm.origin)
+        curriculum = phases_between(recipe.curriculum, first - arm.begin, last - arm.begin)
         changes = {"init": init, "schedule": schedule, "curriculum": curriculum, "checkpoints": checkpoints}
         trained_recipe = Recipe.model_validate(recipe.model_copy(update=changes).model_dump())
         tree, trunk = trained_recipe.weights_tree, runs[arm.trunk] if arm.trunk else None
