@@ -113,8 +113,8 @@ CITED = re.compile(r"(F[0-9]+) of the paper")
 """A line that is one of the paper's findings as a whole."""
 
 Condition = str | Sequence[Sequence[AskedInequality]]
-"""A line of a hypothesis: the key of a finding of the paper, such as F1, which finds its arms by itself; or groups of
-inequalities over the plan's arms, where a group holds if one of its members does."""
+"""A line of a hypothesis, bound to the plan: the key of a finding of the paper, such as F1; or groups of inequalities
+over the plan's arms, where a group holds if one of its members does."""
 
 
 @dataclass(frozen=True)
@@ -415,8 +415,8 @@ def make_runs(arms: Mapping[str, Arm], models: Iterable[EvaluatedModel]) -> dict
 
 
 def list_named_arms(plan: Plan) -> dict[str, ArmsBySpot]:
-    """List what names in a hypothesis stand for: an arm, an arm without its budget, a curriculum, a group, a model on
-    the way or with random weights, which `random` is of every network."""
+    """List the names that a hypothesis can use, with their arms: an arm, an arm without its budget, a curriculum, a
+    group, an intermediate or a random model; `random` stands for those of all networks."""
     plan = plan.of_first_seed
     spots = {name: (arm.model, arm.recipe.num_steps) for name, arm in plan.arms.items()}
     named_arms = {name: {spot: {name: name}} for name, spot in spots.items()}
@@ -446,15 +446,15 @@ def bind_hypotheses(plan: Plan) -> Iterator[list[Condition]]:
         raise InputError("hypotheses are about scores: the study needs an evaluation")
     named_arms, findings = list_named_arms(plan), read_findings()["findings"]
     for hypothesis in study.hypotheses:
-        lines: list[Condition] = []
+        conditions: list[Condition] = []
         try:
             for line in hypothesis.holds:
                 cited = CITED.fullmatch(line.strip())
                 if cited is None:
-                    lines.append(bind(line, named_arms, plan.families))
+                    conditions.append(bind(line, named_arms, plan.families))
                 else:
                     refuse_unknown("unknown finding of the paper", cited[1], findings)
-                    lines.append(cited[1])
+                    conditions.append(cited[1])
         except InputError as error:
             raise InputError(f"hypothesis '{hypothesis.name}': {error}") from None
-        yield lines
+        yield conditions
