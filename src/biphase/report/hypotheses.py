@@ -101,7 +101,7 @@ def contrast_spreads(
     axis, weights_A = terms[0].axis, np.array([term.weight for term in terms])
     tables, used, repeated = [], set[float](), set[tuple[int, ...]]()
     for dataset in list_datasets(terms[0].task, results):
-        read = [read_scores(axis, [arms[name] for name in term.arms], dataset, results) for term in terms]
+        read = [read_along_axis(axis, [arms[name] for name in term.arms], dataset, results) for term in terms]
         values = [value for value in sorted(read[0]) if all(value in by_value for by_value in read)]
         if axis == RATE:
             values = stability_rates(values)
@@ -131,7 +131,7 @@ def contrast_spreads(
     return jackknife(statistic, num, largest, seeds_S), sorted(used)
 
 
-def read_scores(axis: str, arms: Sequence[ReportArm], dataset: str, results: ResultSet) -> dict[float, SeedScores]:
+def read_along_axis(axis: str, arms: Sequence[ReportArm], dataset: str, results: ResultSet) -> dict[float, SeedScores]:
     """Read the scores on a dataset at every value of an axis."""
     scores: dict[float, SeedScores] = {}
     for value, arm in index_by_axis(arms, "" if axis == RATE else axis).items():

@@ -304,14 +304,11 @@ def select_rate(
     cells = scores.cells.get((model, task))
     if cells is None:
         raise InputError(f"no scores of {model} on task '{task}'")
-    # 1. Validation scores by rate and seed, None where training diverged; test scores by both.
-    cells = dict(sorted(cells.items()))
-    metric = metric or next(iter(cells.values())).metric
-    by_rate: dict[float, dict[int, float | None]] = defaultdict(dict)
+    cells, metric = dict(sorted(cells.items())), metric or next(iter(cells.values())).metric
+    by_rate: dict[float, dict[int, float | None]] = defaultdict(dict)  # validation, by seed
     for (rate, seed), score in cells.items():
         by_rate[rate][seed] = choosing.validation_of(score, metric)
     test = {point: score.metrics["test"][metric] for point, score in cells.items() if not score.diverged}
-    # 2. The rate that all seeds choose together, and the rate that the others choose for each seed.
     try:
         best = choosing.choose_rate({rate: [*by_seed.values()] for rate, by_seed in by_rate.items()})
     except InputError as error:
@@ -322,12 +319,10 @@ def select_rate(
     peers = [*peers] if len({seed for _, seed in test}) == 1 else []
     by_peers = choosing.validation_by_rate(peers, metric)
     rates = dict.fromkeys(by_rate[best], best) if is_papers_way else choosing.choose_for_each_seed(rivals, by_peers)
-    # 3. The cells at these rates.
     points = [(rate, seed) for seed, rate in rates.items() if (rate, seed) in cells]
     chosen = [cells[point] for point in points if point in test]
     if not chosen:
         raise InputError(f"{model} on {task}: no seed finished at the rate that the others chose; finish the grid")
-    # 4. The scores that tell how else they could have chosen.
     survivors = [score for score in [*cells.values(), *peers] if not score.diverged]
     scores_at = {rate: [score for score in survivors if score.config.learning_rate == rate] for rate in rivals}
     grid_rates, grid_seeds = scores.grids[task]

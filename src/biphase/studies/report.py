@@ -463,7 +463,7 @@ def cells_csv(scores: dict[str, ScoreSet]) -> str:
 COST_COLUMNS = ("stage", "device", "units", "steps", "tokens", "FLOPs", "worker time", "device hours", "kWh at most")
 
 
-class Spent(NamedTuple):
+class StageCost(NamedTuple):
     """The measured cost of units of one stage on one device."""
 
     units: int
@@ -479,12 +479,12 @@ class Spent(NamedTuple):
 def list_costs(state: StudyState, sizes: Mapping[str, RunSize]) -> list[dict[str, object]]:
     """List the measured costs, a row for each stage and device; the keys are the headers. A device is a GPU, or a
     thread of a CPU; energy is the board's power limit times the hours."""
-    spent: dict[tuple[str, str, int], list[Spent]] = defaultdict(list)
+    spent: dict[tuple[str, str, int], list[StageCost]] = defaultdict(list)
     for name, record in state.records.items():
         run, machine = state.plan.runs[name], read_environment(state, name)
         flops, seconds = sum(run_flops(run, sizes[name]).values()) or math.nan, record.seconds * record.is_timed
         place = "pretraining", *count_devices(machine)
-        spent[place].append(Spent(1, run.steps, run.tokens, flops, seconds, not record.is_timed))
+        spent[place].append(StageCost(1, run.steps, run.tokens, flops, seconds, not record.is_timed))
     for model in state.plan.models if state.scores else ():
         shape, _ = sizes[model.run]
         scores = sorted(state.scores[model.name].scores, key=lambda score: count_devices(score.machine))
@@ -492,10 +492,10 @@ def list_costs(state: StudyState, sizes: Mapping[str, RunSize]) -> list[dict[str
             for task, part in measure_trainings(group).items():
                 flops = shape.flops.per_token * part.tokens if shape else math.nan
                 place = f"fine-tuning and evaluation: {task}", *devices
-                spent[place].append(Spent(part.trainings, part.steps, part.tokens, flops, part.seconds, 0))
+                spent[place].append(StageCost(part.trainings, part.steps, part.tokens, flops, part.seconds, 0))
     rows = []
     for (stage, device, count), parts in spent.items():
-        total = Spent(*map(sum, zip(*parts, strict=True)))
+        total = StageCost(*map(sum, zip(*parts, strict=True)))
         time = duration(total.seconds) if total.untimed < total.units else "not known"
         if 0 < total.untimed < total.units:
             time += f", without {show_count(total.untimed, 'run')} whose time is not known"
