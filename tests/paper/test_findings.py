@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from biphase.errors import InputError
-from biphase.report.claims import Finding, Inequality, count_tested, judge_claims, name_noise, tell_verdict, together
+from biphase.report.claims import Finding, Inequality, combine, count_tested, judge_claims, name_noise, tell_verdict
 from biphase.report.contrasts import Contrast, difference, holm, jackknife, with_averages
 from biphase.report.grammar import Operand
 from biphase.report.hypotheses import contrast_spreads, weigh_arms
@@ -183,7 +183,7 @@ def test_findings_are_corrected_together(judged: tuple[Finding, ...]) -> None:
     ],
 )
 def test_together(parts: list[str], verdict: str) -> None:
-    assert together(parts) == verdict
+    assert combine(parts) == verdict
 
 
 def test_on_par_is_a_point() -> None:

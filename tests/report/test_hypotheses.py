@@ -4,7 +4,7 @@ import pytest
 
 from biphase.errors import InputError
 from biphase.report.contrasts import with_averages
-from biphase.report.hypotheses import Ladder, bind, make_line
+from biphase.report.hypotheses import ArmsBySpot, bind, measure_claim
 from biphase.report.results import ReportArm, Result, ResultSet
 
 ARMS = {
@@ -13,7 +13,7 @@ ARMS = {
     "clm": {("1m", 400): "1m-clm-400", ("3m", 400): "3m-clm-400"},
     "1m-random": {("1m", 0): "1m-random"},
 }
-LADDERS: dict[str, Ladder] = {
+NAMED_ARMS: dict[str, ArmsBySpot] = {
     **{name: {spot: {arm: arm} for spot, arm in arms.items()} for name, arms in ARMS.items()},
     "both": {(size, 400): {kind: f"{size}-{kind}-400" for kind in ("clm", "mlm40")} for size in ("1m", "3m")},
 }
@@ -23,7 +23,7 @@ TASKS = {"wnut17": "TC", "uner": "TC", "genre": "SC"}
 def asked(line: str) -> list[tuple[str, str]]:
     """Each inequality as a sum of arm@task, and its label."""
     found = []
-    for one, *_ in bind(line, LADDERS, TASKS):
+    for one, *_ in bind(line, NAMED_ARMS, TASKS):
         terms = " ".join(f"{term.weight:+g}·{'&'.join(term.arms)}@{term.task}" for term in one.operands)
         found.append((terms, one.label))
     return found
@@ -33,8 +33,8 @@ def asked(line: str) -> list[tuple[str, str]]:
     "text", ["(" * 5000 + "a" + ")" * 5000 + " > 0", "a > 0 at 1e999 steps", "a > 1e400 points", "9" * 400 + " * a > 0"]
 )
 def test_nothing_is_endless(text: str) -> None:
-    with pytest.raises(InputError, match=r"is wanted where|more than 50 brackets") as error:
-        bind(text, LADDERS, TASKS)
+    with pytest.raises(InputError, match=r"expected .* instead of|more than 50 brackets") as error:
+        bind(text, NAMED_ARMS, TASKS)
     assert len(str(error.value)) < 300
 
 
@@ -94,7 +94,7 @@ def test_an_average_that_one_arm_lacks_a_family_of_is_not_there() -> None:
     cells = [Result(arms[name], family, family.lower(), "standard", (0.5, 0.6)) for name, family in scores]  # type: ignore[arg-type]
     results = with_averages(ResultSet(cells))
     for line, is_there in (("mlm40 - clm > 0 at 400 steps for 1m", False), ("mlm40 > 0 at 400 steps for 1m", True)):
-        claim = make_line(bind(line, LADDERS, TASKS), results)
+        claim = measure_claim(bind(line, NAMED_ARMS, TASKS), results)
         assert bool(claim.inequalities) == is_there and bool(claim.untested) != is_there
 
 
@@ -103,7 +103,7 @@ def test_of_a_group_every_arm_is_asked_about_or_one_is_enough() -> None:
         ("+1·1m-mlm40-400@TC -1·1m-clm-400@TC", "mlm40 - clm on TC 1m, 400 steps")
     ]
     # For each of the two, whichever the model, one other is enough: `every` is chosen before `some`.
-    second, first = bind("some both - every both > 0 on some family for some model", LADDERS, TASKS)
+    second, first = bind("some both - every both > 0 on some family for some model", NAMED_ARMS, TASKS)
     assert [one.label for one in first] == [
         "mlm40 - clm on TC 1m, 400 steps",
         "mlm40 - clm on TC 3m, 400 steps",
@@ -131,15 +131,15 @@ def test_the_largest_is_that_of_all_names_of_the_line() -> None:
 
 def test_a_compute_equivalent_asks_for_the_whole_ladder_of_the_baseline() -> None:
     line = "compute_equivalent(25/75, mlm40) < 0.6 on TC at 1600 steps"
-    ((one,),) = bind(line, LADDERS, TASKS)
+    ((one,),) = bind(line, NAMED_ARMS, TASKS)
     assert (one.is_equivalent, one.sign, one.bound) == (True, -1, 0.6)
-    assert [term.arms for term in one.operands] == [("1m-25-75-1600",)] and one.ladder == (
+    assert [term.arms for term in one.operands] == [("1m-25-75-1600",)] and one.baseline == (
         "1m-mlm40-400",
         "1m-mlm40-800",
     )
     with pytest.raises(InputError, match="has one budget; a baseline's ladder has two or more"):
-        bind("compute_equivalent(25/75, clm) < 0.6", LADDERS, TASKS)
-    far = {**LADDERS, "mlm40": {("1m", steps): {f"mlm-{steps}": f"mlm-{steps}"} for steps in (400, 6400)}}
+        bind("compute_equivalent(25/75, clm) < 0.6", NAMED_ARMS, TASKS)
+    far = {**NAMED_ARMS, "mlm40": {("1m", steps): {f"mlm-{steps}": f"mlm-{steps}"} for steps in (400, 6400)}}
     with pytest.raises(InputError, match=r"mlm-400 and mlm-6400 are a factor of 16 apart.*give the baseline budgets"):
         bind(line, far, TASKS)
 
@@ -149,13 +149,13 @@ def test_a_compute_equivalent_asks_for_the_whole_ladder_of_the_baseline() -> Non
     [
         ("mlm - clm > 0", "unknown arm 'mlm'; did you mean 'mlm40'"),
         ("nothing - clm > 0", "unknown arm 'nothing'; known: .*1m-random"),
-        ("both > 0", "'both' is that of several arms of one model and budget; name one, or say every, some"),
-        ("spread(both over rate) > 0", "'both' is that of several arms of one model and budget"),
-        ("mean(mlm40 over rate) > 0", "'budget', 'mask' or 'share' is wanted where 'rate' stands"),
-        ("mean(mlm40 over time) > 0", "'budget', 'mask' or 'share' is wanted where 'time' stands"),
+        ("both > 0", "'both' names several arms of one model and budget; name one of them, or write every or some"),
+        ("spread(both over rate) > 0", "'both' names several arms of one model and budget"),
+        ("mean(mlm40 over rate) > 0", "expected 'budget', 'mask' or 'share' instead of 'rate'"),
+        ("mean(mlm40 over time) > 0", "expected 'budget', 'mask' or 'share' instead of 'time'"),
         (
             "spread(both over mask) - mlm40 > 0",
-            "a spread stands beside spreads over the same axis on the same task only",
+            "a spread can only be compared with spreads over the same axis on the same task",
         ),
         (
             "clm - (clm at the largest budget) > 0",
@@ -167,19 +167,19 @@ def test_a_compute_equivalent_asks_for_the_whole_ladder_of_the_baseline() -> Non
         ),
         ("mlm40 - clm > 0 for 7b", "unknown model '7b'; known: 1m, 3m"),
         ("25/75 - clm > 0 at 1600 steps", "share no model and budget there; known: 25/75 for 1m, 400 steps.*; other"),
-        ("mlm40 - clm > 1", "'points', of 100, is wanted where the end stands"),
-        ("compute_equivalent(25/75, mlm40) < 60 points", "the end is wanted where 'points' stands"),
-        ("compute_equivalent(25/75, mlm40) < 0", "a share of compute, as 0.6, is wanted where '0' stands"),
-        ("1 - compute_equivalent(25/75, mlm40) > 0", "is wanted where|stands alone on the left"),
-        ("mlm40 -clm > 0", "'<' or '>' or .* is wanted where '-clm' stands"),
-        ("mlm40 - clm", "'<' or '>' or .* is wanted where the end stands"),
-        ("mlm40 - clm > 0 at 400", "or a number of steps, as 400 steps, is wanted where '400' stands"),
-        ("mlm40 on every task - clm > 0", "several places stand behind the number; a term has one"),
+        ("mlm40 - clm > 1", "expected 'points' \\(of 100\\) instead of the end"),
+        ("compute_equivalent(25/75, mlm40) < 60 points", "the end instead of 'points'"),
+        ("compute_equivalent(25/75, mlm40) < 0", "expected a share of compute such as 0.6 instead of '0'"),
+        ("1 - compute_equivalent(25/75, mlm40) > 0", "expected .* instead of|stands alone on the left"),
+        ("mlm40 -clm > 0", "expected '<' or '>' or .* instead of '-clm'"),
+        ("mlm40 - clm", "expected '<' or '>' or .* instead of the end"),
+        ("mlm40 - clm > 0 at 400", "or a number of steps such as 400 steps instead of '400'"),
+        ("mlm40 on every task - clm > 0", "a term has one place; write several behind the number"),
         ("'mlm40 - clm > 0", "a quote is not closed"),
-        ("mlm40 - clm > 0 when it rains", "'on' or 'at' or 'for' or the end is wanted where 'when' stands"),
-        ("__import__('os') > 0", "'<' or '>' or .* is wanted where '\\(' stands"),
+        ("mlm40 - clm > 0 when it rains", "or 'on' or 'at' or 'for' or the end instead of 'when'"),
+        ("__import__('os') > 0", "expected '<' or '>' or .* instead of '\\('"),
     ],
 )
 def test_what_is_not_in_the_grammar_is_refused_at_its_place(line: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        bind(line, LADDERS, TASKS)
+        bind(line, NAMED_ARMS, TASKS)

@@ -11,7 +11,7 @@ from scipy import stats
 from biphase.finetuning.scores import ExampleTable, KeptExamples
 from biphase.report.claims import Finding, judge_claims
 from biphase.report.contrasts import with_averages
-from biphase.report.hypotheses import Ladder, bind, make_line
+from biphase.report.hypotheses import ArmsBySpot, bind, measure_claim
 from biphase.report.page import PageText, answer_sentences, print_results, tell_answer
 from biphase.report.paper import judge_paper, measure_findings, place_arms
 from biphase.report.results import ReportArm, Result, ResultSet
@@ -73,8 +73,8 @@ def test_what_was_declared_is_answered_first_and_once_and_a_mean_says_what_carri
             values = (mean + rng.permutation([-0.005, -0.002, 0, 0.002, 0.005])).tolist()
             scores.append(Result(arms[name], family, task, "standard", values))  # type: ignore[arg-type]
     results = with_averages(ResultSet(scores))
-    ladders: dict[str, Ladder] = {name: {("1m", 100): {name: name}} for name in means}
-    claim = make_line(bind("40-60 - mlm > 0 on average", ladders, {"a": "TC", "b": "SC"}), results)
+    ladders: dict[str, ArmsBySpot] = {name: {("1m", 100): {name: name}} for name in means}
+    claim = measure_claim(bind("40-60 - mlm > 0 on average", ladders, {"a": "TC", "b": "SC"}), results)
     declared = judge_claims([Finding("order", "CLM first beats MLM", "", (claim,))])
     first, *rest = tell_answer(results, ["PRICE."], PageText("", "", hypotheses=(declared, "declared today")))
     start = "Supported for these checkpoints: CLM first beats MLM: +7.50 points [+"

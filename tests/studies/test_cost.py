@@ -124,7 +124,7 @@ def test_an_efficiency_is_that_of_the_device_that_is_named() -> None:
         assert machine is not None and (machine.name, machine.efficiency) == expected
     nowhere = load_study(STUDIES / "paper.yaml", ["planning={vocab_size: 128256}"])
     assert study_machine(nowhere) is None
-    with pytest.raises(InputError, match="an efficiency is that of a device, and none is named"):
+    with pytest.raises(InputError, match="an efficiency needs a device"):
         study_machine(nowhere, None, 0.1)
 
 
@@ -140,7 +140,7 @@ def test_a_run_measures_its_device(tmp_path: Path) -> None:
     machine = find_machine(str(tmp_path), devices=2)
     assert (machine.name, machine.devices, machine.peak_flops) == ("NVIDIA X", 2, 1e12)
     assert machine.device_hours(3.6e15) == 1
-    with pytest.raises(InputError, match="is a run, which measures what is reached; leave the efficiency out"):
+    with pytest.raises(InputError, match="is a run, which measures its own efficiency; leave the efficiency out"):
         find_machine(str(tmp_path), efficiency=0.3)
     (tmp_path / "environment.json").write_text('{"device": "cpu", "processes": 1, "threads": 2}')
     assert find_machine(str(tmp_path)).peak_flops == 2e12

@@ -103,8 +103,8 @@ def test_what_was_not_the_same_for_all_arms_is_noted(fill: Any, tmp_path: Path) 
         state.records[name] = TrainedRecord(name, "", 1.0, "")
     trained, tuned = list_notes(state, {})
     mlm, clm_mlm = plan.runs
-    assert trained.startswith(f"Not all trained with the same precision: bfloat16 ({mlm}), float32 ({clm_mlm});")
-    assert tuned.startswith(f"Not all fine-tuned with the same precision: bf16 ({mlm}), fp32 ({clm_mlm});")
+    assert trained.startswith(f"Not all were trained with the same precision: bfloat16 ({mlm}), float32 ({clm_mlm});")
+    assert tuned.startswith(f"Not all were fine-tuned with the same precision: bf16 ({mlm}), fp32 ({clm_mlm});")
     (mixed,) = (found for name, found in state.scores.items() if name == mlm)
     alone = replace(state, scores={mlm: mixed}, records={mlm: state.records[mlm]})
     assert list(list_notes(alone, {})) == []
@@ -118,7 +118,7 @@ def test_arms_of_other_versions_and_processors_are_noted_once(write_cell: Callab
         scores[model] = ScoreSet(tuple(score.model_copy(update={"machine": same | changes}) for score in made))
     software, processor = sorted(list_notes(StudyState(make_plan(), tmp_path, scores, {}, set(), set(), {}), {}))[::-1]
     assert "software: biphase 1 torch 2.8 transformers 5 (a), biphase 1 torch 2.9 transformers 5 (b);" in software
-    assert processor.startswith("Not all fine-tuned with the same processor: EPYC (b), Xeon (a);")
+    assert processor.startswith("Not all were fine-tuned with the same processor: EPYC (b), Xeon (a);")
 
 
 def test_a_model_that_was_tuned_on_two_devices_is_noted(write_cell: Callable[..., Path], tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_model_that_was_tuned_on_two_devices_is_noted(write_cell: Callable[...
         own = zip(made, devices, strict=True)
         scores[model] = ScoreSet(tuple(score.model_copy(update={"machine": {"device": name}}) for score, name in own))
     (note,) = list_notes(StudyState(make_plan(), tmp_path, scores, {}, set(), set(), {}), {})
-    assert note.startswith("Not all fine-tuned with the same device: cpu (a, b), cuda (a);")
+    assert note.startswith("Not all were fine-tuned with the same device: cpu (a, b), cuda (a);")
     kept = {model: ScoreSet(own.scores[:1]) for model, own in scores.items()}
     lost = kept["b"].scores[0].model_copy(update={"predictions": {"test": "a hash"}})
     (note,) = list_notes(StudyState(make_plan(), tmp_path, kept | {"b": ScoreSet((lost,))}, {}, set(), set(), {}), {})

@@ -18,7 +18,7 @@ from biphase.report.contrasts import with_averages
 from biphase.report.paper import measure_findings, read_findings, read_reference
 from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
 from biphase.studies.declarations import declare, hash_hypotheses, tell_declaration
-from biphase.studies.plan import Plan, bind_hypotheses, list_ladders, plan_study
+from biphase.studies.plan import Plan, bind_hypotheses, list_named_arms, plan_study
 from biphase.studies.report import collect_results, hypotheses_json, judge_results
 from biphase.studies.spec import Study, load_study
 
@@ -55,17 +55,17 @@ def make_plan(*holds: str) -> Plan:
 
 
 def test_what_names_stand_for() -> None:
-    ladders = list_ladders(make_plan())
-    assert ladders["mlm40"] == {("1m", 400): {"mlm40": "1m-mlm40-400"}, ("1m", 100): {"mlm40": "1m-mlm40-100"}}
-    assert ladders["1m-mlm40"] == ladders["mlm40"] and ladders["stack"] == ladders["1m-stack"]
-    assert ladders["all"]["1m", 400] == {"mlm40": "1m-mlm40-400", "25-75": "1m-25-75-400"}
-    assert ladders["25/75"]["1m", 100] == {"25-75": "1m-25-75-100", "stack": "1m-stack-100"}
-    assert list(ladders["rates"]["1m", 100]) == ["mlm20-100-peak_lr0.001", "mlm20-100-peak_lr0.002"]
-    assert ladders["1m-mlm20-100-peak_lr0.002"] == {
+    named_arms = list_named_arms(make_plan())
+    assert named_arms["mlm40"] == {("1m", 400): {"mlm40": "1m-mlm40-400"}, ("1m", 100): {"mlm40": "1m-mlm40-100"}}
+    assert named_arms["1m-mlm40"] == named_arms["mlm40"] and named_arms["stack"] == named_arms["1m-stack"]
+    assert named_arms["all"]["1m", 400] == {"mlm40": "1m-mlm40-400", "25-75": "1m-25-75-400"}
+    assert named_arms["25/75"]["1m", 100] == {"25-75": "1m-25-75-100", "stack": "1m-stack-100"}
+    assert list(named_arms["rates"]["1m", 100]) == ["mlm20-100-peak_lr0.001", "mlm20-100-peak_lr0.002"]
+    assert named_arms["1m-mlm20-100-peak_lr0.002"] == {
         ("1m", 100): {"1m-mlm20-100-peak_lr0.002": "1m-mlm20-100-peak_lr0.002"}
     }
-    assert "mlm20" not in ladders and not [name for name in ladders if "seed" in name]
-    assert "1m-random" in ladders
+    assert "mlm20" not in named_arms and not [name for name in named_arms if "seed" in name]
+    assert "1m-random" in named_arms
 
 
 def test_an_unknown_name_is_refused_before_anything_trains() -> None:

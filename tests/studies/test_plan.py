@@ -131,7 +131,7 @@ def test_the_drawing_of_trunks_is_of_these_arms() -> None:
     """What the docstring of `study.plan` says in numbers."""
     arms = [{"curricula": ["clm"], "budgets": [200, 100]}, {"curricula": ["60+100"]}]
     placed = share_trunks(expand_arms(make_study(arms)))
-    assert [(arm.origin, arm.trunk, arm.first, arm.last) for arm in placed.values()] == [
+    assert [(arm.begin, arm.trunk, arm.first, arm.last) for arm in placed.values()] == [
         (0, None, 0, 200),
         (0, "1m-clm-200", 80, 100),
         (0, "1m-clm-200", 60, 160),
@@ -403,7 +403,7 @@ def test_the_papers_cells(paper: Plan) -> None:
 def test_planning_starts_fast_and_needs_no_torch() -> None:
     code = (
         "import sys; from pathlib import Path; from biphase.studies.spec import load_study\n"
-        "from biphase.studies.plan import plan_study; from biphase.study.cost import estimate\n"
+        "from biphase.studies.plan import plan_study; from biphase.studies.cost import estimate\n"
         "from biphase.studies.cost import study_machine\n"
         "import biphase.studies.advise\n"
         f"plan = plan_study(load_study(Path({str(STUDIES / 'paper.yaml')!r})))\n"

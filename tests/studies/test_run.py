@@ -193,7 +193,7 @@ def test_an_archive_gives_the_page_again(
     assert "assumed" not in page and "1 × cpu" in page and "How to cite" in page
     (clean / "study-tiny" / "bundle.json").unlink()
     subprocess.run(command, cwd=clean, check=True, capture_output=True)
-    told = "rest on samples of .* tokens .assumed: shards is not here"
+    told = "assume samples of .* tokens .assumed: shards is not here"
     assert re.search(told, (clean / "mine" / "index.html").read_text(encoding="utf-8")), "an archive made by hand"
 
 

@@ -1,8 +1,8 @@
 """Claims about scores → verdicts: each claim as inequalities, each inequality tested, findings corrected together.
 
-An inequality says that a weighted sum of mean scores lies above a bound, and is tested two-sided. A finding says that
-all its inequalities hold, which is one question: findings are corrected for each other (Holm), not their inequalities.
-Which claims there are is no matter of this module: they are lines in the grammar of hypotheses.
+An inequality says that a weighted sum of mean scores lies above a bound; its test is two-sided. A finding says that all
+its inequalities hold. That is one question, so Holm's correction is over findings, not over inequalities. The claims
+themselves are lines in the grammar of hypotheses.
 """
 
 import math
@@ -22,35 +22,35 @@ from biphase.report.statistics import SIGNIFICANCE, Interval
 ClaimVerdict = Literal["supported", "contradicted", "undecided"]
 
 ON_PAR = 0.01
-"""What is called about equal: a point. A convention of this house."""
+"""Scores this close, a point, count as about equal: a convention of ours."""
 
 
 @dataclass(frozen=True)
 class Inequality:
-    """`estimate` > `bound`, and what became of it."""
+    """`estimate` > `bound`, with its test and verdict."""
 
     label: str
     contrast: Contrast
     bound: float
     lacks_above: tuple[str, ...] = ()
-    """What must be there before the estimate can be called above the bound, whatever the test says."""
+    """Missing scores without which the estimate cannot be called above the bound, whatever the test says."""
     lacks_below: tuple[str, ...] = ()
-    """Likewise what must be there before it can be called below."""
+    """Missing scores without which it cannot be called below."""
     num_asked: int = 1
-    """The inequality is the best of so many."""
+    """The number of inequalities that this one was chosen from as the best."""
     p_contrary: float = math.nan
-    """The p-value of the contrary, where this is not the other side of the same test."""
+    """The p-value of the contrary, where that is another test."""
     adjusted: float = math.nan
-    """The p-value of the side that it lies on, corrected as `judge_claims` says."""
+    """The p-value of its side, corrected as in `judge_claims`."""
     verdict: ClaimVerdict = "undecided"
     needs: str = ""
     """What would decide it, if it is undecided."""
     by_task: Mapping[str, Contrast] = field(default_factory=dict, repr=False, compare=False)
-    """Where it is about a mean over tasks: the same on each of them alone."""
+    """Where it is about a mean over tasks: its contrast on each task alone."""
     arms: frozenset[str] = frozenset()
-    """The arms whose scores are in it."""
+    """The arms whose scores it compares."""
     beside: str = ""
-    """What a score is set against, where the label is too long to say it: a baseline at a multiple of its FLOPs."""
+    """The baseline at a multiple of its FLOPs, where the label is too long to name it."""
 
     @property
     def estimate(self) -> float:
@@ -58,17 +58,17 @@ class Inequality:
 
     @cached_property
     def interval(self) -> Interval:
-        """The 95 % interval of the estimate, not corrected, and the test of "the estimate equals the bound"."""
+        """The uncorrected 95 % interval of the estimate, and the test of "the estimate equals the bound"."""
         return self.contrast.against(self.bound)
 
     @property
     def carriers(self) -> str:
-        """Which tasks carry it, where it is supported and not each does."""
+        """The tasks that carry it, where it is supported and some do not."""
         return tell_carriers(self.by_task, self.bound) if self.verdict == "supported" else ""
 
     @property
     def alone(self) -> str:
-        """Tell what its own test says where corrections leave it undecided: `contradicted by itself, p = 0.002`."""
+        """The result of its own test where corrections leave it undecided: `contradicted by itself, p = 0.002`."""
         lacks = {"supported": self.lacks_above, "contradicted": self.lacks_below}
         for (word, lacking), p_value in zip(lacks.items(), self.sides, strict=True):
             if self.verdict == "undecided" and is_significant(p_value) and not lacking:
@@ -77,13 +77,13 @@ class Inequality:
 
     @property
     def p_value(self) -> float:
-        """The two-sided one of that test, times how many were asked (Bonferroni); nan where it cannot be tested."""
+        """The two-sided p-value of that test, times `num_asked` (Bonferroni); nan where it cannot be tested."""
         return min(self.interval.p_value * self.num_asked, 1.0)
 
     @property
     def sides(self) -> tuple[float, float]:
-        """The p-values of "it holds" and of "it does not": the test's own on the side where the estimate lies, 1 on the
-        other one; nan where it cannot be tested."""
+        """The p-values of "it holds" and of "it does not": the test's own on the side of the estimate, 1 on the other;
+        nan where it cannot be tested."""
         holds = self.p_value if self.estimate > self.bound or math.isnan(self.p_value) else 1.0
         fails = self.p_value if self.estimate <= self.bound or math.isnan(self.p_value) else 1.0
         return holds, fails if math.isnan(self.p_contrary) else self.p_contrary
@@ -91,45 +91,47 @@ class Inequality:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim within a finding: supported if all its inequalities are, contradicted if one of them is."""
+    """A claim within a finding: supported if all its inequalities are, contradicted if one is."""
 
     statement: str
     inequalities: tuple[Inequality, ...]
     untested: tuple[str, ...] = ()
-    """What the claim also says and the results have no scores for."""
+    """Parts of the claim without scores."""
 
     @property
     def verdict(self) -> ClaimVerdict:
-        return together([*(line.verdict for line in self.inequalities), *("undecided" for _ in self.untested)])
+        return combine(
+            [*(inequality.verdict for inequality in self.inequalities), *("undecided" for _ in self.untested)]
+        )
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Claims that belong together, under one statement."""
+    """The claims of one statement."""
 
     key: str
     statement: str
     rule: str
     claims: tuple[Claim, ...]
     scope: str = ""
-    """Where alone the verdict holds, if the statement says more: `here, at 1m`."""
+    """Where the verdict holds, if the statement says more: `here, at 1m`."""
 
     @property
     def verdict(self) -> ClaimVerdict:
-        return together([claim.verdict for claim in self.claims])
+        return combine([claim.verdict for claim in self.claims])
 
     @property
     def needs(self) -> list[str]:
-        """Lines on what would decide it."""
+        """What would decide it, a line for each inequality."""
         lines = []
         for claim in self.claims:
-            lines += [f"{line.label}: {line.needs}" for line in claim.inequalities if line.needs]
+            lines += [f"{one.label}: {one.needs}" for one in claim.inequalities if one.needs]
             lines += [f"not tested: {part}" for part in claim.untested]
         return lines
 
     @property
     def is_tested(self) -> bool:
-        """Whether any scores bear on the finding."""
+        """Whether any scores test the finding."""
         return any(claim.inequalities for claim in self.claims)
 
     @property
@@ -140,36 +142,35 @@ class Finding:
     @property
     def num_tests(self) -> int:
         """Number of its inequalities that can be tested."""
-        return sum(not math.isnan(fails) for _, fails in (line.sides for line in self.inequalities))
+        return sum(not math.isnan(inequality.sides[1]) for inequality in self.inequalities)
 
     @property
     def p_value(self) -> float:
         """The p-value of the finding as a whole, not corrected for other findings; nan where nothing can be tested.
 
-        It is the smaller of two: that all inequalities hold has the largest of their p-values (the intersection-union
-        test, Berger 1982); that one of them does not, the smallest times their number.
+        It is the smaller of two: "all inequalities hold" has the largest of their p-values (the intersection-union
+        test, Berger 1982); "one does not hold" has the smallest, times their number.
         """
         if not self.num_tests:
             return math.nan
-        holds, fails = zip(*(line.sides for line in self.inequalities), strict=True)
+        holds, fails = zip(*(inequality.sides for inequality in self.inequalities), strict=True)
         is_whole = not any(claim.untested for claim in self.claims) and not np.isnan(holds).any()
         return min(max(holds) if is_whole else 1.0, float(np.nanmin(fails)) * self.num_tests, 1.0)
 
 
 Verdicts = tuple[tuple[Finding, ...], str, str]
-"""The findings of a report, the answer to its question in a sentence or two, and what else a reader must know."""
+"""The findings of a report, the answer to its question in a sentence or two, and a note for its readers."""
 
 
 def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return the findings with all verdicts.
 
-    Every inequality of a finding has to hold, so one above its bound is corrected for the other findings alone (Holm);
-    one below it, which would contradict the finding by itself, for the inequalities of its finding as well
-    (Bonferroni). It is supported (contradicted) where that p-value is below 5 %. A claim, and likewise a finding, is
-    supported if everything in it is, contradicted if anything in it is, and undecided otherwise; also where something
-    in it cannot be tested, or what a verdict would rest on is not finished or has lost seeds (`lacks_above`,
-    `lacks_below`). With one pretraining seed a verdict is about the checkpoints at hand, not about what another
-    pretraining of the same arm would give (see `name_noise`).
+    All inequalities of a finding must hold, so the p-value of one above its bound is corrected for the other findings
+    (Holm). One below its bound contradicts the finding alone, so its p-value is also corrected for the inequalities of
+    its finding (Bonferroni). An inequality is supported (contradicted) where that p-value is below 5 % and no score is
+    missing or has lost seeds (`lacks_above`, `lacks_below`). A claim, and likewise a finding, is supported if all its
+    parts are, contradicted if one part is, and otherwise undecided. With one pretraining seed a verdict is about these
+    checkpoints, not about another pretraining of the same arm (`name_noise`).
     """
     p_values = [finding.p_value for finding in findings]
     with_verdicts = []
@@ -184,7 +185,7 @@ def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def name_noise(findings: Iterable[Finding]) -> str:
-    """Name the noise that tests account for, and so what they are about: `fine-tuning seeds and test examples (4 of 5
+    """Name the noise that the tests account for, and their subject: `fine-tuning seeds and test examples (4 of 5
     tests); about these checkpoints`."""
     inequalities = chain.from_iterable(finding.inequalities for finding in findings)
     tested = [inequality.contrast for inequality in inequalities if not math.isnan(inequality.p_value)]
@@ -195,8 +196,8 @@ def name_noise(findings: Iterable[Finding]) -> str:
     sources = []
     for source in get_args(Noise):
         if num_over[source]:
-            share = f" ({num_over[source]} of {num_tests} tests)" if num_over[source] < num_tests else ""
-            sources.append(f"{source}{share}")
+            some = f" ({num_over[source]} of {num_tests} tests)" if num_over[source] < num_tests else ""
+            sources.append(f"{source}{some}")
     once = "these checkpoints, each pretrained once, not about what another pretraining run would give"
     return f"{show_noise(sources)}; about {'recipes' if num_over['pretraining seeds'] == num_tests else once}"
 
@@ -207,8 +208,8 @@ def count_tested(findings: Iterable[Finding]) -> int:
 
 
 def decide(inequality: Inequality, other_p_values: Sequence[float], num_tests: int) -> Inequality:
-    """Return an inequality with its verdict, or with what would decide it, corrected for the p-values of other findings
-    and for so many tests of its own finding."""
+    """Return an inequality with its verdict, or with what would decide it. Correct its p-values for those of the other
+    findings and for `num_tests`, the tests of its own finding."""
     holds, fails = inequality.sides
     holds = float(holm([holds, *other_p_values])[0])
     fails = float(holm([fails * num_tests, *other_p_values])[0])
@@ -220,7 +221,7 @@ def decide(inequality: Inequality, other_p_values: Sequence[float], num_tests: i
     lacks_above = () if verdict == "contradicted" else inequality.lacks_above
     lacks_below = () if verdict == "supported" else inequality.lacks_below
     needs = list(dict.fromkeys((*lacks_above, *lacks_below)))
-    if verdict == "undecided":  # at the level that Holm's correction asks of the first of all findings
+    if verdict == "undecided":  # at the level of Holm's correction for the first finding
         num_findings = 1 + sum(not math.isnan(p_value) for p_value in other_p_values)
         num_asked = inequality.num_asked if inequality.estimate > inequality.bound else num_tests
         needs.append(what_decides(inequality.contrast, inequality.bound, SIGNIFICANCE / (num_findings * num_asked)))
@@ -232,15 +233,15 @@ def decide(inequality: Inequality, other_p_values: Sequence[float], num_tests: i
     )
 
 
-def together(verdicts: Sequence[str]) -> ClaimVerdict:
+def combine(verdicts: Sequence[str]) -> ClaimVerdict:
     if "contradicted" in verdicts:
         return "contradicted"
     return "supported" if set(verdicts) == {"supported"} else "undecided"
 
 
 def group_verdicts(findings: Sequence[Finding], words: Mapping[str, str]) -> str:
-    """Group findings in words, which are given by their keys: `supported are A and B; none is contradicted; undecided
-    is C; no scores test D`."""
+    """Group findings by verdict: `supported are A and B; none is contradicted; undecided is C; no scores test D`.
+    `words` are the findings in words, by key."""
     groups = []
     for verdict in get_args(ClaimVerdict):
         names = [words[finding.key] for finding in findings if finding.is_tested and finding.verdict == verdict]
@@ -251,34 +252,35 @@ def group_verdicts(findings: Sequence[Finding], words: Mapping[str, str]) -> str
 
 
 def tell_verdict(verdict: ClaimVerdict, inequalities: Iterable[Inequality]) -> str:
-    """Say `supported`, or `supported for these checkpoints` where a test is of models that were pretrained once."""
-    is_of_checkpoints = verdict != "undecided" and any(line.contrast.num_pretrainings < 2 for line in inequalities)
+    """Say `supported`, or `supported for these checkpoints` where a tested model was pretrained once."""
+    has_one_pretraining = any(inequality.contrast.num_pretrainings < 2 for inequality in inequalities)
+    is_of_checkpoints = verdict != "undecided" and has_one_pretraining
     return f"{verdict} for these checkpoints" if is_of_checkpoints else verdict
 
 
 def tell_finding(finding: Finding) -> str:
-    """Tell a verdict with the difference that is least above its bound, and which tasks carry it:
+    """Tell a verdict with the difference that is least above its bound, and the tasks that carry it:
     `Supported for these checkpoints: CLM first and MLM after it beats MLM alone: +8.69 points [+4.72, +12.66], in 5 of
     5 seeds.`"""
     told = f"{tell_verdict(finding.verdict, finding.inequalities).capitalize()}: {finding.statement}"
-    lines = [line for line in finding.inequalities if not math.isnan(line.estimate)]
-    if not lines:
+    measured = [inequality for inequality in finding.inequalities if not math.isnan(inequality.estimate)]
+    if not measured:
         return f"{told}."
-    least = min(lines, key=lambda line: line.estimate - line.bound)
+    least = min(measured, key=lambda inequality: inequality.estimate - inequality.bound)
     bound = f" against {show_points(least.bound)}" if least.bound else ""
     beside = f" beside {least.beside}" if least.beside else ""
-    of_several = f", the least of {len(lines)} differences" if len(lines) > 1 else ""
+    of_several = f", the least of {len(measured)} differences" if len(measured) > 1 else ""
     seeds = least.contrast.tell_seeds(least.bound)
     return f"{told}: {show_difference(least.interval)}{bound}{beside}{seeds}{of_several}. {least.carriers}".rstrip()
 
 
 def strongest(rivals: Sequence[Inequality]) -> Inequality:
-    """Turn "at least one of these inequalities holds", all of one bound, into a single inequality: the one with the
-    strongest evidence, with Bonferroni's correction for having chosen it, and the p-value of the contrary, that none is
-    more than `ON_PAR` above the bound.
+    """Turn "at least one of these inequalities holds", all with one bound, into a single inequality: the one with the
+    strongest evidence. It is corrected for this choice (Bonferroni). Its contrary is "none is more than `ON_PAR` above
+    the bound".
 
-    The strongest is the one above the bound with the smallest p-value; the highest, where none is, or can be tested, or
-    has all that it takes to be called above.
+    The strongest has the smallest p-value of those above the bound that can be tested and lack nothing; where there is
+    none, it has the highest estimate.
     """
 
     def evidence(rival: Inequality) -> tuple[float, float]:
@@ -287,8 +289,8 @@ def strongest(rivals: Sequence[Inequality]) -> Inequality:
 
     best = min(rivals, key=evidence)
     bound = best.bound
-    # The contrary must hold for every rival, so its p-value is the largest of theirs. What cannot be tested cannot be
-    # shown: it counts as 1, unless nothing can be tested. 0.01, nan, 0.2 → 1; 0.01, 0.03, 0.2 → 0.2; nan, nan → nan.
+    # The contrary must hold for every rival, so its p-value is the largest of theirs. A rival without a test counts as
+    # 1, unless none has a test. 0.01, nan, 0.2 → 1; 0.01, 0.03, 0.2 → 0.2; nan, nan → nan.
     contrary = []
     for rival in rivals:
         p_value = rival.contrast.against(bound + ON_PAR).p_value

@@ -379,8 +379,8 @@ def holm(p_values: ArrayLike) -> np.ndarray:
     """
     p_N = np.asarray(p_values, dtype=np.float64)
     adjusted_N = np.full(len(p_N), np.nan)
-    numbers = np.flatnonzero(~np.isnan(p_N))
-    order = numbers[np.argsort(p_N[numbers], kind="stable")]
+    indices = np.flatnonzero(~np.isnan(p_N))
+    order = indices[np.argsort(p_N[indices], kind="stable")]
     factors = len(order) - np.arange(len(order))
     adjusted_N[order] = np.minimum(np.maximum.accumulate(p_N[order] * factors), 1)
     return adjusted_N
@@ -458,19 +458,22 @@ def with_averages(results: ResultSet) -> ResultSet:
 def average(cells: Sequence[Result], family: Family = "", dataset: str = ALL_TASKS) -> Result:
     """Average an arm's results on several datasets.
 
-    Where all have the same seeds it goes seed by seed, so that its interval is that of the average. Where a seed lacks
-    somewhere there are no samples, but its interval is still over what is repeated: cells of the same pretraining seeds
-    stay together. Of means and half-widths alone, as published, all count as independent.
+    With the same seeds everywhere, the average has samples, one for each seed. With different seeds it has no samples,
+    but an interval over independent repetitions: results of the same pretraining seeds are paired. Published means and
+    half-widths count as independent.
     """
     first = cells[0]
     mean_result = Result(first.arm, family, dataset, first.metric, cells=tuple(cells) if first.samples else ())
     repeated = {(len(cell.samples), tuple(cell.seeds), tuple(cell.pretraining_seeds)) for cell in cells}
+    # 1. The same seeds everywhere.
     if first.samples and len(repeated) == 1:
         samples = np.mean([cell.samples for cell in cells], axis=0).tolist()
         return replace(mean_result, samples=samples, seeds=first.seeds, pretraining_seeds=first.pretraining_seeds)
+    # 2. Different seeds.
     num = min(cell.num for cell in cells)
     if all(cell.samples for cell in cells):
         return replace(mean_result, summary=replace(seed_interval((1 / len(cells), cell) for cell in cells), num=num))
+    # 3. Means and half-widths alone.
     mean = float(np.mean([cell.mean for cell in cells]))
     half_width = NORMAL_QUANTILE * math.sqrt(sum(cell.std**2 / cell.num for cell in cells)) / len(cells)
     return replace(mean_result, summary=Interval(mean, mean - half_width, mean + half_width, num=num), cells=())

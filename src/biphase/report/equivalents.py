@@ -1,9 +1,9 @@
-"""The share of a baseline's compute at which another arm reaches its score; for one arm, and for all as a table.
+"""The share of a baseline's compute that gives an arm the baseline's score; for one arm, and for all as a table.
 
-The baseline of a network is MLM alone at one masking ratio, with three budgets or more. Its ladder is a line through
-its scores against the logarithm of compute, made monotone; nothing is read off beyond its ends. The interval is what
-the test of all verdicts (`contrasts`) leaves: the shares at which the arm and the baseline, interpolated between two
-rungs, cannot be told apart. So it is over all noise that the scores show.
+The baseline of a network is MLM alone at one masking ratio, with three budgets or more. Its ladder is a curve through
+its scores against the logarithm of compute, made monotone; nothing is read off beyond its ends. The interval has all
+shares at which the test of all verdicts (`contrasts`) cannot tell the arm from the baseline, interpolated between two
+rungs. So it covers all noise that the scores show.
 """
 
 import itertools
@@ -26,61 +26,61 @@ from biphase.report.tables import Cell, Row, Table, interval_cell
 from biphase.style import LOOKS, SERIES
 
 Compute = Literal["flops", "tokens"]
-"""What compute is counted in: fields of `ReportArm`."""
+"""Units of compute: fields of `ReportArm`."""
 
 AXES: dict[Compute, str] = {"flops": "FLOPs", "tokens": "tokens"}
-"""In words; what comes first is preferred."""
+"""Units of compute in words, the preferred one first."""
 
 MOST_APART = 4
-"""By which factor two neighbouring rungs may differ: over a factor of 16, on a curve that bends, the interval covers
+"""The largest factor between two neighbouring rungs: over a factor of 16, on a curve that bends, the interval covers
 the truth in 0 to 29 % (docs/LOG.md)."""
 
 POINTS_BETWEEN, HALVINGS = 10, 2
-"""At how many places between two rungs the arm is tested against the baseline; and how often a gap between two of them
-is halved where the verdict changes."""
+"""The number of points between two rungs at which the arm is tested against the baseline, and how often a gap between
+two points is halved where the verdict changes."""
 
 
 LEVEL = 0.25
-"""A stretch of a ladder is level if it rises at most this part as steeply as the whole. On simulated ladders that are
+"""A stretch of a ladder is level if its slope is at most this part of the whole ladder's. On simulated ladders that are
 level, then rise, this hides three of four points or more; on straight and on bent ones, up to one of ten."""
 
 
 Rungs = dict[float, Result]
-"""The compute of each budget of a baseline → its mean score over data sets, least compute first."""
+"""A ladder: the compute of each budget of a baseline → its mean score over data sets, least compute first."""
 
 
 @dataclass(frozen=True)
 class Equivalent:
-    """The share of the baseline's compute at which an arm reaches the baseline's score."""
+    """The share of the baseline's compute with which an arm reaches the baseline's score."""
 
     axis: Compute
-    """What compute is counted in."""
+    """The unit of compute."""
     score: Result
-    """The arm's mean score over data sets, which are its `cells`."""
+    """The arm's mean score over data sets; its `cells` are those on each."""
     compute: float
     """The compute of all the arm's training."""
     ladder: Rungs
     heights: tuple[float, ...]
-    """The scores of the baseline, made monotone."""
+    """The baseline's scores, made monotone."""
     share: float
     """The arm's compute over the baseline's for the same score: 0.6 saves 40 %."""
     beyond: Literal["", "above", "below"]
-    """Whether the arm's score lies above or below the whole ladder, so that the share is that of the ladder's end."""
+    """Whether the arm's score lies above or below the whole ladder; the share is then that at the ladder's end."""
     low: float
     """Ends of the 95 % interval; 0 and infinity where the ladder ends before the interval does, nan without a test."""
     high: float
     noise: tuple[Noise, ...]
-    """What the interval accounts for."""
+    """The noise that the interval accounts for."""
 
     @property
     def reach(self) -> tuple[float, float]:
-        """The least and the most compute of the interval, as far as the ladder goes."""
+        """The least and the most compute of the interval, within the ladder."""
         most = self.compute / self.low if self.low else math.inf
         return max(min(self.ladder), self.compute / self.high), min(max(self.ladder), most)
 
     @property
     def is_level(self) -> bool:
-        """Whether the ladder is level somewhere between the interval's ends: a point read off there misleads."""
+        """Whether the ladder is level somewhere between the interval's ends, where a point would mislead."""
         if self.beyond or math.isnan(self.low):
             return False
         logs_K, (begin, end) = np.log([*self.ladder]), np.log(self.reach)
@@ -96,23 +96,21 @@ def compute_equivalent(
     axis: Compute = "flops",
     datasets: Sequence[str] | None = None,
 ) -> Equivalent:
-    """Find the compute equivalent of an arm on the ladder of a baseline, by the mean over data sets that all of them
-    have.
+    """Find the compute equivalent of an arm on the ladder of a baseline, by the mean over their common data sets.
 
     Args:
         baseline: one recipe at several budgets.
-        datasets: those that count; None: all that the arm and the whole ladder have scores on.
+        datasets: the data sets that count; None: all on which the arm and the whole ladder have scores.
 
     Raises:
-        InputError: fewer than two budgets, two that are too far apart, compute that is not known, or no data set in
-            common.
+        InputError: fewer than two budgets, budgets too far apart, unknown compute, or no common data set.
     """
     score, ladder = make_ladder(results, arm, baseline, axis, datasets)
     heights = optimize.isotonic_regression([step.mean for step in ladder.values()]).x
     mean, compute = score.mean, getattr(arm, axis)
     beyond: Literal["", "above", "below"] = "above" if mean > heights[-1] else "below" if mean < heights[0] else ""
-    # The least compute at which the rising line reaches the score, or the end that it lies beyond: read from above, for
-    # where the line is level `interp` takes what comes last.
+    # The least compute at which the rising curve reaches the score, or the end that the score lies beyond. It is read
+    # from above, because `interp` takes the last point where a curve is level.
     log = np.interp(-mean, -heights[::-1], np.log([*ladder])[::-1])
     share, interval = compute / math.exp(log), find_interval(score, compute, ladder)
     return Equivalent(axis, score, compute, ladder, tuple(heights.tolist()), share, beyond, *interval)
@@ -121,8 +119,8 @@ def compute_equivalent(
 def contrast_at_share(
     results: ResultSet, arm: ReportArm, baseline: Sequence[ReportArm], share: float, datasets: Sequence[str] | None
 ) -> Contrast:
-    """Contrast the arm's score with the baseline's at the FLOPs of which the arm has this share: above zero if the
-    arm's equivalent is less than `share`. Raises `InputError` where the ladder does not reach there."""
+    """Contrast the arm's score with the baseline's at the arm's FLOPs over `share`: above zero if the arm's equivalent
+    is less than `share`. Raises `InputError` where the ladder does not reach that far."""
     score, ladder = make_ladder(results, arm, baseline, "flops", datasets)
     compute = (arm.flops or math.nan) / share
     if not min(ladder) <= compute <= max(ladder):
@@ -131,7 +129,7 @@ def contrast_at_share(
 
 
 def shared_datasets(results: ResultSet, arms: Sequence[ReportArm], required: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the data sets that all arms have, or those `required`. Raises `InputError` where a required one is
+    """Return the data sets that all arms have, or the `required` ones. Raises `InputError` where one of these is
     missing, or none is shared."""
     by_arm = [results.scores.get(arm.name, {}) for arm in arms]
     shared = set(itertools.chain(*results.datasets.values())).intersection(*by_arm)
@@ -139,7 +137,7 @@ def shared_datasets(results: ResultSet, arms: Sequence[ReportArm], required: Seq
         raise InputError(f"no scores of {', '.join(arm.name for arm in arms)} on {', '.join(lost)}; finish their cells")
     names = tuple(name for name in by_arm[0] if name in shared and (required is None or name in required))
     if not names:
-        raise InputError(f"{', '.join(arm.name for arm in arms)} have no data set in common; evaluate them on the same")
+        raise InputError(f"{', '.join(arm.name for arm in arms)} have no common data set; evaluate them on the same")
     return names
 
 
@@ -164,23 +162,23 @@ def make_ladder(
 
 
 def refuse_gaps(rungs: Sequence[tuple[float, str]]) -> None:
-    """Raises `InputError` for neighbouring budgets, given with the names of their arms, that are too far apart."""
+    """Raise `InputError` for neighbouring budgets, given with the names of their arms, that are too far apart."""
     for (less, lower), (more, upper) in itertools.pairwise(sorted(rungs)):
         if more > 1.01 * MOST_APART * less:
             raise InputError(
-                f"{lower} and {upper} are a factor of {more / less:.3g} apart, and a straight line between them would "
-                f"mislead; give the baseline budgets between them, each at most {MOST_APART} times the one below"
+                f"{lower} and {upper} are a factor of {more / less:.3g} apart, too far to interpolate; give the "
+                f"baseline budgets between them, each at most {MOST_APART} times the one below"
             )
 
 
 def find_interval(score: Result, compute: float, ladder: Rungs) -> tuple[float, float, tuple[Noise, ...]]:
-    """Find the ends of the interval for an arm of this compute: between the shares at which it is above the baseline
-    and those at which it is below, by the test of all verdicts. Return them with the noise that the test accounts
-    for."""
+    """Find the ends of the interval for an arm of this compute, and the noise that its test accounts for. The interval
+    has all shares at which the test of all verdicts puts the arm neither above the baseline nor below."""
+    # 1. Test the arm at points between the rungs, and at more of them where the verdict changes.
     ends = [*ladder]
     between = [np.linspace(*pair, POINTS_BETWEEN, endpoint=False) for pair in itertools.pairwise(np.log(ends))]
     inside = np.exp(np.concatenate(between)[1:])
-    new = [ends[0], *map(float, inside), ends[-1]]  # exactly: the ladder's ends are on the ladder
+    new = [ends[0], *map(float, inside), ends[-1]]  # exp(log(end)) may lie beyond the end
     gaps = dict[float, Contrast]()
     for _ in range(1 + HALVINGS):
         gaps |= {budget: contrast_at(score, ladder, budget) for budget in new}
@@ -189,13 +187,13 @@ def find_interval(score: Result, compute: float, ladder: Rungs) -> tuple[float, 
     sides, noise = [gaps[budget].side for budget in grid], gaps[grid[0]].noise
     if "untested" in sides:
         return math.nan, math.nan, noise
-    # The baseline's compute is more than where the arm is still above it, and less than where it is below.
+    # 2. The equivalent compute is above all at which the arm is ahead, and below all at which it is behind.
     undecided = [budget for budget, side in zip(grid, sides, strict=True) if side == "within noise"]
     if sides[0] == "below":
         return compute / grid[0], math.inf, noise
     if sides[-1] == "above":
         return 0.0, compute / grid[-1], noise
-    if not undecided:  # the scores leap from below to above between two budgets
+    if not undecided:  # the baseline leaps past the arm between two points
         leap = sides.index("below")
         return compute / grid[leap], compute / grid[leap - 1], noise
     low = 0.0 if sides[-1] == "within noise" else compute / max(undecided)
@@ -204,15 +202,15 @@ def find_interval(score: Result, compute: float, ladder: Rungs) -> tuple[float, 
 
 
 def contrast_at(score: Result, ladder: Rungs, compute: float) -> Contrast:
-    """Contrast an arm's score with the baseline's at a compute within its ladder: a weighted sum of two budgets."""
+    """Contrast an arm's score with the baseline's at a compute within its ladder, a weighted sum of two rungs."""
     (less, lower), (more, upper) = next(pair for pair in itertools.pairwise(ladder.items()) if compute <= pair[1][0])
     part = math.log(compute / less) / math.log(more / less)
     return contrast([(1.0, score), (part - 1, lower), (-part, upper)])
 
 
 def show_multiple(equivalent: Equivalent) -> str:
-    """Show `0.73 [0.61, 0.82]`, `0.64 (at most 1.17)`, `above the ladder (at most 0.52)`; without a point that would
-    mislead `at least 0.41 (level ladder)`."""
+    """Show `0.73 [0.61, 0.82]`, `0.64 (at most 1.17)`, `above the ladder (at most 0.52)`; where a point would mislead,
+    `at least 0.41 (level ladder)`."""
     ends = show_ends(equivalent)
     if equivalent.is_level:
         return f"{ends} (level ladder)"
@@ -234,20 +232,20 @@ def show_ends(equivalent: Equivalent) -> str:
 
 
 LEAST_RUNGS = 3
-"""So many budgets of MLM alone make a ladder worth reading shares off."""
+"""The fewest budgets of MLM alone that make a ladder."""
 
 LEAST_SAVING = 0.05
-"""A share whose logarithm is nearer to zero saves or costs nothing that a task could carry."""
+"""A share whose logarithm is nearer to zero is no saving or cost that a single task could carry."""
 
 
 @dataclass(frozen=True)
 class Price:
-    """What an arm pays for its score, as shares of what the baseline pays for the same."""
+    """The compute equivalents of an arm."""
 
     mean: tuple[Equivalent, ...]
-    """For the mean over all data sets, in FLOPs and in tokens, as far as these are known."""
+    """By the mean over all data sets: in FLOPs and in tokens, as far as known."""
     by_part: Mapping[str, Equivalent]
-    """For each family and each data set, where there are several, in the first of these."""
+    """By each family and each data set, where there are several: in the first of these units."""
 
 
 @dataclass(frozen=True)
@@ -257,18 +255,18 @@ class PriceList:
     baseline: tuple[ReportArm, ...]
     """Least compute first."""
     prices: tuple[Price, ...]
-    """Most steps first, then the least share first: what is above all of the ladder before what lies on it."""
+    """Most steps first, then the least share first; arms above the whole ladder come before those on it."""
     compared: tuple[Equivalent, ...]
-    """The arms of the largest budget above which the baseline has another one, the least share first: what is better
-    than the baseline there still lies on the ladder. Without such a budget, those of the smallest."""
+    """The arms of the largest budget below the baseline's largest, the least share first: the ladder still reaches
+    above them. Without such arms, those of the smallest budget."""
     declared: tuple[Equivalent, ...] = ()
-    """Those that the study's hypotheses hold against this baseline: they are told, not those that are compared."""
+    """The arms that hypotheses of the study compare with this baseline; where there are any, reports tell these."""
     without: Mapping[str, Equivalent] = field(default_factory=dict)
-    """Each of several data sets → the share of the first arm that is told by the mean without it."""
+    """Each of several data sets → the first arm's equivalent without it."""
 
     @property
     def label(self) -> str:
-        """What the baseline is called: `MLM 40 %`, or the method's name."""
+        """The baseline's name in tables: `MLM 40 %`, or the method's name."""
         first = self.baseline[0]
         return f"MLM {first.mask_percent} %" if first.objective else first.curriculum
 
@@ -283,11 +281,12 @@ def list_prices(
     results: ResultSet, declared: Mapping[str, Sequence[str]] | None = None, method: str = ""
 ) -> tuple[list[PriceList], list[str]]:
     """List the prices of each network that has a baseline and another arm, smallest first, by the primary metric; and
-    why other networks have none. Arms that continue another arm are left out: their compute lies beyond the ladder.
+    a sentence for each network without prices. Arms that continue another arm are left out: their compute lies beyond
+    the ladder.
 
     Args:
-        declared: arms that hypotheses hold against a ladder → the arms of that.
-        method: that of a table of results whose budgets are the baseline; empty: MLM alone, as `choose_baseline` says.
+        declared: arms that hypotheses compare with a baseline → the arms of that baseline.
+        method: the baseline among the methods of a table of results; empty: MLM alone (`choose_baseline`).
     """
     decayed = [arm for arm in results.models if arm.setup != "efficiency" and arm.objective != "none"]
     lists, lacking = [], []
@@ -310,13 +309,20 @@ def list_prices(
 def head_prices(
     results: ResultSet, baseline: tuple[ReportArm, ...], prices: list[Price], declared: Mapping[str, Sequence[str]]
 ) -> PriceList:
-    """Choose which prices a headline is about, and see what the first of them is without each data set."""
+    """Choose the prices that a headline tells, and measure the first of them without each data set."""
+    # 1. The arms of the largest budget below the baseline's largest.
     means = [price.mean[0] for price in prices]
     budgets = sorted({mean.score.arm.pretrain_steps for mean in means})
     steps = max((budget for budget in budgets if budget < baseline[-1].pretrain_steps), default=budgets[0])
     compared = tuple(mean for mean in means if mean.score.arm.pretrain_steps == steps)
-    rungs, by_name = {arm.name for arm in baseline}, {mean.score.arm.name: mean for mean in means}
-    chosen = [mean for name, mean in by_name.items() if name in declared and rungs.issuperset(declared[name])]
+    # 2. The arms that hypotheses compare with this baseline.
+    rungs = {arm.name for arm in baseline}
+    chosen = []
+    for mean in means:
+        ladder = declared.get(mean.score.arm.name)
+        if ladder is not None and rungs.issuperset(ladder):
+            chosen.append(mean)
+    # 3. The first of them without each data set.
     first = (chosen or compared)[0]
     datasets = [cell.dataset for cell in first.score.cells]
     without: dict[str, Equivalent] = {}
@@ -327,8 +333,8 @@ def head_prices(
 
 
 def choose_baseline(arms: Sequence[ReportArm]) -> tuple[ReportArm, ...]:
-    """MLM alone at the masking ratio that has most budgets, at a tie the usual one; () with fewer than `LEAST_RUNGS` of
-    them. A budget at which two arms are described alike does not count."""
+    """Choose MLM alone at the masking ratio with the most budgets, at a tie the usual one; () with fewer than
+    `LEAST_RUNGS` budgets. A budget with two arms of one description does not count."""
     plain = [arm for arm in arms if arm.objective == "mlm" and arm.is_plain and arm.mask_percent is not None]
     counts = Counter((arm.mask_percent, arm.pretrain_steps) for arm in plain)
     ladders: dict[int | None, list[ReportArm]] = {reference_mask(arms): []}  # first, so that it wins a tie
@@ -340,21 +346,24 @@ def choose_baseline(arms: Sequence[ReportArm]) -> tuple[ReportArm, ...]:
 
 
 def price_arms(results: ResultSet, baseline: Sequence[ReportArm], priced: Sequence[ReportArm]) -> list[Price]:
-    """Price those arms of a network that have compute and all of the baseline's data sets. Raises `InputError` where
-    the baseline has a gap."""
+    """Price the arms of a network whose compute is known and that have all data sets of the baseline. Raises
+    `InputError` where the baseline has a gap."""
+    # 1. Units of compute that are known of the whole baseline, and grow with its steps.
     datasets = shared_datasets(results, baseline, None)
     axes = []
     for axis in AXES:
         spent = [0.0, *(getattr(arm, axis) or 0.0 for arm in baseline)]
-        if all(before < after for before, after in itertools.pairwise(spent)):  # known of all, and more for more steps
+        if all(before < after for before, after in itertools.pairwise(spent)):
             axes.append(axis)
-    parts: dict[str, list[str]] = {}  # what shares are looked at in parts → its data sets
+    # 2. Families and single data sets that shares are also measured on.
+    parts: dict[str, list[str]] = {}
     scores = results.scores[baseline[0].name]
     for family in dict.fromkeys(scores[name].family for name in datasets):
         names = [name for name in datasets if scores[name].family == family]
         if 1 < len(names) < len(datasets):
             parts[f"{family} mean"] = names
         parts |= {name: [name] for name in names if len(datasets) > 1}
+    # 3. The prices.
     prices: list[Price] = []
     for arm in priced:
         known_axes = [axis for axis in axes if getattr(arm, axis)]
@@ -364,7 +373,7 @@ def price_arms(results: ResultSet, baseline: Sequence[ReportArm], priced: Sequen
             prices.append(Price(mean, {part: price_on(known_axes[0], names) for part, names in parts.items()}))
 
     def rank(price: Price) -> tuple[float, ...]:
-        """Sort key: what lies above all of the ladder costs less than its share says, what lies below more."""
+        """Sort key: an arm above the whole ladder costs less than its share says, an arm below it more."""
         mean = price.mean[0]
         order = {"above": 0, "": 1, "below": 2}[mean.beyond]
         return -mean.score.arm.pretrain_steps, order, mean.share, -mean.score.mean
@@ -373,7 +382,7 @@ def price_arms(results: ResultSet, baseline: Sequence[ReportArm], priced: Sequen
 
 
 def tell_kinds(price_list: PriceList, alone: str) -> str:
-    """Say what the declared arms pay by kind of task, and beside them, as controls, the other arms of as many steps:
+    """Tell the shares of the declared arms by kind of task, beside those of the other arms of as many steps:
     `A has the score of MLM alone (40 % masked) at these shares of its FLOPs: on token classification 0.62 [0.55, 0.69],
     where B has 1.09 [0.96, 1.31]; on …`"""
     first, declared = price_list.declared[0], [mean.score.arm for mean in price_list.declared]
@@ -395,15 +404,17 @@ def tell_kinds(price_list: PriceList, alone: str) -> str:
 def price_sentence(price_list: PriceList) -> str:
     """Say: `A reaches the score of MLM alone (40 % masked) at 0.71 [0.62, 0.83] of its FLOPs, on average over 3 tasks.`
 
-    Of several arms none is chosen by its share, which would flatter it: the sentence has the range. Behind it stands
-    the share of the first without the task that it rests on most, and whether more than half of it (by its logarithm)
-    goes with that: ` Without genre, A has 0.93.` Declared arms are told by kind of task, where there are several.
+    For several arms the sentence has the range: to choose the best share would flatter it. A second sentence leaves out
+    the task that the first arm's share rests on most, ` Without genre, A has 0.93.`, and says so where more than half
+    of the share (by its logarithm) goes with it. Declared arms are told by kind of task, where there are several.
     """
     chosen = price_list.declared or price_list.compared
     alone = price_list.alone
     first, last = chosen[0], chosen[-1]
     name, cells = first.score.arm.name, first.score.cells
-    unit, ends = f"of its {AXES[first.axis]}", show_ends(first)
+    # 1. What is told beside the shares.
+    unit = f"of its {AXES[first.axis]}"
+    ends = show_ends(first)
     where = f"on average over {len(cells)} tasks" if len(cells) > 1 else f"on {cells[0].dataset}"
     notes = ["declared in the study's hypotheses"] if price_list.declared else []
     notes.append(f"interval over {show_noise(first.noise)}" if first.noise else "no interval: one seed")
@@ -411,6 +422,7 @@ def price_sentence(price_list: PriceList) -> str:
         notes.append("each model was pretrained once")
     if price_list.declared and len({cell.family for cell in cells}) > 1:
         return f"{tell_kinds(price_list, alone)} ({'; '.join(notes)})."
+    # 2. The share, or the range of several.
     if len(chosen) > 1:
         reach = f"{name} {show_multiple(first)} to {last.score.arm.name} {show_multiple(last)}"
         sentence = f"{len(chosen)} models reach the score of {alone} at different shares {unit}: from {reach}"
@@ -424,6 +436,7 @@ def price_sentence(price_list: PriceList) -> str:
         is_less = first.is_level or first.share < 1
         sentence += f", which is not shown to {'be cheaper' if is_less else 'cost more'}"
     sentence += f", {where} ({'; '.join(notes)})."
+    # 3. The task that it rests on most.
     if not price_list.without:
         return sentence
     whole = math.log(first.share)
@@ -436,12 +449,12 @@ def price_sentence(price_list: PriceList) -> str:
 
 
 def ladder_panel(price_list: PriceList) -> Panel:
-    """Draw the baseline's score against its compute as a line, and how far from it the compared arms lie."""
+    """Draw the baseline's score against its compute, and how far the compared arms lie from that curve."""
     compared = price_list.compared[: len(SERIES)]
     first = compared[0]
     marks, distances = [], []
     for (compute, score), height in zip(first.ladder.items(), first.heights, strict=True):
-        # Where the line was made monotone, the interval stays that of the score.
+        # The interval stays that of the score where the curve was made monotone.
         marks.append((compute, replace(score.interval, value=height), MARKER_SIZE))
     series = [(f"{price_list.label} alone", LOOKS["mlm"], marks)]
     for equivalent, look in zip(compared, SERIES, strict=False):
@@ -465,42 +478,44 @@ def ladder_panel(price_list: PriceList) -> Panel:
 
 def price_tables(price_list: PriceList) -> list[Table]:
     """Make a table with a row for every arm, of shares by the mean; and another one of shares by family and task."""
+    baseline, label = price_list.baseline, price_list.label
     counted = {equivalent.axis for price in price_list.prices for equivalent in price.mean}
-    shared = [axis for axis in AXES if axis in counted]
+    axes = [axis for axis in AXES if axis in counted]
     parts = [*price_list.prices[0].by_part]
-    size, label = price_list.baseline[0].size, price_list.label
-    known = ("steps",) if price_list.baseline[0].objective else ()
-    rows, by_part = [], []
+    has_steps = bool(baseline[0].objective)
+    # 1. A row for each arm in both tables, and a record for each of its shares.
+    rows, rows_by_part = [], []
     records: list[Sequence[object]] = [PRICE_COLUMNS]
     for price in price_list.prices:
-        first, shares = price.mean[0], {mean.axis: show_multiple(mean) for mean in price.mean}
-        arm = first.score.arm
-        steps, score = [Cell(f"{arm.pretrain_steps:,}")][: len(known)], interval_cell(first.score.interval)
-        rows.append(Row((arm.name,), (*steps, score, *(Cell(shares.get(axis, MISSING)) for axis in shared))))
-        by_part.append(Row((arm.name,), (*steps, *(Cell(show_multiple(price.by_part[part])) for part in parts))))
+        score = price.mean[0].score
+        steps = [Cell(f"{score.arm.pretrain_steps:,}")] if has_steps else []
+        shares = {mean.axis: show_multiple(mean) for mean in price.mean}
+        cells = (*steps, interval_cell(score.interval), *(Cell(shares.get(axis, MISSING)) for axis in axes))
+        rows.append(Row((score.arm.name,), cells))
+        cells = (*steps, *(Cell(show_multiple(price.by_part[part])) for part in parts))
+        rows_by_part.append(Row((score.arm.name,), cells))
         for part, equivalent in [*(("mean", mean) for mean in price.mean), *price.by_part.items()]:
-            facts = (arm.name, size, label, arm.pretrain_steps, part)
-            mean = interval_cell(equivalent.score.interval)
-            point = ("level", "") if equivalent.is_level else (equivalent.beyond, f"{equivalent.share:.4f}")
-            share = (equivalent.axis, f"{equivalent.compute:.6g}", *point)
-            ends = [f"{end:.4f}" if 0 < end < math.inf else "" for end in (equivalent.low, equivalent.high)]
-            noises = "; ".join(equivalent.noise)
-            records.append((*facts, mean.text, mean.reach.replace(MISSING, ""), *share, *ends, noises))
-    cells, noise = price_list.compared[0].score.cells, price_list.compared[0].noise
-    where = f"the mean over {len(cells)} data sets" if len(cells) > 1 else cells[0].dataset
+            records.append(price_record(price_list, part, equivalent))
+    # 2. How both are to be read.
+    compared = price_list.compared[0]
+    num_datasets, noise = len(compared.score.cells), compared.noise
+    where = f"the mean over {num_datasets} data sets" if num_datasets > 1 else compared.score.cells[0].dataset
     over = f", over {show_noise(noise)}" if noise else ""
     once = "" if "pretraining seeds" in noise else " Each model was pretrained once: this is about these models."
     rule = read_words()["prices_rule"].format(where=where, over=over) + once
+    # 3. The tables.
+    size = baseline[0].size
     name = f"compute-equivalents-{size or 'methods'}"
-    heads = (*known, "score (%)", *(f"share of {AXES[axis]}" for axis in shared))
-    budgets = ", ".join(write_steps(arm.pretrain_steps) for arm in price_list.baseline)
-    title = f"Compute-equivalents, {size}: baseline {label} alone with {budgets} steps"
-    if not known:
-        title = f"Compute-equivalents: baseline {label} with {len(price_list.baseline)} budgets"
+    title = f"Compute-equivalents: baseline {label} with {len(baseline)} budgets"
+    if has_steps:
+        budgets = ", ".join(write_steps(arm.pretrain_steps) for arm in baseline)
+        title = f"Compute-equivalents, {size}: baseline {label} alone with {budgets} steps"
+    known = ("steps",) if has_steps else ()
+    heads = (*known, "score (%)", *(f"share of {AXES[axis]}" for axis in axes))
     tables = [Table(name, title, ("model",), heads, tuple(rows), (rule,), records)]
     if parts:
-        title, heads = f"{title}. Share of {AXES[shared[0]]} by task", (*known, *parts)
-        tables.append(Table(f"{name}-by-task", title, ("model",), heads, tuple(by_part), (rule,)))
+        title = f"{title}. Share of {AXES[axes[0]]} by task"
+        tables.append(Table(f"{name}-by-task", title, ("model",), (*known, *parts), tuple(rows_by_part), (rule,)))
     return tables
 
 
@@ -508,5 +523,18 @@ PRICE_COLUMNS = (
     *("arm", "size", "baseline", "steps", "on", "score", "half_width", "counted_in", "compute", "beyond", "share"),
     *("low", "high", "noise"),
 )
-"""A line for each arm and kind of compute, and for each family and task; nothing where an end of the interval is open
-or not known, or a point would mislead."""
+"""The columns of records: one for each arm and unit of compute, and for each family and task. A cell is empty where an
+end of the interval is open or unknown, or a point would mislead."""
+
+
+def price_record(price_list: PriceList, part: str, equivalent: Equivalent) -> Sequence[object]:
+    """Write an equivalent by the mean, a family or a data set in the order of `PRICE_COLUMNS`."""
+    score = equivalent.score
+    mean = interval_cell(score.interval)
+    point = ("level", "") if equivalent.is_level else (equivalent.beyond, f"{equivalent.share:.4f}")
+    ends = [f"{end:.4f}" if 0 < end < math.inf else "" for end in (equivalent.low, equivalent.high)]
+    return (
+        *(score.arm.name, price_list.baseline[0].size, price_list.label, score.arm.pretrain_steps, part),
+        *(mean.text, mean.reach.replace(MISSING, ""), equivalent.axis, f"{equivalent.compute:.6g}"),
+        *(*point, *ends, "; ".join(equivalent.noise)),
+    )

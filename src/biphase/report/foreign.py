@@ -56,7 +56,7 @@ def read_tables(source: Any, rename: Mapping[str, str]) -> Iterator[PlacedRow]:
         read = ((path, folder_rows(path) if path.is_dir() else file_rows(path)) for path in paths)
         placed = (({"method": path.stem} if len(paths) > 1 else {}, row) for path, rows in read for row in rows)
     else:
-        placed = (({}, (f"row {number}", row)) for number, row in enumerate(rows_in_memory(source)))
+        placed = (({}, (f"row {index}", row)) for index, row in enumerate(rows_in_memory(source)))
     for named, (location, row) in placed:
         refuse_doubles(f"{location}: the column", [rename.get(name, name) for name in row])
         yield location, named | {rename.get(name, name): value for name, value in row.items()}
@@ -210,7 +210,7 @@ def make_results(scores: Sequence[ForeignScore], factor: float) -> ResultSet:
         cells[score.method, score.compute, score.task].append(score)
     has_ladder = any(len(of_method) > 1 for of_method in budgets.values())
     distinct = sorted({str(seed) for score in scores for seed in score.seeds})
-    seeds = {seed: number for number, seed in enumerate(distinct)}
+    seeds = {seed: index for index, seed in enumerate(distinct)}
     results = []
     for (method, compute, task), of_cell in cells.items():
         of_cell.sort(key=lambda score: [seeds[str(seed)] for seed in score.seeds])

@@ -6,11 +6,11 @@
     trend(masking over mask) > 0 on retrieval
     compute_equivalent(stack, mlm40) < 0.6 at the largest budget
 
-The grammar stands in `inequality.lark`. A name is an arm or one arm at several budgets, or a group of them. A place on
-a term fixes it for that term; on the last one of a sum, or of a bracket, for all of it. Places behind the number say
-where the inequality is to hold: at each of them, by default at every budget, for every model, on the average over
-families. Where `some` is said, one is enough; `every` is chosen before `some`. The functions are those of
-`report.hypotheses`. Nothing in the text is run.
+The grammar is in `inequality.lark`. A name stands for an arm, for an arm at several budgets, or for a group of arms. A
+place on a term holds for that term; on the last term of a sum, or behind a bracket, for all of it. Places behind the
+number say where the inequality is to hold: at every budget, for every model, on the average over families unless given.
+With `some`, one is enough; `every` is chosen before `some`. `report.hypotheses` has the functions. Nothing in the text
+is executed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ MOST_BRACKETS = 50
 
 
 Place = Mapping[str, Any]
-"""What an inequality or a term of it is about; what a place does not have is left open:
+"""The place of an inequality or of a term; what it does not name is left open:
 
     tasks   a tuple of families, tasks, or `average`, or of one of `every family`, `some task` and the like
     budget  `every`, `some`, `largest`, `smallest`, or steps
@@ -48,69 +48,69 @@ def find_quantifiers(place: Place) -> tuple[str, str, str]:
 
 @dataclass(frozen=True)
 class Operand:
-    """A name with its weight in the sum; once it is bound, the arms of a study that it stands for."""
+    """A name with its weight in the sum; once bound, also the arms that it stands for."""
 
     weight: float
     name: str
     place: Place = field(default_factory=dict)
     quantifier: str = ""
-    """`every` or `some` of the arms that the name stands for."""
+    """`every` or `some` of a group's arms."""
     function: str = ""
     axis: str = ""
     arms: tuple[str, ...] = ()
-    """The arm, or all arms that the function is over."""
+    """The arm, or all arms of the function."""
     kind: str = ""
-    """What the arm is called in its group."""
+    """The short name of the arm in its group."""
     task: str = ""
     """A task, a family, or the average over families."""
 
 
 @dataclass(frozen=True)
 class AskedInequality:
-    """The inequality of a line: about names, as it is parsed; about arms of a study at one place, once it is bound."""
+    """An inequality as parsed, about names; once bound, about arms of a study at one place."""
 
     text: str
     operands: tuple[Operand, ...]
-    """Once they are bound, those that are `placed`, each with its arms and its task."""
+    """Once bound, the `placed` ones, each with its arms and its task."""
     is_equivalent: bool
-    """Whether it is about the compute equivalent of the first operand, by the ladder of the second."""
+    """Whether it bounds the compute equivalent of the first operand, with the second as baseline."""
     sign: float
-    """1 where the sum is to lie above the bound, -1 where below."""
+    """1 where the sum is to lie above the bound, -1 where it is to lie below."""
     bound: float
     """A share of scores, or of compute."""
     place: Place
     label: str = ""
-    """The left side with the names of the arms that stand for `every` and `some`, and the place."""
-    ladder: tuple[str, ...] = ()
+    """The left side with the place, and with names of arms in place of `every` and `some`."""
+    baseline: tuple[str, ...] = ()
     """For a compute equivalent: the arms of the baseline, smallest budget first."""
 
     @property
     def placed(self) -> tuple[Operand, ...]:
-        """The operands that must be there at each place: all, but for a baseline, whose whole ladder is asked."""
+        """The operands that each place must have: all but a baseline, which counts with all its budgets."""
         return self.operands[:1] if self.is_equivalent else self.operands
 
 
 SyntaxTree = Any
-"""A `lark.Tree`: the name of its rule as `data`, trees and tokens as `children`, None for what is left out in `[ ]`."""
+"""A `lark.Tree`: the name of its rule as `data`, trees and tokens as `children`, None for an absent `[ ]`."""
 
 
 @cache
-def line_parser() -> Lark:
+def make_parser() -> Lark:
     grammar = (SOURCE / "report" / "inequality.lark").read_text("utf-8")
     return Lark(grammar, start="inequality", parser="lalr")
 
 
 def parse_inequality(text: str) -> AskedInequality:
-    """Parse a line of text. Raises `InputError` with the place at which the line leaves the grammar."""
+    """Parse a line of text. Raises `InputError` that quotes the first word outside the grammar."""
     if text.count("(") > MOST_BRACKETS:
         raise InputError(f"more than {MOST_BRACKETS} brackets")
     line = " ".join(text.split())
     try:
-        tree: SyntaxTree = line_parser().parse(line)
+        tree: SyntaxTree = make_parser().parse(line)
     except UnexpectedToken as error:
         expected = [words for terminal, words in read_words()["terminals"].items() if terminal in error.accepts]
         next_token = f"'{clipped(error.token.strip(QUOTES), 20)}'" if error.token else "the end"
-        raise InputError(f"{' or '.join(expected)} is wanted where {next_token} stands") from None
+        raise InputError(f"expected {' or '.join(expected)} instead of {next_token}") from None
     except UnexpectedCharacters as error:
         rest = clipped(line[error.pos_in_stream :], 20)
         raise InputError(f"'{rest}' is not in the grammar; perhaps a quote is not closed") from None
@@ -123,7 +123,7 @@ def parse_inequality(text: str) -> AskedInequality:
         operands = read_sum(left)
     spreads = {term.function == "spread" and (term.axis, term.place.get("tasks")) for term in operands}
     if len(spreads) > 1:
-        raise InputError("a spread stands beside spreads over the same axis on the same task only")
+        raise InputError("a spread can only be compared with spreads over the same axis on the same task")
     scale = 1.0 if is_equivalent else 0.01
     direction = 1.0 if sign == ">" else -1.0
     return AskedInequality(text, tuple(operands), is_equivalent, direction, scale * bound, read_places(places))
@@ -141,9 +141,9 @@ def read_sum(tree: SyntaxTree) -> list[Operand]:
         factor, content, *places = part.children
         place = read_places(places)
         if any(find_quantifiers(place)) or len(place.get("tasks", ())) > 1:
-            raise InputError("several places stand behind the number; a term has one")
+            raise InputError("a term has one place; write several behind the number")
         scale = sign * float(factor or 1)
-        # What stands nearer to a name goes before what stands behind the bracket around it.
+        # A place nearer to the name wins over one behind the bracket around it.
         for operand in read_sum(content) if content.data == "sum" else [read_arm(content)]:
             operands.append(replace(operand, weight=scale * operand.weight, place={**place, **operand.place}))
     return [replace(operand, place={**place, **operand.place}) for operand in operands]

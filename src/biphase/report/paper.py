@@ -1,11 +1,11 @@
-"""The paper's published scores, its names and tables, and its eight findings as lines in the grammar of hypotheses.
+"""The paper's published scores, and its eight findings as lines in the grammar of hypotheses.
 
-Should We Still Pretrain Encoders with Masked Language Modeling? arXiv 2507.00994. The numbers stand in
-`bundled/paper/`, with their sources in `SOURCE.md`; the findings in `findings.yaml`. The same code judges published
-scores and those of our own studies.
+Should We Still Pretrain Encoders with Masked Language Modeling? arXiv 2507.00994. The numbers are in `bundled/paper/`,
+with their sources in `SOURCE.md`, and the findings in `findings.yaml`. The same code judges published scores and those
+of our own studies.
 
-Scores of a family are averages over its datasets; arms with MLM are those at the study's reference masking ratio,
-unless the claim is about the ratio.
+The score of a family is the average over its datasets. Arms with MLM have the study's reference masking ratio, unless
+the claim is about the ratio.
 """
 
 import csv
@@ -21,7 +21,7 @@ from biphase.errors import InputError, clipped, first_of
 from biphase.report import claims
 from biphase.report.contrasts import with_averages
 from biphase.report.formats import show_count, show_difference, show_list, write_steps
-from biphase.report.hypotheses import Ladder, Spot, bind, make_line
+from biphase.report.hypotheses import ArmsBySpot, Spot, bind, measure_claim
 from biphase.report.page import PageText, write_report
 from biphase.report.results import ReportArm, Result, ResultSet, reference_mask
 from biphase.report.statistics import Interval, is_stability_rate
@@ -58,10 +58,13 @@ def read_reference() -> ResultSet:
 def place_arms(arms: Iterable[ReportArm]) -> tuple[ReportArm, ...]:
     """Place the arms of a study in every comparison of the paper that they belong to; an arm without one is `other`.
 
-    An arm that comes with the setup `efficiency`, `control` or `other` stays there. Of the rest, `objective` has those
-    of one objective at the largest budget of their size; `ratio`, for every budget with CLM+MLM at the reference mask,
-    these beside CLM alone and MLM alone; `adapted`, CLM+MLM of the same steps at two masking ratios or more; `cpt`,
-    what continues from another arm, and that arm; `control`, all final models of a size that has random weights.
+    An arm that comes with the setup `efficiency`, `control` or `other` stays there. The rest are placed:
+
+    - `objective`: one objective, at the largest budget of its size
+    - `ratio`: CLM alone, MLM alone and CLM+MLM at the reference mask, at each budget that has the latter
+    - `adapted`: CLM+MLM of the same steps at two masking ratios or more
+    - `cpt`: arms that continue another arm, and that arm
+    - `control`: all final models of a size that has random weights
     """
     arms = tuple(arms)
     mask = reference_mask(arms)
@@ -91,19 +94,18 @@ def place_arms(arms: Iterable[ReportArm]) -> tuple[ReportArm, ...]:
     return tuple(placed)
 
 
-NOTE = f"“On par” allows for {100 * claims.ON_PAR:g} point, a number that is ours."
+NOTE = f"“On par” means within {100 * claims.ON_PAR:g} point; that margin is ours."
 
 
 @cache
 def read_findings() -> dict[str, Any]:
-    """Read `findings`: key → the paper's statement, the lines that are to hold, and a further rule by which they are
-    judged; `names`: the arms that names in these lines stand for; `report`: title and question of a page on published
-    scores."""
+    """Read `findings`: key → the paper's statement, the lines that must hold, and a further rule of judging; `names`:
+    the arms that names in these lines stand for; `report`: title and question of the page on published scores."""
     return read_yaml(BUNDLED / "paper" / "findings.yaml")
 
 
-def stand_for(definition: Mapping[str, Any], results: ResultSet) -> Ladder:
-    """Find the arms that a name of the findings' file, given its definition, stands for."""
+def stand_for(definition: Mapping[str, Any], results: ResultSet) -> ArmsBySpot:
+    """Find the arms that a name of the findings' file stands for, by its definition."""
     longest = dict[tuple[str, bool], int]()
     for arm in results.arms:
         kind_of_training = arm.size, arm.cpt_steps > 0
@@ -111,7 +113,7 @@ def stand_for(definition: Mapping[str, Any], results: ResultSet) -> Ladder:
     low, high = definition.get("share", (0, 1))
     least, most = definition.get("reached", (0, 1))
     where = {key: definition[key] for key in ("setup", "objective") if key in definition}
-    ladder: dict[Spot, dict[str, str]] = {}
+    arms_by_spot: dict[Spot, dict[str, str]] = {}
     for arm in results.select(**where).arms:
         is_chosen = (
             ("mask" not in definition or arm.mask_percent == results.usual_mask)
@@ -124,14 +126,14 @@ def stand_for(definition: Mapping[str, Any], results: ResultSet) -> Ladder:
             objective = split if arm.objective == "clm+mlm" else arm.objective
             mask = f"{arm.mask_percent}%" if arm.mask_percent else ""
             kind = " ".join(filter(None, [arm.parent if arm.cpt_steps else "", objective, mask]))
-            members = ladder.setdefault((arm.size, arm.budget), {})
+            members = arms_by_spot.setdefault((arm.size, arm.budget), {})
             members[arm.name if kind in members else kind] = arm.name
-    return ladder
+    return arms_by_spot
 
 
 def measure_findings(results: ResultSet) -> tuple[claims.Finding, ...]:
-    """Measure every finding, not judged yet, by the primary metric at the paper's fine-tuning rates; a line about arms
-    that are not there is untested. `results` have their averages."""
+    """Measure every finding, without verdicts, by the primary metric at the paper's fine-tuning rates. A line about
+    absent arms is untested. `results` have their averages."""
     results = results.select(metric=results.primary_metric)
     is_published = {size.lower() for size in results.sizes} <= PUBLISHED_SIZES
     scope = "" if is_published else f"here, at {show_list(results.sizes)}"
@@ -143,30 +145,31 @@ def measure_findings(results: ResultSet) -> tuple[claims.Finding, ...]:
             by_rate = {rate: scores for rate, scores in (result.by_rate or {}).items() if is_stability_rate(rate)}
             selected.append(replace(result, by_rate=by_rate))
     results = replace(results, results=selected, planned_tasks=planned_tasks)
-    ladders = {name: stand_for(definition, results) for name, definition in read_findings()["names"].items()}
+    named_arms = {name: stand_for(definition, results) for name, definition in read_findings()["names"].items()}
     findings = []
     for key, finding in read_findings()["findings"].items():
-        lines = []
+        measured = []
         for line in finding["holds"]:
             try:
-                lines.append(make_line(bind(line, ladders, families), results))
+                measured.append(measure_claim(bind(line, named_arms, families), results))
             except InputError as error:
                 reason = str(error).removeprefix(f"'{clipped(line)}': ").partition(";")[0]
-                lines.append(claims.Claim(line, (), (reason,)))
-        findings.append(claims.Finding(key, finding["says"], finding.get("judged", ""), tuple(lines), scope))
+                measured.append(claims.Claim(line, (), (reason,)))
+        findings.append(claims.Finding(key, finding["says"], finding.get("judged", ""), tuple(measured), scope))
     return tuple(findings)
 
 
 def judge_paper(measured: Sequence[claims.Finding]) -> claims.Verdicts:
-    """Judge what `measure_findings` gave in the paper's terms: every finding, the answer, and a note on the tests."""
+    """Judge the findings of `measure_findings`: return them, the answer in the paper's terms, and a note on the
+    tests."""
     findings = claims.judge_claims(measured)
     over = claims.name_noise(findings)
     return findings, answer(findings), f"{NOTE} Tests are over {over}." if over else NOTE
 
 
 def answer(findings: Sequence[claims.Finding]) -> str:
-    """Say how CLM then MLM compares with MLM alone, where scores are of the paper's sizes, and group the findings by
-    verdict."""
+    """Group the findings by verdict; for networks of the paper's sizes also say how CLM then MLM compares with MLM
+    alone."""
     if not any(finding.is_tested for finding in findings):
         return f"No score tests any of the paper's {len(findings)} findings."
     sixth = next(finding for finding in findings if finding.key == "F6")
@@ -193,8 +196,8 @@ def answer(findings: Sequence[claims.Finding]) -> str:
     groups = claims.group_verdicts(findings, words)
     alone = []
     for finding in findings:
-        lines = [line for line in finding.inequalities if line.alone.startswith("contradicted")]
-        alone += [f"{finding.key} ({line.label}: {show_difference(line.interval)})" for line in lines]
+        against = [one for one in finding.inequalities if one.alone.startswith("contradicted")]
+        alone += [f"{finding.key} ({one.label}: {show_difference(one.interval)})" for one in against]
     groups += f"; tests that are not corrected contradict {first_of(alone)}" if alone else ""
     return f"{first}Of the paper’s {len(findings)} findings, {scope}{': ' if scope else ''}{groups}."
 

@@ -157,9 +157,9 @@ def measure_text(text: Any, text_field: str = "text") -> TextAmount:
     text_bytes, file_bytes, texts = 0, 0, list[str]()
     for source in sources[::distance]:
         before, first = text_bytes, len(texts)
-        for number, document in enumerate(read_documents(source, text_field)):
+        for index, document in enumerate(read_documents(source, text_field)):
             text_bytes += len(document.text.encode())
-            if (len(texts) - first) ** 2 <= JUDGED_TEXTS * number:
+            if (len(texts) - first) ** 2 <= JUDGED_TEXTS * index:
                 texts.append(document.text)
             if source.rows is None and text_bytes - before >= SAMPLED_BYTES:
                 file_bytes += document.num_bytes

@@ -35,7 +35,7 @@ class Arm:
     settings: str = ""
     """What a sweep changes in its recipe, as names have it: `peak_lr0.003`."""
     # What `plan.share_trunks` finds out. Steps count updates since random weights, over all parents.
-    origin: int = 0
+    begin: int = 0
     """The step at which the arm begins: the last one of the arm that it continues, 0 for an arm that continues none."""
     trunk: str | None = None
     """The run that has step `first`; None where the arm begins with random weights or a foreign model."""

@@ -1,6 +1,6 @@
-"""A plan → the FLOPs, hours and disk that it takes, and what this estimate rests on.
+"""A plan → the FLOPs, hours and disk that it needs, and the assumptions of this estimate.
 
-What devices compute in an hour and hold in memory, and how large networks, samples and tasks are, stands here too.
+Speed and memory of devices, and sizes of networks, samples and tasks are found here too.
 """
 
 import math
@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from itertools import chain, product
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,52 +47,52 @@ from biphase.tasks.spec import find_task, name_tests
 from biphase.tasks.splits import TaskData
 
 EFFICIENCY = {"CPU": 0.6}
-"""The share of the peak that our own runs reach (docs/LOG.md)."""
+"""The part of the peak that our own runs reach (docs/LOG.md)."""
 ASSUMED_EFFICIENCY = 0.4
-"""The same for other devices: a round figure for well-run bf16 training, not a measurement."""
+"""That part for other devices: a round figure for good bf16 training, not measured."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """So many devices of one kind that train. A device is a GPU, or a core of a CPU."""
+    """Devices of one kind. A device is a GPU, or a core of a CPU."""
 
     name: str
     devices: int
     peak_flops: float
     efficiency: float
     source: str
-    """Where the efficiency is from, for people."""
+    """The source of the efficiency, in words."""
 
     @property
     def speed(self) -> str:
-        """Tell what one device computes."""
+        """The speed of one device, in words."""
         if self.efficiency == 1:
             return f"{self.peak_flops / 1e9:,.3g} GFLOP/s, {self.source}"
         return f"{self.peak_flops / 1e12:,.3g} TFLOP/s, {self.efficiency:.0%} of them used, {self.source}"
 
     @property
     def memory(self) -> float:
-        """Bytes of one device, of a CPU those of this machine; 0 where that is not known."""
+        """The bytes of one device; for a CPU, of this machine; 0 if unknown."""
         if self.name == "CPU":
             return float(total_memory())
         return DEVICES[key][1] * 2.0**30 if (key := known_device(self.name)) else 0.0
 
     def device_hours(self, flops: float) -> float:
-        """Count the hours that one device needs for so many FLOPs."""
+        """Return the hours that one device needs for these FLOPs."""
         return flops / (self.peak_flops * self.efficiency) / 3600
 
 
 def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -> Machine:
-    """Find a device of the table, by a name that it is part of, or the devices of the run in a folder, as fast as they
-    were: by the median of its steps, without the first few.
+    """Find a device in the table, by any name that contains the table's, or measure the device of the run in a folder:
+    the median speed of its steps, without the first few.
 
-    Raises `InputError` for unknown ones, none of them, an efficiency that is no share, one beside a run, and a run that
-    has logged no more than its first steps.
+    Raises `InputError` for an unknown device, fewer than one, an efficiency outside 0 to 1 or beside a run, and a run
+    that has logged only its first steps.
     """
     parse_config(Planning, {"devices": devices, "efficiency": efficiency}, origin=f"device {name}")
     if (Path(name) / "config.yaml").exists():
         if efficiency is not None:
-            raise InputError(f"{name} is a run, which measures what is reached; leave the efficiency out")
+            raise InputError(f"{name} is a run, which measures its own efficiency; leave the efficiency out")
         run = open_run(Path(name))
         records = read_metrics(run, "train")
         speeds = [record["flops_per_second"] for record in records[len(records) // 10 + 1 :]]
@@ -111,9 +111,9 @@ def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -
 
 
 def study_machine(study: Study, device: str | None = None, efficiency: float | None = None) -> Machine | None:
-    """Find the device that is asked for, else that of the study file; None where neither names one.
+    """Find the given device, else that of the study file; None where neither names one.
 
-    What the file says of the efficiency is said of its own device. Raises `InputError` for an efficiency of none.
+    The file's efficiency holds for its own device alone. Raises `InputError` for an efficiency without a device.
     """
     planning = study.planning
     if device is None and planning.device is not None:
@@ -121,16 +121,16 @@ def study_machine(study: Study, device: str | None = None, efficiency: float | N
     if device is not None:
         return find_machine(device, planning.devices, efficiency)
     if efficiency is not None:
-        raise InputError("an efficiency is that of a device, and none is named; give one, such as H100")
+        raise InputError("an efficiency needs a device; give one, such as H100")
     return None
 
 
 SAMPLED_SAMPLES = 100_000
-"""How many samples of a shard set are looked at for their mean length."""
+"""The number of samples of a shard set that are measured for the mean length."""
 
 
 def find_lengths(data: Data, planning: Planning) -> SampleLengths:
-    """Find how long samples are: in the shards where they are here, else by the packer's rule or as the study
+    """Find the lengths of samples: from the shards where they are here, else by the packer's rule, or as the study
     assumes."""
     low, high = data.min_sample_tokens, data.max_sample_tokens
     if data.packing == "stream":
@@ -158,14 +158,14 @@ def find_lengths(data: Data, planning: Planning) -> SampleLengths:
 
 
 def find_vocab_size(shards: str, planning: Planning) -> int | None:
-    """Find the size of a vocabulary: in the shards where they are here, else as the study assumes, if it does."""
+    """Find the size of a vocabulary: from the shards where they are here, else as the study assumes; else None."""
     is_here = (Path(shards) / "manifest.json").exists()
     return read_shard_manifest(Path(shards)).vocab_size if is_here else planning.vocab_size
 
 
 def model_shape(model: Init, vocab_size: int | None) -> Shape | None:
-    """Find the shape of a preset or of a folder with a Llama-like config.json; None for other types, for what only the
-    hub knows, and where the vocabulary is not known."""
+    """Find the shape of a preset or of a folder with a Llama-like config.json; None for other types, for hub models,
+    and for an unknown vocabulary."""
     if vocab_size is None:
         return None
     if model.preset is not None:
@@ -184,7 +184,7 @@ RunSize = tuple[Shape | None, SampleLengths]
 
 
 def measure_sizes(plan: Plan) -> dict[str, RunSize]:
-    """Measure all runs by their names; each set of shards is looked into once."""
+    """Measure all runs by name; each shard set is read once."""
     planning, sizes = plan.study.planning, dict[str, RunSize]()
     lengths_of, vocab_size_of = cache(find_lengths), cache(find_vocab_size)
     for name, run in plan.runs.items():
@@ -198,7 +198,7 @@ def measure_sizes(plan: Plan) -> dict[str, RunSize]:
 
 
 def run_flops(run: PlannedRun, size: RunSize, until: int | None = None) -> dict[str, float]:
-    """Count the FLOPs of a run by objective, up to a step of it; none for a network of unknown shape."""
+    """Count the FLOPs of a run by objective, up to a step; {} for a network of unknown shape."""
     shape, lengths = size
     if shape is None:
         return {}
@@ -207,17 +207,17 @@ def run_flops(run: PlannedRun, size: RunSize, until: int | None = None) -> dict[
 
 
 MOST_COUNTED_BYTES = 10_000_000
-"""Larger files of a task are not read for a plan."""
+"""Plans do not read larger files of a task."""
 CHARACTERS_PER_TOKEN = 4
 
 
 def task_size(name: str, folders: Mapping[str, str]) -> TaskSize:
-    """Return the size that a task says; else that of its files in one of the `folders` with data by task, where these
-    are small and hold together; else what is typical of its family."""
+    """Return the size that a task states; else the size of its files, where one of the `folders` (by task) has them and
+    they are small and valid; else the typical size of its family."""
     task = find_task(name_tests(name)[0])
     folder = dir_of(task, folders)
     if task.size is None and not task.kind.is_search and folder not in (None, str(HUB)):
-        with suppress(InputError):  # told in full before the study runs
+        with suppress(InputError):  # `look_for_data` raises it before the study runs
             source = find_source(task, folder)
             paths = chain.from_iterable(source.files.values())
             if sum(path.stat().st_size if path.is_file() else math.inf for path in paths) <= MOST_COUNTED_BYTES:
@@ -227,7 +227,7 @@ def task_size(name: str, folders: Mapping[str, str]) -> TaskSize:
 
 @lru_cache
 def count_examples(source: TaskSource) -> TaskSize:
-    """Count the examples of each split of a task, and guess tokens from characters."""
+    """Count the examples of each split of a task, and guess their tokens from characters."""
     data = load_examples(source, judged_only=True)
     assert isinstance(data, TaskData)
     tokens = {name: sum(map(count_characters, split)) // CHARACTERS_PER_TOKEN for name, split in data.splits.items()}
@@ -256,12 +256,12 @@ def list_assumptions(plan: Plan, sizes: Mapping[str, RunSize], machine: Machine 
         sources = [f"{kind} of {show_list(tasks)}" for kind, tasks in sized.items()]
         yield f"fine-tuning: {'; '.join(sources) or 'the sizes of typical data'}, at the same efficiency"
         if evaluation.embed is not None and count_embedded(evaluation.embed) is None:
-            yield "embedding: 1,000 updates a stage, for want of its max_steps, or limit of its sources"
+            yield "embedding: 1,000 updates a stage, as neither max_steps nor a limit of its sources is given"
 
 
 def tell_memory(model: str, shape: Shape, recipe: Recipe, is_on_cpu: bool) -> str:
-    """Tell the memory that a network needs as a recipe trains it, at most: on a CPU, or on a GPU alone, and as one of 8
-    and of 64."""
+    """Tell the most memory that training a network by a recipe needs: on a CPU; or on one GPU, on each of 8, and on
+    each of 64."""
     alone = plan_memory(shape, recipe, on_cpu=is_on_cpu)["total"]
     if is_on_cpu:
         needed, installed = f"{show_gib(alone)} of memory in each process on a CPU, Python's own aside", total_memory()
@@ -277,18 +277,18 @@ def tell_memory(model: str, shape: Shape, recipe: Recipe, is_on_cpu: bool) -> st
 
 
 FULL = 0.9
-"""The share of a device's memory that a plan may fill: the rest is for what is not counted."""
+"""The part of a device's memory that a plan may fill; the rest is for memory that is not counted."""
 
 
 def fits(shape: Shape, recipe: Recipe, machine: Machine, devices: int = 1) -> bool:
-    """Say whether a recipe's training fits into the memory of each of so many devices, as far as that is known."""
+    """Tell whether a recipe's training fits into the memory of each of `devices`; True for unknown memory."""
     needed = plan_memory(shape, recipe, devices, on_cpu=machine.name == "CPU")["total"]
     return not machine.memory or needed <= FULL * machine.memory
 
 
 def fit_memory(shape: Shape, recipe: Recipe, machine: Machine) -> Recipe | None:
-    """Return the recipe as it fits into the memory of a machine's devices, with the first change that is enough:
-    smaller microbatches, activation checkpointing, FSDP over all devices. None where nothing is."""
+    """Change the recipe so that it fits into the memory of a machine's devices, by the first of these that is enough:
+    smaller microbatches, activation checkpointing, FSDP over all devices. None where none is."""
     first, smallest = recipe.compute, recipe.data.max_sample_tokens
     sizes = [size for step in range(8) if (size := first.microbatch_tokens >> step) >= smallest]
     is_alone = recipe.optimizer.matrix_update.needs_whole_matrices or machine.devices == 1
@@ -303,8 +303,8 @@ def fit_memory(shape: Shape, recipe: Recipe, machine: Machine) -> Recipe | None:
 
 
 def tell_misfit(model: str, shape: Shape, recipe: Recipe, machine: Machine) -> str:
-    """Tell what one GPU lacks, the first change with which it or several are enough, and the largest preset that fits;
-    empty where the network fits as it is trained."""
+    """Tell what one GPU lacks, the first change with which one or several are enough, and the largest preset that fits;
+    empty where the network fits."""
     if fits(shape, recipe, machine):
         return ""
     ways = []
@@ -327,55 +327,57 @@ def show_gib(num_bytes: float) -> str:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The cost of a plan, and what that is based on."""
+    """The cost of a plan, and its assumptions."""
 
     machine: Machine | None
     flops: float
     flops_by_objective: dict[str, float]
     """The FLOPs of pretraining alone."""
     groups: list[dict[str, Any]]
-    """A row for each `group` of arms, and one for `evaluation`: how many `models`, the `steps_alone` that its arms had
-    if each were trained from its beginning (a continued one: from its parent's end), the `steps` and `tokens` that are
-    trained, `flops`, and `device_hours` where a device is named."""
+    """A row for each `group` of arms, and one for `evaluation`: the number of `models`; `steps_alone`, if each arm were
+    trained from its beginning (a continued one from its parent's end); the `steps` and `tokens` that are trained;
+    `flops`; and `device_hours` where a device is named."""
     disk_bytes: dict[str, float]
-    """Bytes of checkpoints: the weights of the `models` alone, when no run needs more; what is `needed`, with the
-    weights of branch points, and moments where a run goes on with them; `everything` with its moments, when all runs
-    are done."""
+    """Bytes of checkpoints: the weights of the `models` alone; all that is `needed` while runs are to come, with
+    weights of branch points and the moments that runs continue with; `everything` with all moments."""
     misfits: tuple[str, ...]
-    """The networks that are too large for the machine's memory, and what would help."""
+    """The networks that are too large for the machine's memory, and remedies."""
     not_counted: tuple[str, ...]
     """The runs of networks whose shape is not known here."""
     assumptions: tuple[str, ...]
     first_seed_flops: float | None
-    """What the first pretraining seed costs, with its fine-tunings; None where there are no others."""
+    """The FLOPs of the first pretraining seed with its fine-tunings; None where there are no others."""
 
 
 def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
-    """Estimate what a plan costs on a machine. Raises `InputError` where the vocabulary is not known."""
+    """Estimate the cost of a plan on a machine. Raises `InputError` where the vocabulary is not known."""
     for shards in dict.fromkeys(run.recipe.data.shards for run in plan.runs.values()):
         if find_vocab_size(shards, plan.study.planning) is None:
             raise InputError(f"the shards {shards} are not here yet: give planning.vocab_size, such as 32768")
+    # 1. FLOPs of pretraining.
     sizes = measure_sizes(plan)
     spent = {name: run_flops(run, sizes[name]) for name, run in plan.runs.items()}
     by_objective = defaultdict[str, float](float)
-    for objectives in spent.values():
-        for objective, flops in objectives.items():
-            by_objective[objective] += flops
-    groups = dict.fromkeys(arm.group for arm in plan.arms.values())
+    for objective, flops in chain.from_iterable(by_run.items() for by_run in spent.values()):
+        by_objective[objective] += flops
+    # 2. A row for each group of arms, and one for the evaluation.
     rows: list[dict[str, Any]] = []
-    for group in groups:
+    for group in dict.fromkeys(arm.group for arm in plan.arms.values()):
         arms = [arm for arm in plan.arms.values() if arm.group == group]
         runs = [run for run in plan.runs.values() if run.group == group]
-        alone, steps = sum(arm.recipe.num_steps for arm in arms), sum(run.steps for run in runs)
-        rows.append({"group": group, "models": len(arms), "steps_alone": alone, "steps": steps})
-        rows[-1]["tokens"] = float(sum(run.tokens for run in runs))
-        rows[-1]["flops"] = float(sum(flops for run in runs for flops in spent[run.name].values()))
+        row: dict[str, Any] = {"group": group, "models": len(arms)}
+        row["steps_alone"] = sum(arm.recipe.num_steps for arm in arms)
+        row["steps"] = sum(run.steps for run in runs)
+        row["tokens"] = float(sum(run.tokens for run in runs))
+        row["flops"] = float(sum(flops for run in runs for flops in spent[run.name].values()))
+        rows.append(row)
     if plan.cells:
-        steps, tokens, flops = map(sum, zip(*cell_costs(plan, sizes), strict=True))
-        rows.append({"group": "evaluation", "models": len(plan.models), "steps_alone": steps, "steps": steps})
-        rows[-1] |= {"tokens": tokens, "flops": flops}
+        cost = CellCost(*map(sum, zip(*cell_costs(plan, sizes), strict=True)))
+        row = {"group": "evaluation", "models": len(plan.models), "steps_alone": cost.steps, "steps": cost.steps}
+        rows.append(row | {"tokens": cost.tokens, "flops": cost.flops})
     for row in rows:
         row["device_hours"] = machine.device_hours(row["flops"]) if machine else None
+    # 3. Memory.
     networks = [(run.model, shape, run.recipe) for name, run in plan.runs.items() if (shape := sizes[name][0])]
     is_on_cpu = machine is not None and machine.name == "CPU"
     memory = [tell_memory(*network, is_on_cpu) for network in networks]
@@ -393,12 +395,21 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
     )
 
 
-def cell_costs(plan: Plan, sizes: Mapping[str, RunSize]) -> Iterator[tuple[int, float, float]]:
-    """Count updates, tokens and FLOPs of every cell, in the order of the plan; no FLOPs of a network of unknown
-    shape."""
+class CellCost(NamedTuple):
+    """The cost of one fine-tuning."""
+
+    steps: int
+    tokens: float
+    """Tokens of training."""
+    flops: float
+    """With the evaluation; 0 for a network of unknown shape."""
+
+
+def cell_costs(plan: Plan, sizes: Mapping[str, RunSize]) -> Iterator[CellCost]:
+    """Count the cost of every cell, in the order of the plan."""
     runs = {model.name: plan.runs[model.run] for model in plan.models}
     # Cells that differ in rate and seed alone cost the same: of the paper's 15,000, a few dozen differ.
-    costs = dict[Any, tuple[int, float, float]]()
+    costs = dict[Any, CellCost]()
     evaluation = plan.study.evaluation
     assert evaluation is not None
     embedded = None if evaluation.embed is None else count_embedded(evaluation.embed)
@@ -413,15 +424,16 @@ def cell_costs(plan: Plan, sizes: Mapping[str, RunSize]) -> Iterator[tuple[int, 
             tokens = float(pairs * size.example_tokens)
             per_token = shape.flops.token(keys=size.example_tokens, targets=0) if shape else 0.0
             # Its loss embeds everything twice.
-            costs[key] = steps, tokens, per_token * (4 * tokens + len(cell.evaluates) * size.evaluated_tokens) / 3
+            flops = per_token * (4 * tokens + len(cell.evaluates) * size.evaluated_tokens) / 3
+            costs[key] = CellCost(steps, tokens, flops)
         elif key not in costs:
             costs[key] = cell_cost(shape, cell, context, folders)
         yield costs[key]
 
 
 def count_embedded(embed: EmbedEvaluation) -> tuple[int, float] | None:
-    """Count the updates of all stages and the pairs that they go through, at most: by `max_steps`, or `limit` of the
-    sources. None where neither is given."""
+    """Count the most updates of all stages, and their pairs: by `max_steps`, or `limit` of the sources. None where
+    neither is given."""
     updates, trained = 0, 0.0
     for stage in embed.settle().stages:
         num_pairs = sum(source.weight * (source.limit or math.inf) for source in stage.data)
@@ -432,13 +444,9 @@ def count_embedded(embed: EmbedEvaluation) -> tuple[int, float] | None:
     return updates, trained
 
 
-def cell_cost(
-    shape: Shape | None, cell: StudyCell, context: int, folders: Mapping[str, str]
-) -> tuple[int, float, float]:
-    """Updates, tokens trained on, and FLOPs of one fine-tuning, evaluation included.
-
-    A forward pass is a third of training: that is what evaluation costs, and training where the encoder is `frozen`.
-    """
+def cell_cost(shape: Shape | None, cell: StudyCell, context: int, folders: Mapping[str, str]) -> CellCost:
+    """Count the cost of one fine-tuning. A forward pass costs a third of training; evaluation, and training with a
+    `frozen` encoder, need no more."""
     config, trained, size = cell.config, find_task(cell.task), task_size(cell.task, folders)
     examples = min(size.train_examples, config.max_train_examples or size.train_examples)
     if config.shots is not None:
@@ -457,11 +465,11 @@ def cell_cost(
         else:
             evaluated += tested.evaluated_tokens
     per_token = shape.flops.token(keys=size.example_tokens, targets=0) if shape else 0.0
-    return steps, tokens, per_token * (tokens / (3 if config.frozen else 1) + evaluated / 3)
+    return CellCost(steps, tokens, per_token * (tokens / (3 if config.frozen else 1) + evaluated / 3))
 
 
 def count_disk(plan: Plan, sizes: Mapping[str, RunSize]) -> dict[str, float]:
-    """Bytes of all checkpoints, of those that must be there for a while, and of the models' weights; all in fp32."""
+    """Count the bytes in fp32 of the models' weights, of all checkpoints that something needs, and of all of them."""
     disk = dict.fromkeys(("models", "needed", "everything"), 0.0)
     for (run, _), users in plan.checkpoints.items():
         shape, _ = sizes[run]

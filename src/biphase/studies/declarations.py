@@ -28,25 +28,25 @@ REMEDY = "put it back as it was; without it, hypotheses count as declared when t
 
 
 def hash_hypotheses(plan: Plan) -> str:
-    """Return a hash of eight digits of what hypotheses say and of what that is about in this plan: which arms, at which
-    budgets, on which tasks; a line of the paper is about all of them."""
+    """Return a hash of eight digits of the hypotheses' words and of their subjects in this plan: arms, budgets and
+    tasks. A finding of the paper is about all of them."""
     everything, about = [list(plan.of_first_seed.arms), list(plan.families)], list[list[Any]]()
-    for lines in plan.hypotheses:
-        about.append([everything if isinstance(line, str) else list_subjects(plan, line) for line in lines])
+    for conditions in plan.hypotheses:
+        about.append([everything if isinstance(groups, str) else list_subjects(plan, groups) for groups in conditions])
     words = content_hash([hypothesis.model_dump(mode="json") for hypothesis in plan.study.hypotheses])[:8]
     return content_hash([words, about])[:8]
 
 
-def list_subjects(plan: Plan, line: Sequence[Sequence[AskedInequality]]) -> list[Any]:
-    """List what a line is about: of each first inequality the label, the arms and tasks of its terms, the baseline, and
-    the same of its rivals."""
+def list_subjects(plan: Plan, groups: Sequence[Sequence[AskedInequality]]) -> list[Any]:
+    """List the subjects of a condition: for the first inequality of each group the label, the arms and tasks of its
+    terms and the baseline, then the same for its rivals."""
     subjects = []
-    for first, *rivals in line:
+    for first, *rivals in groups:
         terms = []
         for term in first.operands:
             tasks = [name for name, family in plan.families.items() if term.task in (name, family, MEAN_OF_FAMILIES)]
             terms.append((term.arms, tasks))
-        subjects.append([first.label, terms, first.ladder, list_subjects(plan, [[rival] for rival in rivals])])
+        subjects.append([first.label, terms, first.baseline, list_subjects(plan, [[rival] for rival in rivals])])
     return subjects
 
 
@@ -88,7 +88,7 @@ def read_declared(folder: Path) -> tuple[Declaration, ...]:
 
 def list_words(hypotheses: Iterable[Hypothesis]) -> dict[str, str]:
     """Map the name of each hypothesis to its words."""
-    return {line.name: f"“{line.says}” ({'; '.join(line.holds)})" for line in hypotheses}
+    return {one.name: f"“{one.says}” ({'; '.join(one.holds)})" for one in hypotheses}
 
 
 def declare(plan: Plan, folder: Path) -> None:
@@ -105,8 +105,8 @@ def declare(plan: Plan, folder: Path) -> None:
 
 
 def tell_declaration(plan: Plan, folder: Path) -> tuple[str, list[str]]:
-    """Return the hash of the hypotheses, and sentences: whether they stood before the results did, and what they
-    replaced, word for word."""
+    """Return the hash of the hypotheses, and sentences that tell whether they came before the results, and quote the
+    hypotheses that they replaced."""
     current, declared = hash_hypotheses(plan), read_declared(folder)
     own = [entry for entry in declared if entry.hash == current]
     replaced = {entry.hash: entry for entry in reversed(declared) if entry.hash != current}

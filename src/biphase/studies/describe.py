@@ -242,8 +242,8 @@ def describe_steps(estimate: Estimate) -> Table:
 def number_table(title: str, columns: Mapping[str, tuple[list[str], str]]) -> Table:
     """Make a table that fits into 60 columns: words wrap, numbers are whole. `columns`: header → cells, and the sum."""
     table = Table(title=title, show_footer=True, **PLAIN)
-    for number, (header, (_, footer)) in enumerate(columns.items()):
-        layout: dict[str, Any] = {"justify": "right", "no_wrap": True} if number else {"overflow": "fold"}
+    for index, (header, (_, footer)) in enumerate(columns.items()):
+        layout: dict[str, Any] = {"justify": "right", "no_wrap": True} if index else {"overflow": "fold"}
         table.add_column(header, footer, **layout)
     for row in zip(*(cells for cells, _ in columns.values()), strict=True):
         table.add_row(*row)

@@ -1,11 +1,11 @@
-"""The folder of a study: what of its plan is trained and scored there, what failed, what it took.
+"""The folder of a study: which runs and cells of its plan are done there, which failed, and how long they took.
 
 OUT/  study.yaml  runs/NAME-HASH8/  trained/NAME.json  scores/MODEL/TASK-HASH16/  failed/UNIT.json
 
-A trained run has a record in `trained`; beside it the process that trains it holds `.NAME.lock`, and `.NAME.clock` is a
-record of what training has taken so far. A scored cell its folder in `scores`. Both count only while they are what the
-plan asks for: the record by a key of the recipe and of all recipes behind it, the cell by weights and settings. The
-checkpoints of models whose cells are all scored may be deleted: nothing is trained again for them.
+A trained run has a record in `trained`. A process that trains it holds `.NAME.lock`, and records the time so far in
+`.NAME.clock`. A scored cell has a folder in `scores`. Both count while they match the plan: a record by a key of its
+recipe and of all recipes behind it, a cell by weights and settings. The checkpoints of models whose cells are all
+scored may be deleted: nothing is trained again for them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ from biphase.studies.spec import EMBED, Study, scored_as
 from biphase.tasks.spec import find_task
 
 TRAINING = "train"
-"""The kind of the units that are training runs; in place of a unit's name, all of them."""
+"""The kind of training runs among the units; in place of a unit's name it means all of them."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,17 @@ class TrainedRecord:
     folder: str
     """Its name below runs/."""
     key: str
-    """The `key` of the run in the plan that it was trained for."""
+    """The `key` of the run in its plan."""
     seconds: Annotated[float, Field(ge=0, le=1e10)]
     placeless_key: str
-    """The `placeless_key` of the run in that plan."""
+    """The `placeless_key` of the run in its plan."""
     text: tuple[str, ...] | None = None
-    """The fingerprints of its shard sets when it was trained; None while it is trained."""
+    """The fingerprints of its shard sets when it was trained; None while it trains."""
     untimed: tuple[str, ...] = ()
-    """Folders of runs that had begun before their time was kept: of these the seconds are not all."""
+    """Folders of runs that began without a clock: for these `seconds` is too small."""
     models: Mapping[int, tuple[str, int]] = field(default_factory=dict)
-    """The models that it gave, by step: their hashes, and how many tokens they have positions for. By these the scores
-    of a checkpoint are known when it is gone."""
+    """Its models by step: their hashes, and the number of tokens that they have positions for. These identify the
+    scores of a checkpoint that is gone."""
 
     @property
     def is_timed(self) -> bool:
@@ -59,14 +59,14 @@ class TrainedRecord:
 
 
 def read_record(path: Path) -> TrainedRecord:
-    """Read the record of a run, or its clock. Raises `InputError` for one that is not as it was written."""
+    """Read the record of a run, or its clock. Raises `InputError` for a damaged one."""
     remedy = "delete it, and the study's own command finds the run again, or trains it again"
     return read_hashed(path, TrainedRecord, remedy)
 
 
 def find_record(folder: Path, run: PlannedRun) -> TrainedRecord | None:
-    """Read the record of a run, if it was trained as the plan wants it and is still there: by the places of its shard
-    sets, or by what they hold."""
+    """Read the record of a run, if it matches the plan and the run is still there. Shard sets match by their places or
+    by their contents."""
     path = folder / "trained" / f"{run.name}.json"
     record = read_record(path) if path.exists() else None
     if record is None or not Run(folder / "runs" / record.folder).is_done:
@@ -84,10 +84,10 @@ def find_text(shards: str) -> str | None:
 
 
 def reach_step(folder: Path, run: PlannedRun, step: int) -> str:
-    """Return `FOLDER@STEP` of a run that was trained as the plan wants it. Raises, where there is no such checkpoint,
-    `BusyError` while another process is at the run, else `InputError`."""
+    """Return `FOLDER@STEP` of a run that matches the plan. Without such a checkpoint it raises `BusyError` while
+    another process works on the run, else `InputError`."""
     is_busy = False
-    for _ in range(2):  # what was finished while the locks were looked at is there
+    for _ in range(2):  # a run may finish between the two looks
         record = find_record(folder, run)
         path = folder / "runs" / record.folder if record else None
         if path and step in whole_steps(Run(path)):
@@ -100,8 +100,8 @@ def reach_step(folder: Path, run: PlannedRun, step: int) -> str:
 
 
 def drop_checkpoints(folder: Path, plan: Plan) -> None:
-    """Delete checkpoints that no run needs any more and that are no model; none when the folder is that of another plan
-    by now: its runs may begin at them."""
+    """Delete checkpoints that no run needs any more and that are no model; none if the folder has another plan by now,
+    whose runs may begin at them."""
     file = folder / "study.yaml"
     if not file.exists() or file.read_text(encoding="utf-8") != study_text(plan.study):
         return
@@ -112,7 +112,7 @@ def drop_checkpoints(folder: Path, plan: Plan) -> None:
 
 
 def claim_study_folder(path: Path, study: Study) -> Path:
-    """Write the study into its folder. Raises `InputError` when that is another study's."""
+    """Write the study into its folder. Raises `InputError` for the folder of another study."""
     file = path / "study.yaml"
     if file.exists() and (name := read_yaml(file).get("name")) != study.name:
         raise InputError(f"{path} is the folder of the study '{name}', not of '{study.name}'; choose another one")
@@ -131,23 +131,23 @@ def study_text(study: Study) -> str:
 
 @dataclass(frozen=True)
 class StudyState:
-    """The part of a plan that is done in a study's folder, read once: every record, and every `score.json`."""
+    """The progress of a plan in a study's folder, read once: every record, and every `score.json`."""
 
     plan: Plan
     folder: Path
     scores: dict[str, ScoreSet]
-    """By model, the finished scores that the study asks for: of the weights that the model's recipe gives, of this
-    version's protocol, with the settings of one of its cells."""
+    """By model, the finished scores that match the study: the model's weights, this version's protocol, and the
+    settings of one of its cells."""
     records: dict[str, TrainedRecord]
-    """What is recorded of the runs that are trained."""
+    """The records of trained runs."""
     trained: set[str]
-    """Runs that are complete: they have every checkpoint that something still needs."""
+    """Complete runs: they have every checkpoint that is still needed."""
     scored: set[str]
-    """Names of the cells whose scores are all there."""
+    """Names of the cells with all their scores."""
     begun: dict[str, int]
-    """The steps, by their logs, of runs that have begun and are not complete."""
+    """The logged steps of runs that have begun and are not complete."""
     steps: dict[str, set[int]] = field(default_factory=dict)
-    """The checkpoints of each run that is recorded."""
+    """The checkpoints of each recorded run."""
     needed: dict[str, set[int]] = field(default_factory=dict)
     """The steps of each run whose checkpoints are models to be scored, or begin a run that is not complete."""
 
@@ -162,14 +162,14 @@ class StudyState:
         return kinds | {cell.name: scored_as(cell.task) for cell in self.plan.cells}
 
     def read_failures(self) -> list[Failure]:
-        """Read which units failed last time and are still to be done: what failed as another version of the study file
-        had it may be done as this one has it, or not asked for."""
+        """Read which units failed last time and are still to be done. A unit that failed under an earlier version of
+        the study file may be done by now, or gone from the plan."""
         left = self.kinds.keys() - self.done
         return [failure for failure in read_failures(self.folder) if failure.unit in left]
 
     def identify(self, run: str, step: int) -> tuple[str, int] | None:
-        """Return the hash of a model and how many tokens it has positions for: those of its checkpoint, or, where that
-        is gone, those that its record has; None where neither is there."""
+        """Return the hash of a model and the number of tokens that it has positions for: from its checkpoint, or from
+        the record where that is gone; None without either."""
         if step in self.steps.get(run, ()):
             model = identify(f"{(self.folder / 'runs' / self.records[run].folder).resolve()}@{step}")
             return model.hash, model.max_length
@@ -177,7 +177,7 @@ class StudyState:
 
 
 def read_runs(plan: Plan, folder: Path) -> StudyState:
-    """Read the state of a study's runs alone: which are trained, which of their checkpoints are there and needed."""
+    """Read the state of a study's runs, without scores."""
     records, steps = dict[str, TrainedRecord](), dict[str, set[int]]()
     for name, run in plan.runs.items():
         if record := find_record(folder, run):
@@ -186,10 +186,12 @@ def read_runs(plan: Plan, folder: Path) -> StudyState:
 
 
 def find_needed(state: StudyState, scored_models: set[str] | frozenset[str] = frozenset()) -> StudyState:
-    """Return the state with the checkpoints that are needed, and the runs that have all of theirs. A model that is
-    scored on all its tasks needs no checkpoint."""
+    """Return the state with the needed checkpoints, and the runs that have all of theirs. A model in `scored_models`
+    needs no checkpoint."""
     trained, needed = {*state.records}, {name: set[int]() for name in state.plan.runs}
-    for (run, step), users in reversed(state.plan.checkpoints.items()):  # runs stand behind those that they start from
+    for (run, step), users in reversed(
+        state.plan.checkpoints.items()
+    ):  # a run comes behind the run that it starts from
         if not scored_models.issuperset(users["models"]) or not trained.issuperset(users["needed_by"]):
             needed[run].add(step)
             if step not in state.steps.get(run, ()):
@@ -198,7 +200,10 @@ def find_needed(state: StudyState, scored_models: set[str] | frozenset[str] = fr
 
 
 def read_state(plan: Plan, folder: Path) -> StudyState:
+    """Read the state of a study's folder: runs, scores, and the runs that have begun."""
+    # 1. Runs.
     state = read_runs(plan, folder)
+    # 2. The scores of each model that match a cell of the plan.
     cells: dict[str, list[StudyCell]] = {model.name: [] for model in plan.models}
     for cell in plan.cells:
         cells[cell.model].append(cell)
@@ -210,23 +215,27 @@ def read_state(plan: Plan, folder: Path) -> StudyState:
         score_folder = folder / "scores" / model.name
         if identity is None or not score_folder.is_dir():
             continue
-        (model_hash, max_length), read = identity, read_scores(score_folder)
-        keys = {cell.name: keys_of(cell.task, cell.evaluates, cell.config, max_length) for cell in cells[model.name]}
-        all_keys, current, matched = set().union(*keys.values()), list[Score](), set[str]()
+        model_hash, max_length = identity
+        due = {cell.name: keys_of(cell.task, cell.evaluates, cell.config, max_length) for cell in cells[model.name]}
+        all_due = set().union(*due.values())
+        read = read_scores(score_folder)
+        current, matched = list[Score](), set[str]()
         for score in read.scores:
-            # It may have been asked for with its precision, or with whatever the machine has units for.
+            # The plan may name its precision, or leave the choice to the machine.
             name = f"{score.trained_on} {score.task}" if score.trained_on.startswith(EMBED) else score.task
             configs = (score.config, score.config.model_copy(update={"precision": "auto"}))
-            keys_of_score = {score_key(name, config) for config in configs}
-            if (score.model_hash, score.protocol) == (model_hash, PROTOCOL) and keys_of_score & all_keys:
+            keys = {score_key(name, config) for config in configs}
+            if (score.model_hash, score.protocol) == (model_hash, PROTOCOL) and keys & all_due:
                 current.append(score)
-                matched |= keys_of_score
+                matched |= keys
         scores[model.name] = ScoreSet(tuple(current), read.broken)
-        scored_cells = {name for name, keys_of_scores in keys.items() if keys_of_scores <= matched}
+        scored_cells = {name for name, keys in due.items() if keys <= matched}
         scored |= scored_cells
-        if scored_cells == keys.keys():
+        if scored_cells == due.keys():
             scored_models.add(model.name)
-    state, begun = find_needed(state, scored_models), dict[str, int]()
+    # 3. Needed checkpoints, which follow from both, and the steps of runs that have begun.
+    state = find_needed(state, scored_models)
+    begun = dict[str, int]()
     for name in plan.runs.keys() - state.trained:
         for path in folder.glob(f"runs/{name}-????????"):
             if (path / "config.yaml").exists() and (rows := read_metrics(open_run(path), "train")):
@@ -236,27 +245,24 @@ def read_state(plan: Plan, folder: Path) -> StudyState:
 
 @cache
 def score_key(task: str, settled: FinetuneConfig) -> str:
-    """Name a task and all that decides a result on it. Cached, because all models of a study are evaluated with the
-    same few hundred settings."""
+    """Name a task and the settings that decide a result on it. Cached: all models of a study share the same few hundred
+    settings."""
     return f"{task} {settled.model_dump_json(exclude=PLACEMENT)}"
 
 
 def keys_of_cell(trained_on: str, evaluates: Sequence[str], config: FinetuneConfig, max_length: int) -> set[str]:
-    """List the keys of the scores that a cell makes, one for each task that it is evaluated on.
-
-    Args:
-        max_length: how many tokens the cell's network has positions for.
-    """
+    """List the keys of a cell's scores, one for each task that it is evaluated on. `max_length` is the number of tokens
+    that its network has positions for."""
     if trained_on.startswith(EMBED):
         return {score_key(f"{trained_on} {task}", config) for task in evaluates}
     return {score_key(task.name, settle_config(config, task, max_length)) for task in map(find_task, evaluates)}
 
 
-# On what it was trained
+# Text of its training
 
 
 def refuse_other_text(state: StudyState) -> None:
-    """Raises `InputError` where a run was trained on other text than its shards hold; they may be gone."""
+    """Raise `InputError` where a shard set holds other text than its run was trained on. It may be gone."""
     text_of = cache(find_text)
     for name, record in state.records.items():
         for path, content in zip(state.plan.runs[name].recipe.data.sets, record.text or (), strict=False):

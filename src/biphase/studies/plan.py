@@ -14,11 +14,11 @@ A trunk with two branches, each arm with a warm-up ╱ of 10 and a decay ╲ of 
     60-100                              ╰────────────────── mlm ──────────╲───────●
 
     arm                                                       run
-    clm-200    origin 0, trunk none,    first  0, last 200    all of it; kept 60, 80, 200
-    clm-100    origin 0, trunk clm-200, first 80, last 100    its decay, since steps 0 to 80 are those of clm-200
-    60-100     origin 0, trunk clm-200, first 60, last 160    its 100 steps of MLM, without a warm-up
+    clm-200    begin 0, trunk none,    first  0, last 200    all of it; kept 60, 80, 200
+    clm-100    begin 0, trunk clm-200, first 80, last 100    its decay, since steps 0 to 80 are those of clm-200
+    60-100     begin 0, trunk clm-200, first 60, last 160    its 100 steps of MLM, without a warm-up
 
-An arm that continues clm-200 (`parents` in the study file) has origin 200: steps count updates since random weights,
+An arm that continues clm-200 (`parents` in the study file) begins at 200: steps count updates since random weights,
 over all parents, as checkpoints do.
 """
 
@@ -36,7 +36,7 @@ from biphase.finetuning.config import FinetuneConfig
 from biphase.recipe import Init, Phase, Recipe, cut_phases, join_phases, phases_between
 from biphase.report.formats import write_steps
 from biphase.report.grammar import AskedInequality
-from biphase.report.hypotheses import Ladder, bind
+from biphase.report.hypotheses import ArmsBySpot, bind
 from biphase.report.paper import read_findings
 from biphase.studies import spec
 from biphase.studies.arms import Arm, expand_arms
@@ -112,9 +112,9 @@ class StudyCell:
 CITED = re.compile(r"(F[0-9]+) of the paper")
 """A line that is one of the paper's findings as a whole."""
 
-AskedLine = str | Sequence[Sequence[AskedInequality]]
-"""A line of a hypothesis: the key of a finding of the paper, such as F1, which finds its arms by itself; or groups of
-inequalities over the plan's arms, where a group holds if one of its members does."""
+Condition = str | Sequence[Sequence[AskedInequality]]
+"""A line of a hypothesis, bound to the plan: the key of a finding of the paper, such as F1; or groups of inequalities
+over the plan's arms, where a group holds if one of its members does."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Plan:
     cells: tuple[StudyCell, ...]
     families: dict[str, str]
     """The names under which scores stand → the codes of their families."""
-    hypotheses: tuple[Sequence[AskedLine], ...] = ()
+    hypotheses: tuple[Sequence[Condition], ...] = ()
     """The lines of each hypothesis."""
 
     @property
@@ -258,7 +258,7 @@ def list_models(study: spec.Study, arms: Mapping[str, Arm]) -> tuple[EvaluatedMo
             refuse_unknown("intermediate: unknown arm", pooled, (arm.pooled_name for arm in arms.values()))
             seeds = [arm for arm in arms.values() if arm.pooled_name == pooled]
             for arm, count in product(seeds, intermediate.steps):
-                name, step, flat_end = arm.name, arm.origin + count, arm.recipe.decay_start
+                name, step, flat_end = arm.name, arm.begin + count, arm.recipe.decay_start
                 if count > flat_end:
                     raise InputError(f"intermediate: arm '{name}' decays from step {flat_end} on, before step {count}")
                 at, run = f"@{count}", run_that_trains(arms, step, name)
@@ -316,7 +316,7 @@ def history(plan: Plan, model: EvaluatedModel) -> tuple[Phase, ...]:
     """List the phases of a model from its beginning, over all parents; those of a foreign model are not known."""
     *earlier, arm = plan.lineage(model.arm)
     before = [phase for parent in earlier for phase in parent.recipe.curriculum]
-    return join_phases([*before, *phases_between(arm.recipe.curriculum, 0, model.step - arm.origin)])
+    return join_phases([*before, *phases_between(arm.recipe.curriculum, 0, model.step - arm.begin)])
 
 
 def share_trunks(arms: Mapping[str, Arm]) -> dict[str, Arm]:
@@ -330,11 +330,11 @@ def share_trunks(arms: Mapping[str, Arm]) -> dict[str, Arm]:
     relatives: dict[str, list[str]] = defaultdict(list)
     for name, arm in arms.items():
         # 1. Alone, the arm would train all its steps, from random weights or from the end of the arm that it continues.
-        recipe, origin, run = arm.recipe, 0, None
+        recipe, begin, run = arm.recipe, 0, None
         if arm.parent is not None:
-            origin = placed[arm.parent].last
-            run = run_that_trains(placed, origin, arm.parent)
-        first, tree = origin, recipe.weights_tree
+            begin = placed[arm.parent].last
+            run = run_that_trains(placed, begin, arm.parent)
+        first, tree = begin, recipe.weights_tree
         del tree["curriculum"], tree["schedule"]["decay_steps"]
         earlier = relatives[content_hash(tree)]
         # 2. The steps that it has in common with an earlier arm are those of a trunk, unless they end in the warm-up.
@@ -347,9 +347,9 @@ def share_trunks(arms: Mapping[str, Arm]) -> dict[str, Arm]:
                 trunk, longest = relative, shared_steps(recipe, rival)
         if trunk:
             # The trunk's arm may itself be a branch of a third one, whose run then has the checkpoint.
-            first = origin + longest
+            first = begin + longest
             run = run_that_trains(placed, first, trunk)
-        placed[name] = replace(arm, origin=origin, trunk=run, first=first, last=origin + recipe.num_steps)
+        placed[name] = replace(arm, begin=begin, trunk=run, first=first, last=begin + recipe.num_steps)
         earlier.append(name)
     return placed
 
@@ -399,11 +399,11 @@ def make_runs(arms: Mapping[str, Arm], models: Iterable[EvaluatedModel]) -> dict
         if arm.trunk is not None:
             # A branch goes on as if it had never left the trunk, and its warm-up lies behind it. An arm that continues
             # another one begins with its own warm-up, and with moments if it asks for them.
-            is_branch = first > arm.origin
+            is_branch = first > arm.begin
             init = Init(checkpoint=f"{arm.trunk}@{first}", carry_optimizer=is_branch or init.carry_optimizer)
             schedule = schedule.model_copy(update={"warmup_steps": 0}) if is_branch else schedule
         checkpoints = recipe.checkpoints.model_copy(update={"keep": tuple(step - first for step in steps)})
-        curriculum = phases_between(recipe.curriculum, first - arm.origin, last - arm.origin)
+        curriculum = phases_between(recipe.curriculum, first - arm.begin, last - arm.begin)
         changes = {"init": init, "schedule": schedule, "curriculum": curriculum, "checkpoints": checkpoints}
         trained_recipe = Recipe.model_validate(recipe.model_copy(update=changes).model_dump())
         tree, trunk = trained_recipe.weights_tree, runs[arm.trunk] if arm.trunk else None
@@ -414,16 +414,16 @@ def make_runs(arms: Mapping[str, Arm], models: Iterable[EvaluatedModel]) -> dict
     return runs
 
 
-def list_ladders(plan: Plan) -> dict[str, Ladder]:
-    """List what names in a hypothesis stand for: an arm, an arm without its budget, a curriculum, a group, a model on
-    the way or with random weights, which `random` is of every network."""
+def list_named_arms(plan: Plan) -> dict[str, ArmsBySpot]:
+    """List the names that a hypothesis can use, with their arms: an arm, an arm without its budget, a curriculum, a
+    group, an intermediate or a random model; `random` stands for those of all networks."""
     plan = plan.of_first_seed
     spots = {name: (arm.model, arm.recipe.num_steps) for name, arm in plan.arms.items()}
-    ladders = {name: {spot: {name: name}} for name, spot in spots.items()}
+    named_arms = {name: {spot: {name: name}} for name, spot in spots.items()}
     for model in plan.models:
         if model.kind != "final":
-            ladders[model.name] = {(plan.arms[model.arm].model, model.step): {model.name: model.name}}
-    names_of_models = {*ladders}
+            named_arms[model.name] = {(plan.arms[model.arm].model, model.step): {model.name: model.name}}
+    names_of_models = {*named_arms}
     for arm in plan.arms.values():
         # The names that it shares with the same arm at other budgets; and what it is called there at every place.
         short, spot = arm.name.removesuffix(f"-{write_steps(arm.recipe.num_steps)}"), spots[arm.name]
@@ -432,29 +432,29 @@ def list_ladders(plan: Plan) -> dict[str, Ladder]:
             names.append(arm.curriculum)
         for name in names:
             if name not in names_of_models:
-                ladders.setdefault(name, {}).setdefault(spot, {})[short.removeprefix(f"{arm.model}-")] = arm.name
+                named_arms.setdefault(name, {}).setdefault(spot, {})[short.removeprefix(f"{arm.model}-")] = arm.name
         if f"{arm.model}-random" in names_of_models and "random" not in names_of_models:
-            ladders.setdefault("random", {})[spot] = {"random": f"{arm.model}-random"}
-    return dict(ladders)
+            named_arms.setdefault("random", {})[spot] = {"random": f"{arm.model}-random"}
+    return dict(named_arms)
 
 
-def bind_hypotheses(plan: Plan) -> Iterator[list[AskedLine]]:
+def bind_hypotheses(plan: Plan) -> Iterator[list[Condition]]:
     """Bind the lines of every hypothesis to arms of the plan. Raises `InputError` for a line that is not in the
     grammar, or asks for what the study does not have."""
     study = plan.study
     if study.hypotheses and study.evaluation is None:
         raise InputError("hypotheses are about scores: the study needs an evaluation")
-    ladders, findings = list_ladders(plan), read_findings()["findings"]
+    named_arms, findings = list_named_arms(plan), read_findings()["findings"]
     for hypothesis in study.hypotheses:
-        lines: list[AskedLine] = []
+        conditions: list[Condition] = []
         try:
             for line in hypothesis.holds:
                 cited = CITED.fullmatch(line.strip())
                 if cited is None:
-                    lines.append(bind(line, ladders, plan.families))
+                    conditions.append(bind(line, named_arms, plan.families))
                 else:
                     refuse_unknown("unknown finding of the paper", cited[1], findings)
-                    lines.append(cited[1])
+                    conditions.append(cited[1])
         except InputError as error:
             raise InputError(f"hypothesis '{hypothesis.name}': {error}") from None
-        yield lines
+        yield conditions

@@ -1,4 +1,4 @@
-"""A plan's scores become results in the paper's terms, and a study's folder, finished or not, becomes its report."""
+"""The scores of a plan → results in the paper's terms; the folder of a study, finished or not → its report."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from biphase import __version__
 from biphase.console import duration
@@ -30,7 +30,7 @@ from biphase.report.claims import Claim, Finding, Verdicts, judge_claims
 from biphase.report.contrasts import Terms, contrast, seed_interval, with_averages
 from biphase.report.figures import figure_pool
 from biphase.report.formats import csv_text, show_count, show_list, show_power
-from biphase.report.hypotheses import make_line
+from biphase.report.hypotheses import measure_claim
 from biphase.report.page import PageText, write_report
 from biphase.report.paper import judge_paper, measure_findings, place_arms
 from biphase.report.results import (
@@ -57,15 +57,13 @@ PAPER_METRICS = {kind.code: kind.paper_metric for kind in KINDS.values()}
 
 
 def collect_results(plan: Plan, scores: dict[str, ScoreSet], sizes: Mapping[str, RunSize] | None = None) -> ResultSet:
-    """Collect every arm on every task, by the standard metric and by the paper's, in each of its comparisons; beside
-    them stands what the plan expects.
+    """Collect every arm on every task, by the standard metric and by the paper's, in each of its comparisons, with the
+    tasks and fine-tunings that the plan expects.
 
-    Models of one name but for their seed are one arm that was pretrained several times: their results are pooled, each
-    with the seed of its recipe as pretraining seed. `sizes` are those of the runs, measured unless they are known.
-
-    Raises `InputError` as `refuse_mixtures` does.
+    Models whose names differ in the seed alone are one arm, pretrained several times: their results are pooled. `sizes`
+    are those of the runs, measured unless given. Raises `InputError` as `refuse_unlike_scores` does.
     """
-    refuse_mixtures(scores)
+    refuse_unlike_scores(scores)
     sizes = measure_sizes(plan) if sizes is None else sizes
     pooled_names = {model.name: model.pooled_name for model in plan.models}
     points = Counter((pooled_names[cell.model], task) for cell in plan.cells for task in cell.evaluates)
@@ -89,10 +87,10 @@ def collect_results(plan: Plan, scores: dict[str, ScoreSet], sizes: Mapping[str,
     return ResultSet(with_cohorts(results), planned_tasks=plan.families, planned_runs=points)
 
 
-def refuse_mixtures(scores: Mapping[str, ScoreSet]) -> None:
-    """Raises `InputError` where a model's scores on a task were made with different settings, or those of all models
-    on different data: they are no samples of one thing, and no difference between them is one between models. It names
-    a cell for each value of the first setting that differs."""
+def refuse_unlike_scores(scores: Mapping[str, ScoreSet]) -> None:
+    """Raise `InputError` where a model's scores on a task have different settings, or where models were scored on
+    different data: then a difference of scores is no difference between models. The message names a cell for each value
+    of the first setting that differs."""
     groups: dict[tuple[str | None, str], list[Score]] = defaultdict(list)
     for model, model_scores in scores.items():
         for score in model_scores.scores:
@@ -111,8 +109,8 @@ def refuse_mixtures(scores: Mapping[str, ScoreSet]) -> None:
 
 
 def list_unlike(facts: Iterable[tuple[str, Mapping[str, str]]]) -> Iterator[tuple[str, dict[str, list[str]]]]:
-    """List each fact that is known to differ, with its values and the names of what has them. `facts` are those of
-    something with a name, which may be there more than once."""
+    """List each setting with several known values: its values, and the names that have each of them. `facts` are names
+    with their settings; a name may come more than once."""
     values: dict[str, dict[str, dict[str, None]]] = {}
     for name, settings in facts:
         for key, value in settings.items():
@@ -126,12 +124,11 @@ def list_unlike(facts: Iterable[tuple[str, Mapping[str, str]]]) -> Iterator[tupl
 def collect_model(
     arm: ReportArm, pretraining_seed: int | None, scores: ScoreSet, families: Mapping[str, str], peers: Sequence[Score]
 ) -> Iterator[Result]:
-    """Collect a model's results on every task, by both metrics; test examples for the metric that chose the rate.
+    """Collect a model's results on every task, by both metrics.
 
     `peers` are the scores of the arm's other pretraining seeds, which choose the rate for a single fine-tuning seed.
-
-    Random weights beside several pretraining seeds have none: each fine-tuning draws them anew, and so repeats what a
-    pretraining seed repeats. They are numbered below zero, for they share nothing with an arm's that could be paired.
+    `pretraining_seed` is None for random weights: each fine-tuning draws these anew, and counts as a pretraining seed
+    of its own. It gets a number below zero, because no arm's seed can be paired with it.
     """
     for task in sorted(scores.grids):
         name = next(model for model in scores.models if (model, task) in scores.cells)  # the only one
@@ -150,10 +147,10 @@ def collect_model(
 
 def read_evidence(folder: Path) -> list[Evidence]:
     """Compare the curricula of the study in a folder by their mean test score in % over all tasks, at the largest
-    budget of the network that has most of them. Left out are arms with a task missing and curricula that have no short
-    form. Raises `InputError` where none is left."""
+    budget of the network with most curricula. Arms without a score on some task and curricula without a short form are
+    left out. Raises `InputError` where none is left."""
     if not (folder / "study.yaml").exists():
-        raise InputError(f"{folder} is not the folder of a study (it has no study.yaml); give what study run wrote")
+        raise InputError(f"{folder} is not the folder of a study: it has no study.yaml; give the folder of `study run`")
     plan = plan_study(load_study(folder / "study.yaml"))
     results = collect_results(plan, read_state(plan, folder).scores).results
     tasks = dict.fromkeys(result.dataset for result in results)
@@ -171,9 +168,8 @@ def read_evidence(folder: Path) -> list[Evidence]:
 
 
 def weigh_evidence(curricula: Mapping[str, Terms]) -> list[Evidence]:
-    """Curricula with their mean scores as weighted sums, each told apart from the best that makes an encoder or not, by
-    the test of all verdicts: over seeds of pretraining and fine-tuning and over test examples, as far as they are
-    known."""
+    """Turn the mean score of each curriculum, a weighted sum, into evidence: is the best encoder ahead of it by the
+    test of all verdicts?"""
     means = {name: seed_interval(terms) for name, terms in curricula.items()}
     evidence = [Evidence(name, 100 * mean.value, 100 * mean.half_width) for name, mean in means.items()]
     encoders = [item for item in evidence if not OBJECTIVES[item.objectives[-1]].is_causal] or evidence
@@ -186,35 +182,41 @@ def weigh_evidence(curricula: Mapping[str, Terms]) -> list[Evidence]:
 
 
 def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]) -> ReportArm:
-    """Describe a model as the paper would; the pretraining seeds of one arm are described alike."""
+    """Describe a model as the paper would; all pretraining seeds of an arm have one description."""
     arm = plan.arms[model.arm]
     if model.kind == "random":
         return ReportArm(model.name, "control", arm.model)
-    (*earlier, _), phases = plan.lineage(arm.name), history(plan, model)
+    # 1. Its phases: those from scratch, and those that continue another arm.
+    *earlier, _ = plan.lineage(arm.name)
+    phases = history(plan, model)
     before = join_phases(phase for parent in earlier for phase in parent.recipe.curriculum)
-    pretraining, rest = before or phases, arm.recipe.curriculum if before else ()
-    # Mixed batches count by their shares; what masks tokens is MLM to the paper.
-    steps, parts = sum(phase.steps for phase in pretraining), [part for phase in pretraining for part in phase.parts]
+    pretraining = before or phases
+    continued = arm.recipe.curriculum if before else ()
+    # 2. Steps by objective: a mixture counts by its shares, and the paper calls all that masks tokens MLM.
+    parts = [part for phase in pretraining for part in phase.parts]
+    steps = sum(phase.steps for phase in pretraining)
     clm = round(sum(part.steps * share for part, share in parts if part.objective == "clm"))
+    # 3. Objectives and masking ratios in words.
     predicted = [words for words, _ in groupby(phase.predicted for phase in phases)]
     curriculum = " → ".join(predicted) if len(predicted) < 4 else f"{show_list(sorted({*predicted}))} in turns"
-    masked = [phase for phase in rest or phases if phase.masked]
+    masked = [phase for phase in continued or phases if phase.masked]
     masks = dict.fromkeys(phase.masked for phase in masked)
     has_one_mask = len(masks) == 1 and not masked[0].is_ramped
-    # The paper has CLM, MLM, or CLM and then MLM; and MLM that continues one of these.
-    kinds, later_kinds = [part.objective for part, _ in parts], [part.objective for p in rest for part, _ in p.parts]
+    # 4. Is it in the paper's terms: CLM, MLM, or CLM and then MLM; or MLM that continues one of these?
+    kinds = [part.objective for part, _ in parts]
+    continued_kinds = [part.objective for phase in continued for part, _ in phase.parts]
+    has_paper_kinds = kinds in (["clm"], ["mlm"], ["clm", "mlm"]) and continued_kinds in ([], ["mlm"])
     is_constant = all(not phase.is_ramped and phase.mask_passes == 1 for phase in phases)
-    is_as_usual = is_constant and isinstance(arm.recipe.batch_tokens, int) and not arm.settings
+    is_of_the_paper = has_paper_kinds and is_constant and isinstance(arm.recipe.batch_tokens, int) and not arm.settings
     has_usual_recipe = arm.recipe_key == plan.usual_recipes.get((arm.model, arm.parent is not None))
-    is_of_the_paper = kinds in (["clm"], ["mlm"], ["clm", "mlm"]) and later_kinds in ([], ["mlm"]) and is_as_usual
-    # All training from the beginning to its step, its parents' included. A parent may have had other batches.
+    # 5. All its training from random weights on; a parent may have had other batches.
     tokens, flops = 0.0, 0.0
     name: str | None = model.run
     end = model.step
     while name is not None:
         run = plan.runs[name]
         tokens += run.recipe.tokens_before(end) - run.recipe.tokens_before(run.first)
-        flops += sum(run_flops(run, sizes[name], end).values()) or math.nan  # that of a shape that is not known
+        flops += sum(run_flops(run, sizes[name], end).values()) or math.nan  # nan: the shape is not known
         name, end = run.parent, run.first
     is_intermediate = model.kind == "intermediate"
     return ReportArm(
@@ -240,41 +242,40 @@ HOW_JUDGED = "Supported if each inequality is, contradicted if one is; corrected
 
 
 def judge_results(plan: Plan, results: ResultSet) -> tuple[tuple[Finding, ...], Verdicts]:
-    """Judge every hypothesis, corrected together, by the standard metrics; on all tasks of the plan that it is about,
-    or not at all; and not by scores that are unfinished or lost seeds. And judge the paper's findings by the same
-    scores. `results` have their averages, and what the plan expects."""
+    """Judge all hypotheses together by the standard metrics, and the paper's findings by the same scores. A hypothesis
+    needs scores on all its tasks of the plan; unfinished scores, and scores that lost seeds, leave it undecided.
+    `results` have their averages and the plan's expectations."""
     results = results.select(metric=results.primary_metric)
     measured = measure_findings(results)
     cited, findings = {finding.key: finding.claims for finding in measured}, []
-    for hypothesis, lines in zip(plan.study.hypotheses, plan.hypotheses, strict=True):
+    for hypothesis, conditions in zip(plan.study.hypotheses, plan.hypotheses, strict=True):
         claims: list[Claim] = []
-        for line in lines:
-            claims += cited[line] if isinstance(line, str) else [make_line(line, results)]
+        for condition in conditions:
+            claims += cited[condition] if isinstance(condition, str) else [measure_claim(condition, results)]
         findings.append(Finding(hypothesis.name, hypothesis.says, HOW_JUDGED, tuple(claims)))
     return judge_claims(findings), judge_paper(measured)
 
 
 def list_equivalents(plan: Plan) -> dict[str, tuple[str, ...]]:
-    """Map each arm whose compute-equivalent a hypothesis is about to the arms of the baseline."""
-    lines = [line for line in chain(*plan.hypotheses) if not isinstance(line, str)]
-    inequalities = [inequality for line in lines for inequality in chain(*line) if inequality.ladder]
-    return {inequality.operands[0].arms[0]: inequality.ladder for inequality in inequalities}
+    """Map each arm whose compute equivalent a hypothesis bounds to the arms of its baseline."""
+    bound = chain.from_iterable(chain(*groups) for groups in chain(*plan.hypotheses) if not isinstance(groups, str))
+    return {asked.operands[0].arms[0]: asked.baseline for asked in bound if asked.baseline}
 
 
 def hypotheses_json(plan: Plan, digest: str, declared: Sequence[str], findings: Sequence[Finding]) -> str:
-    """Write the hypotheses with their verdicts; `digest` is the hash of them, and `declared` tells whether they stood
-    before the results did (`tell_declaration`)."""
+    """Write the hypotheses with their verdicts; `digest` is their hash, and `declared` tells whether they came before
+    the results (`tell_declaration`)."""
     records = []
     for hypothesis, finding in zip(plan.study.hypotheses, findings, strict=True):
         inequalities: list[dict[str, object]] = []
-        for claim in finding.inequalities:
-            interval = claim.interval
-            numbers = {"estimate": claim.estimate, "low": interval.low, "high": interval.high, "bound": claim.bound}
-            numbers |= {"p": claim.p_value, "adjusted_p": claim.adjusted}
-            finite = {key: None if math.isnan(value) else value for key, value in numbers.items()}  # nan is no JSON
-            words = {"carried": claim.carriers, "alone": claim.alone, "seeds": claim.contrast.tell_seeds(claim.bound)}
+        for one in finding.inequalities:
+            interval = one.interval
+            numbers = {"estimate": one.estimate, "low": interval.low, "high": interval.high, "bound": one.bound}
+            numbers |= {"p": one.p_value, "adjusted_p": one.adjusted}
+            finite = {key: None if math.isnan(value) else value for key, value in numbers.items()}  # JSON has no nan
+            words = {"carried": one.carriers, "alone": one.alone, "seeds": one.contrast.tell_seeds(one.bound)}
             told = {key: text.removeprefix(", ") for key, text in words.items() if text}
-            inequalities.append({"label": claim.label, **finite, "verdict": claim.verdict, **told})
+            inequalities.append({"label": one.label, **finite, "verdict": one.verdict, **told})
         record = hypothesis.model_dump(mode="json") | {"verdict": finding.verdict, "inequalities": inequalities}
         records.append(record | {"needs": finding.needs})
     tree = {"hash": digest, "declared": " ".join(declared), "hypotheses": records}
@@ -287,31 +288,31 @@ BUNDLE = "bundle.json"
 
 @dataclass(frozen=True)
 class BundleRecord:
-    """What the folder of a study that came as an archive says of all that is not in it."""
+    """Facts of a study that its archive states, because it has no weights and no shards."""
 
     biphase: str
     commit: str
     sizes: Mapping[str, RunSize]
     """By the names of its runs."""
     commands: tuple[str, ...]
-    """What makes the results, from the text on."""
+    """The commands that make the results, from the text on."""
 
 
 def read_bundle(folder: Path) -> BundleRecord | None:
-    """Read the record of a folder that came as an archive; None elsewhere."""
+    """Read the record of a study that came as an archive; None for any other folder."""
     remedy = "unpack the archive again"
     return read_hashed(folder / BUNDLE, BundleRecord, remedy) if (folder / BUNDLE).exists() else None
 
 
 def list_notes(state: StudyState, sizes: Mapping[str, RunSize]) -> Iterator[str]:
-    """Write a sentence for each thing that was not the same for all arms, is assumed, or cannot be checked."""
+    """Write a sentence for each fact that differs between arms, is assumed, or cannot be checked."""
     assumed = {lengths.source: lengths for _, lengths in sizes.values() if lengths.source.startswith("assumed")}
     for source, lengths in assumed.items():
-        yield f"FLOPs, and shares of them, rest on samples of {lengths.mean_tokens:,.0f} tokens ({source})."
+        yield f"FLOPs, and shares of them, assume samples of {lengths.mean_tokens:,.0f} tokens ({source})."
     if shapeless := [name for name, (shape, _) in sizes.items() if shape is None]:
-        yield f"FLOPs are not counted of networks whose shape or vocabulary is not known here: {first_of(shapeless)}."
+        yield f"FLOPs are unknown for networks whose shape or vocabulary is not known here: {first_of(shapeless)}."
     if state.plan.has_one_order:
-        yield "All pretraining seeds saw the data in one order: what they show holds for that order of the data."
+        yield "All pretraining seeds saw the data in the same order: their results hold for that order."
     trained = []
     for name in state.records:
         environment = read_environment(state, name)
@@ -321,24 +322,24 @@ def list_notes(state: StudyState, sizes: Mapping[str, RunSize]) -> Iterator[str]
         for score in scores.scores:
             facts = {key: value for key, value in score.settings.items() if key not in (*TASK_SETTINGS, "weights")}
             by_task[score.task].append((model, facts | describe_place(score.machine)))
-    unlike: dict[tuple[str, str], dict[str, dict[str, None]]] = {}  # of several tasks, in one sentence
+    unlike: dict[tuple[str, str], dict[str, dict[str, None]]] = {}  # merged over tasks, for one sentence
     for how, group in [("trained", trained), *(("fine-tuned", tuned) for tuned in by_task.values())]:
         for key, names_of in list_unlike(group):
             for value, names in names_of.items():
                 unlike.setdefault((how, key), {}).setdefault(value, {}).update(dict.fromkeys(names))
     for (how, key), merged in unlike.items():
         values = ", ".join(f"{value} ({first_of([*names])})" for value, names in sorted(merged.items()))
-        yield f"Not all {how} with the same {key}: {values}; differences between these may come from it."
+        yield f"Not all were {how} with the same {key}: {values}; differences between these may come from it."
     broken = chain.from_iterable(own.broken.items() for own in state.scores.values())
     yield from (f"Left out: {path} ({reason})." for path, reason in broken)
     if lost := [score for own in state.scores.values() for score in own.scores if has_lost_predictions(score)]:
         models = first_of(sorted({score.model for score in lost}))
-        unknown = "how much of their differences is chance of the test examples is not known"
+        unknown = "tests of their differences cannot account for the choice of test examples"
         yield f"The predictions of {show_count(len(lost), 'score')} were deleted ({models}): {unknown}."
 
 
 def describe_place(machine: Mapping[str, Any]) -> dict[str, str]:
-    """Name what computed: device, processor and the versions of software, as far as a record of a machine says them."""
+    """Name the device, the processor and the versions of software, as far as a record of a machine has them."""
     software = " ".join(f"{name} {machine[name]}" for name in SOFTWARE if name in machine)
     return {key: str(machine.get(key, "")) for key in ("device", "processor")} | {"software": software}
 
@@ -349,10 +350,10 @@ CELL_COLUMNS = ("model", "task", "learning_rate", "seed", "metric", "steps", "se
 def report_study(
     plan: Plan, folder: Path, out: Path, commands: Sequence[str]
 ) -> tuple[Path, PageText, ResultSet, Table, list[str]]:
-    """Write tables, figures, verdicts and the page of what is finished into the folder `out`; returns the page, what it
-    tells, the results, the table of all models and tasks, and the answer in sentences.
+    """Write tables, figures, verdicts and the page of all finished results into the folder `out`. Return the page, its
+    text, the results, the table of all models and tasks, and the answer in sentences.
 
-    `commands` make the results again, in their order.
+    `commands` reproduce the results, in their order.
     """
     with figure_pool() as pool:
         picture = pool.submit(plan_svg, replace(plan, cells=()))  # beside the scores, which take longest to read
@@ -385,8 +386,8 @@ def report_study(
 
 
 def list_commands(state: StudyState) -> Iterator[str]:
-    """Write what comes before a study's own commands: the software of its runs, then a comment on each shard set that
-    they were trained on, and, where it is still there, the commands that make it."""
+    """Write the commands before the study's own: install the software of its runs, and make their shards. A shard set
+    that is gone has a comment alone."""
     texts: dict[tuple[str, str], None] = {}
     versions: dict[str, None] = {}
     for name, record in state.records.items():
@@ -429,8 +430,8 @@ def plan_svg(plan: Plan) -> str:
 
 
 def read_losses(state: StudyState) -> dict[str, list[dict[str, Any]]]:
-    """Read the losses that runs, finished or not, logged, by their arms and with the pretraining seed of each, at steps
-    that count from random weights: a branch begins where it branches."""
+    """Read the logged losses of all runs by arm, each with its pretraining seed; steps count from random weights, so a
+    branch begins where it leaves its trunk."""
     losses, root = defaultdict[str, list[dict[str, Any]]](list), state.folder / "runs"
     for name, planned in state.plan.runs.items():
         record = state.records.get(name)
@@ -444,7 +445,7 @@ def read_losses(state: StudyState) -> dict[str, list[dict[str, Any]]]:
 
 
 def cells_csv(scores: dict[str, ScoreSet]) -> str:
-    """Write every cell as it was measured: a row for each model, task, rate and seed, in shares; empty where it
+    """Write every cell as measured, from 0 to 1: a row for each model, task, rate and seed; empty where it
     diverged."""
     rows: list[dict[str, object]] = []
     for model, score_set in scores.items():
@@ -462,15 +463,28 @@ def cells_csv(scores: dict[str, ScoreSet]) -> str:
 COST_COLUMNS = ("stage", "device", "units", "steps", "tokens", "FLOPs", "worker time", "device hours", "kWh at most")
 
 
+class StageCost(NamedTuple):
+    """The measured cost of units of one stage on one device."""
+
+    units: int
+    steps: int
+    tokens: float
+    flops: float
+    """nan for a network of unknown shape."""
+    seconds: float
+    untimed: int
+    """The number of units without a time."""
+
+
 def list_costs(state: StudyState, sizes: Mapping[str, RunSize]) -> list[dict[str, object]]:
-    """List what was spent, as measured, a row for each stage and device; its keys are the headers. A device is a GPU,
-    or a thread of a CPU; energy is the power that boards may draw, times their hours."""
-    spent: dict[tuple[str, str, int], list[tuple[float, ...]]] = defaultdict(list)
+    """List the measured costs, a row for each stage and device; the keys are the headers. A device is a GPU, or a
+    thread of a CPU; energy is the board's power limit times the hours."""
+    spent: dict[tuple[str, str, int], list[StageCost]] = defaultdict(list)
     for name, record in state.records.items():
         run, machine = state.plan.runs[name], read_environment(state, name)
         flops, seconds = sum(run_flops(run, sizes[name]).values()) or math.nan, record.seconds * record.is_timed
         place = "pretraining", *count_devices(machine)
-        spent[place].append((1, run.steps, run.tokens, flops, seconds, not record.is_timed))
+        spent[place].append(StageCost(1, run.steps, run.tokens, flops, seconds, not record.is_timed))
     for model in state.plan.models if state.scores else ():
         shape, _ = sizes[model.run]
         scores = sorted(state.scores[model.name].scores, key=lambda score: count_devices(score.machine))
@@ -478,22 +492,23 @@ def list_costs(state: StudyState, sizes: Mapping[str, RunSize]) -> list[dict[str
             for task, part in measure_trainings(group).items():
                 flops = shape.flops.per_token * part.tokens if shape else math.nan
                 place = f"fine-tuning and evaluation: {task}", *devices
-                spent[place].append((part.trainings, part.steps, part.tokens, flops, part.seconds, 0))
+                spent[place].append(StageCost(part.trainings, part.steps, part.tokens, flops, part.seconds, 0))
     rows = []
     for (stage, device, count), parts in spent.items():
-        units, steps, tokens, flops, seconds, untimed = map(sum, zip(*parts, strict=True))
-        time = duration(seconds) if untimed < units else "not known"
-        time += f", without {show_count(int(untimed), 'run')} whose time is not known" if 0 < untimed < units else ""
-        hours, watts = seconds * count / 3600, WATTS.get(known_device(device) or "")
+        total = StageCost(*map(sum, zip(*parts, strict=True)))
+        time = duration(total.seconds) if total.untimed < total.units else "not known"
+        if 0 < total.untimed < total.units:
+            time += f", without {show_count(total.untimed, 'run')} whose time is not known"
+        computed = "not known" if math.isnan(total.flops) else show_power(total.flops)
+        hours, watts = total.seconds * count / 3600, WATTS.get(known_device(device) or "")
         energy = f"{hours * watts / 1000:.3g} at {watts} W" if watts else "not known"
-        told = f"{tokens:,.0f}", "not known" if math.isnan(flops) else show_power(flops), time, f"{hours:.3g}", energy
-        columns = (stage, f"{count} × {device}", int(units), int(steps), *told)
-        rows.append(dict(zip(COST_COLUMNS, columns, strict=True)))
+        columns = (stage, f"{count} × {device}", total.units, total.steps, f"{total.tokens:,.0f}", computed, time)
+        rows.append(dict(zip(COST_COLUMNS, (*columns, f"{hours:.3g}", energy), strict=True)))
     return rows
 
 
 def count_devices(machine: Mapping[str, Any]) -> tuple[str, int]:
-    """Name the device of a record of a machine, and count those of all processes: GPUs, or threads of a CPU."""
+    """Name the device in a record of a machine, and count the GPUs, or CPU threads, of all processes."""
     device = str(machine.get("device", "not known"))
     return device, machine.get("processes", 1) * (machine.get("threads", 1) if device == "cpu" else 1)
 

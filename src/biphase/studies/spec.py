@@ -79,8 +79,8 @@ def read_curriculum(
     """
     curriculum = named.get(text) or NamedCurriculum(name=text, phases=tuple(read_short_form(text, named)))
     one_round = []
-    for number, phase in enumerate(curriculum.phases):
-        where = f"curriculum '{text}', phase {number}"
+    for index, phase in enumerate(curriculum.phases):
+        where = f"curriculum '{text}', phase {index}"
         if ("steps" in phase) == ("share" in phase):
             raise InputError(f"{where} needs either steps or share")
         is_clean = phase.get("objective", "clm") == "clm"  # `attention` and `target` mask nothing unless they say so
@@ -164,7 +164,7 @@ Seeds = Annotated[
 """A list, or how many: 5 means 0 to 4. A single one, 1, is None: the number of each pretraining seed."""
 
 
-Line = Annotated[str, AfterValidator(printable)]
+ShownText = Annotated[str, AfterValidator(printable)]
 """A text for people: no page and no picture can hold a control character, which is written out."""
 
 
@@ -201,7 +201,7 @@ class StartingModel(config.Strict):
 class ArmGroup(config.Strict):
     """Every combination of models (or parents), curricula and budgets."""
 
-    group: Line = "arms"
+    group: ShownText = "arms"
     """What the plan's table calls these arms."""
     name: str = ""
     """A template of {model} or {parent}, {curriculum} and {budget}; `{model}-{curriculum}-{budget}` unless given."""
@@ -327,8 +327,8 @@ class Planning(config.Strict):
 class Hypothesis(config.Strict):
     """A result that a study is expected to show, declared before it runs."""
 
-    name: Line
-    says: Line
+    name: ShownText
+    says: ShownText
     """In a sentence, for people."""
     holds: Annotated[
         tuple[str, ...],
@@ -342,12 +342,12 @@ class Study(config.Strict):
     """A study file as a whole."""
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
-    title: Line = ""
-    question: Line = ""
+    title: ShownText = ""
+    question: ShownText = ""
     """What the study is to answer; the plan and the report begin with it."""
-    authors: tuple[Line, ...] = ()
+    authors: tuple[ShownText, ...] = ()
     """Whom to cite: names as BibTeX takes them, such as `Ada Lovelace`."""
-    notes: tuple[Line, ...] = ()
+    notes: tuple[ShownText, ...] = ()
     """What a reader of the report must know beside its results, in sentences: what was left out, and why."""
     recipe: dict[str, Any]
     """A recipe without name, init and curriculum: what all arms have in common."""
