@@ -24,10 +24,10 @@ def test_ties_at_the_last_place_are_broken_as_trec_eval_does() -> None:
 def test_fused_scores_are_the_mean_of_two_from_0_to_1() -> None:
     """A share of the best of words, a place between worst and best of embeddings; 0 for what a ranking lacks."""
     by_words, by_embeddings = [(4, 8.0), (2, 6.0)], [(2, 0.9), (7, 0.8), (1, 0.7)]
-    fused = fuse_rankings(by_words, by_embeddings, 10)
+    fused = fuse_rankings(by_words, by_embeddings, 10, lowest=0.0)
     assert [number for number, _ in fused] == [2, 4, 7, 1]
     np.testing.assert_allclose([score for _, score in fused], [0.875, 0.5, 0.25, 0.0], atol=1e-9)
-    assert fuse_rankings([], by_embeddings, 1) == [(2, 0.5)] and fuse_rankings([], [], 3) == []
+    assert fuse_rankings([], by_embeddings, 1, lowest=0.0) == [(2, 0.5)] and fuse_rankings([], [], 3) == []
     assert fuse_rankings([(1, 3.0)], [(0, 0.4)], 3) == [(0, 0.5), (1, 0.5)]  # all alike; the lowest number first
 
 

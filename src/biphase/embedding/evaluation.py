@@ -83,7 +83,7 @@ def score_arms(models: Mapping[str, SentenceTransformer], dataset: JudgedSet) ->
     language = sample_language(dataset.documents.values(), len(dataset.documents))
     by_stems = rank_by_bm25(dataset, stems_of(language))
     for name, hits_Q in ranked.items():
-        fused = [fuse_rankings(*both, num_searched(dataset)) for both in zip(by_stems, hits_Q, strict=True)]
+        fused = [fuse_rankings(*both, num_searched(dataset), lowest=0.0) for both in zip(by_stems, hits_Q, strict=True)]
         scores[f"{name} + BM25"] = retrieval_scores(dataset, fused)[0]
     return scores | {"BM25": score_bm25(dataset)}
 

@@ -338,7 +338,7 @@ def rank_passages(index: Index, request: Request, by: By) -> list[list[tuple[int
         rankings.append(find_similar(embedder, queries_QD, rows_ND, num_each, searched))
     if by != "both":
         return rankings[0]
-    return [fuse_rankings(words, vectors, num_hits) for words, vectors in zip(*rankings, strict=True)]
+    return [fuse_rankings(words, vectors, num_hits, lowest=0.0) for words, vectors in zip(*rankings, strict=True)]
 
 
 def check_passages(index: Index, conditions: Sequence[Condition]) -> np.ndarray:
@@ -355,14 +355,17 @@ def check_passages(index: Index, conditions: Sequence[Condition]) -> np.ndarray:
 
 
 def rank_again(ranker: CrossEncoder, name: str, question: str, passages: Sequence[Row]) -> list[Row]:
-    """Order the best passages by the scores that a cross-encoder gives them. Raises `InputError` for scores that are no
-    numbers."""
+    """Order the best passages by the mean of the score that they came with and the score of a cross-encoder, each scaled
+    to 0..1. Raises `InputError` for scores that are no numbers."""
     best = passages[:RERANKED_PASSAGES]
     texts = [passage["text"] for passage in best]
     ranked = ranker.rank(question, texts, show_progress_bar=False) if texts else []
     if not all(np.isfinite(hit["score"]) for hit in ranked):
         raise InputError(f"{name} gives scores that are no finite numbers; take it from where it is whole")
-    return [best[int(hit["corpus_id"])] | {"by": name, "score": float(hit["score"])} for hit in ranked]
+    given = [(index, passage["score"]) for index, passage in enumerate(best)]
+    anew = [(int(hit["corpus_id"]), float(hit["score"])) for hit in ranked]
+    fused = fuse_rankings(given, anew, len(best))
+    return [best[index] | {"by": f"{best[index]['by']} + {name}", "score": score} for index, score in fused]
 
 
 def load_ranker(name: str) -> CrossEncoder:

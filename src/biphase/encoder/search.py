@@ -70,17 +70,22 @@ def in_pieces(rows_ND: Tensor, indices_N: np.ndarray | None = None) -> Iterator[
 
 
 def fuse_rankings(
-    by_words: Sequence[tuple[int, float]], by_embeddings: Sequence[tuple[int, float]], top: int
+    first: Sequence[tuple[int, float]], second: Sequence[tuple[int, float]], top: int, lowest: float | None = None
 ) -> list[tuple[int, float]]:
-    """Fuse the rankings of one query by BM25 and by embeddings: each gives half of a document's score, scaled to 0..1
-    (a convex combination, Bruch et al. 2023, arXiv:2210.11934).
+    """Fuse two rankings of one query: each gives half of a document's score, scaled to 0..1 (a convex combination, Bruch
+    et al. 2023, arXiv:2210.11934).
 
-    Scores of embeddings are scaled between the worst and the best one of their ranking, BM25's between 0, which a
-    document without any word has, and the best one. The best documents come first, equal ones by their index.
+    Scores are scaled between the worst and the best one of their ranking. The best documents come first, equal ones by
+    their index.
+
+    Args:
+        lowest: the score from which the first ranking is scaled in place of its worst one; 0 for BM25, which is what a
+            document without any word of the query has.
     """
     fused = defaultdict[int, float](float)
-    for ranking, worst in ((by_words, 0.0), (by_embeddings, by_embeddings[-1][1] if by_embeddings else 0.0)):
+    for ranking, bottom in ((first, lowest), (second, None)):
         for document, score in ranking:
+            worst = ranking[-1][1] if bottom is None else bottom
             best = ranking[0][1]
             fused[document] += 0.5 * ((score - worst) / (best - worst) if best > worst else 1.0)
     return sorted(fused.items(), key=lambda hit: (-hit[1], hit[0]))[:top]
