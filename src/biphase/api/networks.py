@@ -410,7 +410,7 @@ def search(
         index: The folder of the index; SOURCE.index by default.
         by: The ranking: bm25, embeddings or both (fused). By default both, or bm25 if the embeddings often miss a
             passage that is searched with its own words.
-        rerank: A cross-encoder that reorders the best 50 passages: a folder or a hub id.
+        rerank: A cross-encoder that reorders the best 10 passages (or `top`, if more): a folder or a hub id.
         where: A condition on a column of the documents, such as year>=2020 or source=news; all conditions must hold.
         language: The language of BM25's stop words and stems, such as en; none leaves words as they are. Detected by
             default.

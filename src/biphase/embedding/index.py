@@ -59,8 +59,8 @@ PASSAGES, LINES, VECTORS, WORDS = "passages.jsonl", "lines.npy", "embeddings.npy
 PASSAGE_WORDS = 120
 FUSED_PASSAGES = 100
 """Passages of each ranking that is fused."""
-RERANKED_PASSAGES = 50
-"""Passages that a cross-encoder reads with the question."""
+RERANKED_PASSAGES = 10
+"""Passages that a cross-encoder reads with the question; all that are asked for, if those are more."""
 TRIED_PASSAGES = 64
 """Passages that are searched by their own words, to see what embeddings are good for."""
 TRIED_WORDS = 12
@@ -355,17 +355,16 @@ def check_passages(index: Index, conditions: Sequence[Condition]) -> np.ndarray:
 
 
 def rank_again(ranker: CrossEncoder, name: str, question: str, passages: Sequence[Row]) -> list[Row]:
-    """Order the best passages by the mean of the score that they came with and the score of a cross-encoder, each scaled
-    to 0..1. Raises `InputError` for scores that are no numbers."""
-    best = passages[:RERANKED_PASSAGES]
-    texts = [passage["text"] for passage in best]
+    """Order passages by the mean of the score that they came with and the score of a cross-encoder, each scaled to 0..1.
+    Raises `InputError` for scores that are no numbers."""
+    texts = [passage["text"] for passage in passages]
     ranked = ranker.rank(question, texts, show_progress_bar=False) if texts else []
     if not all(np.isfinite(hit["score"]) for hit in ranked):
         raise InputError(f"{name} gives scores that are no finite numbers; take it from where it is whole")
-    given = [(index, passage["score"]) for index, passage in enumerate(best)]
+    given = [(index, passage["score"]) for index, passage in enumerate(passages)]
     anew = [(int(hit["corpus_id"]), float(hit["score"])) for hit in ranked]
-    fused = fuse_rankings(given, anew, len(best))
-    return [best[index] | {"by": f"{best[index]['by']} + {name}", "score": score} for index, score in fused]
+    fused = fuse_rankings(given, anew, len(passages))
+    return [passages[index] | {"by": f"{passages[index]['by']} + {name}", "score": score} for index, score in fused]
 
 
 def load_ranker(name: str) -> CrossEncoder:
