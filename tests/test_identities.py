@@ -29,7 +29,7 @@ STUDIES = sorted((BUNDLED / "studies").glob("*.yaml"))
 BUNDLED_TASKS = sorted(name for name, task in task_table().items() if task.bundled)
 
 
-FOLLOWING = {"pooled_name", "origin", "trunk", "first", "last"}
+FOLLOWING = {"pooled_name", "begin", "trunk", "first", "last"}
 """Fields of arms and models that came after the hashes here, and follow from the others and from the runs."""
 
 

@@ -156,7 +156,7 @@ def test_other_mistakes_are_named(encoder: Path) -> None:
     assert "with texts that are not opened and closed" in check.verdict
     unit = right / np.linalg.norm(right, axis=1, keepdims=True)
     check = ask(encoder, openai(unit))
-    assert check.is_equal and "length, which the server makes 1" in check.verdict
+    assert check.is_equal and "the server makes their length 1" in check.verdict
     assert "their lengths are not: does the server normalize" in ask(encoder, openai(3 * right)).verdict
     odd = np.random.default_rng(0).normal(size=right.shape)
     assert ask(encoder, openai(odd)).verdict == "the server computes something else"
@@ -206,7 +206,7 @@ def test_a_server_that_is_not_there_is_told(encoder: Path) -> None:
     with pytest.raises(InputError, match=r"does not answer .*refused"):
         biphase.check(encoder, address)
     for wrong in ("localhost:8000", "file:///etc/passwd", "http://[bad", "http://a b", "http://127.0.0.1:99999"):
-        with pytest.raises(InputError, match=r"is no address|does not answer"):
+        with pytest.raises(InputError, match=r"is not an address|does not answer"):
             biphase.check(encoder, wrong)
 
 
@@ -333,7 +333,7 @@ def test_networks_that_say_something_of_each_token(head: str, encoder: Path, tmp
     written = golden(folder)
     assert [np.array(part).shape for part in written.values] == [(len(row), 2) for row in written.ids]
     assert [check.is_equal for check in biphase.check(folder)] == [True, True]
-    with pytest.raises(InputError, match="something of each token, which is compared without a server only"):
+    with pytest.raises(InputError, match="answers for each token, which cannot be compared with a server"):
         biphase.check(folder, "http://127.0.0.1:1")
 
 
@@ -354,7 +354,7 @@ def test_a_folder_without_golden_vectors_is_computed(encoder: Path, tmp_path: Pa
     model = AutoModel.from_pretrained(encoder)
     save_encoder(tmp_path, model, AutoTokenizer.from_pretrained(encoder))
     write_sentence_transformer(tmp_path, model, 64)
-    with pytest.raises(InputError, match=r"has no golden\.json: name a server"):
+    with pytest.raises(InputError, match=r"has no golden\.json: give a `server`"):
         biphase.check(tmp_path)
     assert ask(tmp_path, openai(golden(encoder).values)).is_equal
 

@@ -196,15 +196,18 @@ def test_rows_that_are_no_task(data: Any, said: str, tmp_path: Path) -> None:
     ("call", "said"),
     [
         (lambda: biphase.prepare(None, "tokenizer", "out"), "None is given where texts or rows are"),
-        (lambda: biphase.pretrain(3), "^3 is no file"),
+        (lambda: biphase.pretrain(3), "^3 is neither a file nor"),
         (lambda: biphase.pretrain("tiny", "data.shards=none"), "none is no shard set"),
         (lambda: biphase.pretrain("tiny", {"schedule.peak_lr": np.float64(1e-3), "a": 1}), "unknown key 'a'"),
         (lambda: biphase.finetune("model", pandas.DataFrame()), "`task` is a DataFrame: .* rows go to `data`"),
         (lambda: biphase.evaluate("model", "snli", seeds=3), "`seeds` is 3: give a list of numbers"),
         (lambda: biphase.evaluate("model", "snli", seeds="0-4"), "`seeds` is '0-4': give a list of numbers"),
         (lambda: biphase.evaluate("model", "snli", learning_rates=1e-4), "`learning_rates` is 0.0001: give a list"),
-        (lambda: biphase.evaluate("model", data=pandas.DataFrame()), "give a mapping of names to folders or rows"),
-        (lambda: biphase.study(["x"]), r"^\['x'\] is no file"),
+        (
+            lambda: biphase.evaluate("model", data=pandas.DataFrame()),
+            "`data` must map names of tasks to folders or rows",
+        ),
+        (lambda: biphase.study(["x"]), r"^\['x'\] is neither a file nor"),
         (lambda: biphase.advise(["a.txt", "b.txt"], hours=1), "2 are given: give the folder that holds them"),
         (lambda: biphase.advise(pandas.DataFrame({"a": ["x"]}), hours=1), "the columns are: a; name one as text_field"),
         (lambda: biphase.advise(iter(()), hours=1), "there is no text to advise on"),
@@ -261,7 +264,7 @@ def test_cells_that_hold_several_devices_are_told(
     from biphase.studies import run
 
     monkeypatch.setattr(run, "run_study", lambda *_: [])
-    told = "each cell holds 2 devices as a run does, and uses one"
+    told = "each cell reserves 2 devices and uses one"
     for unit, is_told in ((None, True), ("train", False)):
         biphase.study("demo", folder=tmp_path).run(processes=2, unit=unit)
         assert (told in capsys.readouterr().err) is is_told
@@ -361,7 +364,7 @@ def test_a_table_holds_no_formulas() -> None:
 
 def test_what_is_wrong_with_a_table_is_told_as_it_is(tmp_path: Path) -> None:
     """Rows of unlike columns, no folder for it; a full disk is the system's own to tell."""
-    with pytest.raises(InputError, match="row 2 has a column 'b', the first row not"):
+    with pytest.raises(InputError, match="row 2 has a column 'b' that the first row lacks"):
         write_table([{"a": 1}, {"b": 2}], io.StringIO(), TableForm())
     with pytest.raises(InputError, match=r"there is no folder .*nowhere; make it first"):
         biphase.predict("model", ["a text"], out=tmp_path / "nowhere" / "out.csv")

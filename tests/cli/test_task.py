@@ -59,7 +59,7 @@ def test_rows_without_label_or_text_are_counted(folder: Path, capsys: pytest.Cap
     table.loc[[0, 5, 6], "label"] = [None, "", " "]
     table.to_csv(folder / "train.csv", index=False)
     told = r"3 rows have no label \(.*train.csv:2\), 2 rows have no text \(the first: .*train.csv:5\)"
-    with pytest.raises(InputError, match=f"{told}; fill them in, or leave them out by `missing: drop`"):
+    with pytest.raises(InputError, match=f"{told}; fill them in, or leave them out: missing='drop'"):
         check_task(str(folder / "mine.yaml"), folder)
     (folder / "mine.yaml").write_text(f"missing: drop\n{TASK}")
     print_task(check_task(str(folder / "mine.yaml"), folder))

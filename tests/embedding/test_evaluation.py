@@ -102,7 +102,7 @@ def test_results_are_kept_in_the_form_of_mteb(encoder_folder: Path, beir: Path, 
     found = json.loads((tmp_path / "scores" / "zero-shot" / "encoder" / "beir.json").read_text())
     assert found["task_name"] == "beir"
     assert found["scores"]["test"][0]["main_score"] == found["scores"]["test"][0]["ndcg_at_10"]
-    with pytest.raises(InputError, match="fine-tuned"):
+    with pytest.raises(InputError, match="needs fine-tuning"):
         run_zero_shot([str(encoder_folder)], [f"zero-shot:{beir}", "snli"], tmp_path / "scores")
     with pytest.raises(InputError, match="judged texts: beir is named twice"):
         run_zero_shot([str(encoder_folder)], [f"zero-shot:{beir}", "zero-shot:other/beir"], tmp_path / "scores")
@@ -202,7 +202,7 @@ def test_texts_in_memory_are_searched(encoder_folder: Path, documents: list[str]
     assert list(rows["text"]) == list(found["text"]) and rows["id"].str.fullmatch("[abcd]#[0-9]+").all()
     with pytest.raises(InputError, match="made of another text"):
         search(["Something else.", "Altogether new."], "who?", index=index, text_field="body")
-    with pytest.raises(InputError, match=r"say where, index='my\.index'"):
+    with pytest.raises(InputError, match=r"name a folder, such as index='my\.index'"):
         search(documents[:4], "who?", model=encoder_folder)
     with pytest.raises(InputError, match="search takes one source, and 2 are given"):
         search(["a.txt", "b.txt"], "who?", index=index)

@@ -170,8 +170,8 @@ def test_a_graph_that_holds_for_its_example_alone_is_not_written(
 def test_mistakes_are_told_in_one_line(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     for options, words in (
-        ({"onnx": True, "merge": 0.5}, "is no run"),
-        ({"onnx": True, "test": encoder}, "`int8` is not said"),
+        ({"onnx": True, "merge": 0.5}, "is not a run"),
+        ({"onnx": True, "test": encoder}, "`test` measures the loss of `int8`"),
         ({"int8": True, "test": tmp_path / "nowhere"}, "does not exist"),
         ({"int8": True, "test": tmp_path}, "is not|needs|does not"),
     ):

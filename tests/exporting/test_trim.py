@@ -326,7 +326,7 @@ def test_refusals(wordpiece: Any, tmp_path: Path) -> None:
         (source, TEXTS, {"minimum_count": 0}, "`minimum_count` is 0"),
         (source, tmp_path / "one.txt", {"minimum_count": 9}, "minimum_count 9: no token of these texts is so frequent"),
         (source, TEXTS, {"test": tmp_path / "nowhere"}, "test: .*nowhere does not exist"),
-        (source, TEXTS, {"test": tmp_path}, "this model has no task of its own"),
+        (source, TEXTS, {"test": tmp_path}, "scores fine-tuned and embedding models, and this model is neither"),
         (tmp_path / "full", TEXTS, {}, "has no config.json"),
         (slow, TEXTS, {}, "has no fast tokenizer"),
         (words, TEXTS, {}, "has a WordLevel tokenizer"),

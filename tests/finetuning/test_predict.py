@@ -349,7 +349,7 @@ def test_any_folder_with_a_head(model_folder: Path, tmp_path: Path) -> None:
 def test_what_predicts_nothing_is_refused(model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path) -> None:
     file = tmp_path / "texts.txt"
     file.write_text("a dog\n")
-    with pytest.raises(InputError, match="has no head that predicts; fine-tune it with"):
+    with pytest.raises(InputError, match="has no head that predicts; fine-tune it first"):
         find_kept(str(model_folder), file)
     kept, _, _ = fit_and_keep("squad_retrieval", model_folder, data_dirs["squad_retrieval"], tmp_path)
     with pytest.raises(InputError, match=r"no head that predicts; .*; or search with its embeddings: `biphase search"):

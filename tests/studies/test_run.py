@@ -295,7 +295,7 @@ def test_report(plan: Plan, finished: Path, tmp_path: Path) -> None:
     assert "Does anything work?" in text and "biphase study run study.yaml a.b=1" in text
     assert re.search(
         r"pip install biphase==.* torch==.* transformers==.*\n"
-        r"# trained on .*: [\d,]+ documents, [\d,]+ tokens, fingerprint [0-9a-f]{16}; tokenizer [0-9a-f]{16}\n"
+        r".*# trained on .*: [\d,]+ documents, [\d,]+ tokens, fingerprint [0-9a-f]{16}; tokenizer [0-9a-f]{16}.*\n"
         r"biphase tokenizer train train.jsonl --vocab-size \d+ --out tokenizer\n"
         r"biphase prepare train.jsonl --tokenizer tokenizer --out .* --validation validation.jsonl\n"
         r"biphase study run study.yaml a.b=1\n",
@@ -316,7 +316,7 @@ def test_a_study_is_evidence_for_advice(plan: Plan, finished: Path, tmp_path: Pa
     (both,) = [r for r in collect_results(plan, scores).results if (r.arm.name, r.arm.setup, r.metric) == BOTH]
     assert found[1].mean == pytest.approx(100 * both.mean)
     assert not any(item.is_behind for item in found), "all score zero"
-    with pytest.raises(InputError, match=r"is not the folder of a study \(it has no study.yaml\)"):
+    with pytest.raises(InputError, match=r"is not the folder of a study: it has no study.yaml"):
         read_evidence(tmp_path)
     empty = claim_study_folder(tmp_path / "empty", plan.study)
     with pytest.raises(InputError, match="no curriculum with a score on every task yet"):

@@ -120,8 +120,7 @@ def export(
         test: Data to compare the 8-bit weights on: a labelled file or the folder with the task's data; for an embedding
             model, a folder in BEIR's layout or a file of scored pairs.
         as_: Write a EuroBERT as a bidirectional Llama without a head, for servers that do not know EuroBERT.
-        gguf: Also write model.gguf for llama.cpp, and verify that it computes the same; not for models with a task's
-            head.
+        gguf: Also write model.gguf for llama.cpp, and verify that it computes the same; not with a task's head.
         to_hub: Also push the folder to this private repository (USER/NAME).
         license: A license for a card without one, such as apache-2.0.
         language: Languages for a card without any, such as en or en,de.
