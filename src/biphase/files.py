@@ -417,7 +417,7 @@ def refuse_damaged(folder: Path, remedy: str) -> None:
     if (folder / MARK).exists():
         mark = read_json_as(folder / MARK, FolderMark, remedy)
         refuse_changed(folder, {name: mark.files[name] for name in mark.files if name != "README.md"}, remedy)
-    else:
+    elif folder.suffix != ".part":  # a folder that is being written gets its mark last
         tell_unmarked(folder)
 
 

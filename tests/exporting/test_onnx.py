@@ -222,10 +222,11 @@ def kept(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNames
 
 
 @pytest.mark.parametrize("source", ["file", "folder"])
-def test_int8_is_scored_on_the_users_task(source: str, kept: SimpleNamespace, tmp_path: Path) -> None:
+def test_int8_is_scored_on_the_users_task(source: str, kept: SimpleNamespace, tmp_path: Path, capsys: Any) -> None:
     [data] = (kept.root / "scores" / "data").iterdir()
     test = kept.test if source == "file" else data
     folder = biphase.export(kept.folder, tmp_path / "out", int8=True, test=test)
+    assert "lacks" not in capsys.readouterr().err  # the copy gets its hashes last
     card = (folder / "README.md").read_text()
     told = re.search(r"accuracy (\S+) points( \[.*\])? \((\S+) → (\S+), 20 test examples of who", card)
     assert told is not None
