@@ -30,8 +30,9 @@ from biphase.finetuning.choosing import (
     spread_of_choices,
 )
 from biphase.finetuning.scores import ExampleTable, KeptExamples
-from biphase.report.contrasts import Contrast, difference, is_significant
+from biphase.report.contrasts import Contrast, difference
 from biphase.report.results import ReportArm, Result, with_cohorts
+from biphase.report.statistics import is_significant
 
 MIXES = ((0.5, 0.2), (0.5, 0.5), (0.3, 0.5), (0.0, 0.5))
 """Share of examples on which the errors of two models are independent; noise of fine-tuning seeds in points."""

@@ -19,8 +19,9 @@ from biphase.flops import (
     shape_of,
     update_flops,
 )
+from biphase.presets import PRESETS
 from biphase.pretraining.optimizer import make_optimizers
-from biphase.recipe import PRESETS, Optimizer, Phase
+from biphase.recipe import Optimizer, Phase
 
 
 @pytest.mark.parametrize(

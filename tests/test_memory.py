@@ -16,8 +16,9 @@ from transformers import EuroBertConfig, EuroBertForMaskedLM, LlamaConfig, Llama
 
 from biphase.encoder.packed import language_model_loss
 from biphase.flops import CHUNK_LOGITS, PART_LOGITS, Shape, plan_memory, read_shape, shape_of
+from biphase.presets import PRESETS
 from biphase.pretraining.optimizer import make_optimizers
-from biphase.recipe import PRESETS, Optimizer, Recipe
+from biphase.recipe import Optimizer, Recipe
 
 LLAMA_3B = {
     "num_hidden_layers": 28,

@@ -46,7 +46,8 @@ import numpy as np
 
 from biphase.errors import InputError
 from biphase.machine import has_bf16_cores
-from biphase.recipe import PRESETS, SHAPE_KEYS, Optimizer, Phase, Recipe, phases_between
+from biphase.presets import PRESETS, SHAPE_KEYS
+from biphase.recipe import Optimizer, Phase, Recipe, phases_between
 
 DEVICES = {
     "GB200": (2500e12, 186),

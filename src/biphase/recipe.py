@@ -14,34 +14,10 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, mod
 
 from biphase.config import Beta, Count, PositiveCount, Seed, Setting, Share, Strict
 from biphase.console import TrackingName
-from biphase.errors import refuse_unknown
 from biphase.files import content_hash
+from biphase.schedule import Schedule
 
 MaskShare = Annotated[float, Field(gt=0, lt=1)]
-
-SHAPE_KEYS = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-"""Transformers' names for the sizes of a network, besides its vocabulary."""
-PRESET_SIZES = {
-    # The paper's three (Table 1), named by their parameters without the language model head …
-    "1b": (28, 1728, 5120, 18, 6),
-    "610m": (26, 1152, 4096, 18, 6),
-    "210m": (12, 768, 3072, 12, 12),
-    # … and smaller ones, named by the parameters of their blocks.
-    "36m": (10, 512, 1536, 8, 8),
-    "11m": (6, 384, 1024, 6, 6),
-    "3m": (4, 256, 640, 4, 4),
-    "1m": (4, 128, 384, 4, 4),
-}
-"""Layers, width, feed-forward width, heads and key-value heads."""
-PRESETS = {name: dict(zip(SHAPE_KEYS, sizes, strict=True)) for name, sizes in PRESET_SIZES.items()}
-"""The presets of a recipe, as settings under transformers' names; the largest first."""
-
-
-def find_preset(preset: str) -> dict[str, int]:
-    """Return the sizes of a preset. Raises `InputError` for an unknown one."""
-    refuse_unknown("unknown preset", preset, PRESETS)
-    return PRESETS[preset]
-
 
 ObjectiveName = Literal["clm", "mlm", "mntp", "meap", "causal-mlm"]
 Attention = Literal["causal", "bidirectional"]
@@ -381,28 +357,6 @@ def phases_between(phases: tuple[Phase, ...], first: int, last: int) -> tuple[Ph
     """Return the phases of a training between two steps: clm 60, mlm 100 between 20 and 150 → clm 40, mlm 90."""
     pieces = cut_phases(phases, (first, last))
     return tuple(phase for begin, end, phase in pieces if first <= begin and end <= last)
-
-
-class Schedule(Strict):
-    """Warmup-stable-decay: linear from 0, constant, linear to 0. Either end may have 0 steps."""
-
-    peak_lr: Annotated[float, Field(gt=0, le=1000)] = 5e-4
-    """The learning rate between warm-up and decay."""
-    warmup_steps: Count = 2000
-    """The first updates, in which the rate rises."""
-    decay_steps: Count = 2000
-    """The last updates, in which the rate falls."""
-
-    def share_of_peak(self, step: int, num_steps: int) -> float:
-        """Return the rate of update `step` (from 0) of `num_steps` as a share of the peak (Hu et al. 2024).
-
-        Warm-up climbs in equal steps from 1 / warmup_steps to 1. Decay falls in equal steps from 1 to 1 / decay_steps:
-        0 would come after the last update, so that no update is wasted on it.
-        """
-        assert 0 <= step < num_steps
-        climbing = (step + 1) / self.warmup_steps if self.warmup_steps else 1.0
-        falling = (num_steps - step) / self.decay_steps if self.decay_steps else 1.0
-        return min(climbing, 1.0, falling)
 
 
 class Optimizer(Strict):

@@ -46,7 +46,7 @@ from biphase.encoder.packed import PackedModel, count_flops, packed_hidden
 from biphase.encoder.proofs import FailedProofError, check_head, find_first_position, probe_causality
 from biphase.errors import InputError
 from biphase.flops import shape_of
-from biphase.recipe import PRESETS
+from biphase.presets import PRESETS
 
 V = 96
 TINY = {

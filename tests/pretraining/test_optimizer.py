@@ -26,7 +26,8 @@ from biphase.pretraining.optimizer import (
     set_rate,
     transformer_blocks,
 )
-from biphase.recipe import MATRIX_UPDATES, Optimizer, Schedule
+from biphase.recipe import MATRIX_UPDATES, Optimizer
+from biphase.schedule import Schedule
 
 
 def constant(rate: float) -> Schedule:

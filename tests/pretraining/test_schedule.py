@@ -7,7 +7,8 @@ from math import floor
 import pytest
 
 from biphase.pretraining.objectives import phase_of_step
-from biphase.recipe import BatchRamp, Phase, Schedule, cut_phases
+from biphase.recipe import BatchRamp, Phase, cut_phases
+from biphase.schedule import Schedule
 
 
 def rates(warmup: int, decay: int, steps: int, peak: float = 8.0) -> list[float]:

@@ -16,8 +16,6 @@ from biphase.report.contrasts import (
     Contrast,
     contrast,
     difference,
-    interaction,
-    is_significant,
     judge_difference,
     mix_degrees,
     seed_interval,
@@ -26,7 +24,7 @@ from biphase.report.contrasts import (
 )
 from biphase.report.paper import read_reference
 from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet, with_cohorts
-from biphase.report.statistics import Interval
+from biphase.report.statistics import Interval, interaction, is_significant
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 from calibrate_verdicts import MIXES, KnownChoice, World, share_called_different

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from biphase.report.contrasts import holm
-from biphase.report.statistics import is_stability_rate, mean_interval, rate_spread, repetitions
+from biphase.report.statistics import holm, is_stability_rate, mean_interval, rate_spread, repetitions
 
 
 def assert_rate(num_hits: int, num_trials: int, rate: float) -> None:

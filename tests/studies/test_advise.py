@@ -20,7 +20,8 @@ import biphase
 from biphase.api.studies import measure_cpu
 from biphase.config import load_config
 from biphase.errors import InputError
-from biphase.recipe import PRESETS, Recipe
+from biphase.presets import PRESETS
+from biphase.recipe import Recipe
 from biphase.report.contrasts import Terms, with_averages
 from biphase.report.paper import judge_paper, measure_findings, read_reference
 from biphase.report.results import ReportArm, Result

@@ -12,7 +12,8 @@ import pytest
 from biphase.config import BUNDLED, parse_config
 from biphase.errors import InputError
 from biphase.flops import Shape, shape_of
-from biphase.recipe import SHAPE_KEYS, Data, Init
+from biphase.presets import SHAPE_KEYS
+from biphase.recipe import Data, Init
 from biphase.run import Run
 from biphase.studies import cost
 from biphase.studies.cost import (

@@ -19,7 +19,8 @@ from biphase.errors import InputError, clipped, refuse_doubles
 from biphase.files import read_json, refuse_filled, refuse_foreign, write_json
 from biphase.hub import fetch_model
 from biphase.machine import refuse_versions
-from biphase.recipe import Recipe, find_preset
+from biphase.presets import find_preset
+from biphase.recipe import Recipe
 from biphase.run import find_checkpoint, name_run, split_reference
 from biphase.tasks.bm25 import check_language
 

@@ -21,7 +21,8 @@ from biphase.corpus.rows import column, rows_of_file
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError, nearest
 from biphase.files import parse_yaml, refuse_existing, write_text
-from biphase.recipe import PRESETS, Recipe
+from biphase.presets import PRESETS
+from biphase.recipe import Recipe
 from biphase.run import find_checkpoint, name_run, split_reference
 from biphase.tasks.families import KINDS, Family, ProblemType
 from biphase.tasks.sources import name_data_dirs

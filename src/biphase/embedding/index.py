@@ -355,8 +355,8 @@ def check_passages(index: Index, conditions: Sequence[Condition]) -> np.ndarray:
 
 
 def rank_again(ranker: CrossEncoder, name: str, question: str, passages: Sequence[Row]) -> list[Row]:
-    """Order passages by the mean of the score that they came with and the score of a cross-encoder, each scaled to 0..1.
-    Raises `InputError` for scores that are no numbers."""
+    """Order passages by the mean of their score so far and that of a cross-encoder, each scaled to 0..1. Raises
+    `InputError` for scores that are not numbers."""
     texts = [passage["text"] for passage in passages]
     ranked = ranker.rank(question, texts, show_progress_bar=False) if texts else []
     if not all(np.isfinite(hit["score"]) for hit in ranked):

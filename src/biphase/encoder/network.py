@@ -29,7 +29,7 @@ from biphase.encoder.proofs import FailedProofError, check_padded, find_first_po
 from biphase.errors import InputError, first_line, refuse_unknown, told_as
 from biphase.flops import read_shape
 from biphase.hub import load_model_config, refuse_endless, refuse_pickles
-from biphase.recipe import find_preset
+from biphase.presets import find_preset
 
 
 @torch.no_grad()

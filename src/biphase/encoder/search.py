@@ -72,8 +72,8 @@ def in_pieces(rows_ND: Tensor, indices_N: np.ndarray | None = None) -> Iterator[
 def fuse_rankings(
     first: Sequence[tuple[int, float]], second: Sequence[tuple[int, float]], top: int, lowest: float | None = None
 ) -> list[tuple[int, float]]:
-    """Fuse two rankings of one query: each gives half of a document's score, scaled to 0..1 (a convex combination, Bruch
-    et al. 2023, arXiv:2210.11934).
+    """Fuse two rankings of one query: each gives half of a document's score, scaled to 0..1 (a convex combination,
+    Bruch et al. 2023, arXiv:2210.11934).
 
     Scores are scaled between the worst and the best one of their ranking. The best documents come first, equal ones by
     their index.

@@ -17,7 +17,7 @@ from biphase.encoder.models import Encoder, identify
 from biphase.errors import InputError, nearest
 from biphase.files import content_hash
 from biphase.machine import has_bf16_cores, visible_gpus
-from biphase.recipe import Schedule
+from biphase.schedule import Schedule
 from biphase.tasks.families import KINDS
 from biphase.tasks.sources import DataDirs, TaskSource, find_task_sources
 from biphase.tasks.spec import PAPER_TASKS, Task

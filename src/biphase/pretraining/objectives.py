@@ -1,4 +1,5 @@
-"""The objective of each step and its microbatches, made one step ahead. CLM and MLM differ in this module alone.
+"""The objective of each step and its microbatches, made one step ahead. The facts of each objective are in
+`recipe.OBJECTIVES`; training differs by objective in this module alone.
 
 A curriculum is a list of phases. A pure phase has one objective; a mixed phase (`clm_share`) has CLM steps between
 those of its masked objective. Each step belongs to one pure phase. While a step computes, the batch of the next one is

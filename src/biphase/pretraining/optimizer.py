@@ -24,7 +24,8 @@ from biphase.device import missing_for_compile
 from biphase.distributed import World
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError
-from biphase.recipe import MATRIX_UPDATES, ComputeConfig, Optimizer, Schedule
+from biphase.recipe import MATRIX_UPDATES, ComputeConfig, Optimizer
+from biphase.schedule import Schedule
 
 COMPILE_PAYS_AFTER_FLOPS = 3e14
 """The work of a run from which compiling pays on a CPU, where it takes up to a minute. It saves time in bf16; in fp32

@@ -15,9 +15,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from biphase.report.contrasts import Contrast, Noise, holm, is_significant, tell_carriers, what_decides
+from biphase.report.contrasts import Contrast, Noise, tell_carriers, what_decides
 from biphase.report.formats import show_difference, show_list, show_noise, show_points, tell_p_value
-from biphase.report.statistics import SIGNIFICANCE, Interval
+from biphase.report.statistics import SIGNIFICANCE, Interval, holm, is_significant
 
 ClaimVerdict = Literal["supported", "contradicted", "undecided"]
 

@@ -16,13 +16,23 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy import special
 
 from biphase.errors import first_of
 from biphase.report.formats import show_difference, show_points, show_share
 from biphase.report.results import ALL_TASKS, AVERAGE, NORMAL_QUANTILE, Family, Metric, ReportArm, Result, ResultSet
-from biphase.report.statistics import ROUNDING, SIGNIFICANCE, TAILS, Interval, repetitions
+from biphase.report.statistics import (
+    ROUNDING,
+    SIGNIFICANCE,
+    TAILS,
+    Interval,
+    add_parts,
+    interaction,
+    is_significant,
+    repetitions,
+    t_test,
+    variance,
+)
 
 Noise = Literal["pretraining seeds", "fine-tuning seeds", "test examples", "the choice of rates"]
 """Where a difference between equally good models comes from."""
@@ -93,20 +103,6 @@ class Contrast:
         """Test these very runs over test examples alone, which says nothing about other seeds."""
         error = math.sqrt(self.example_variance) if self.num_examples > 1 else math.nan
         return t_test(self.estimate, error, self.num_examples - 1, self.size)
-
-
-def t_test(mean: float, error: float, degrees: float, size: float) -> Interval:
-    """Test a difference with its standard error against zero, by Student's t with so many degrees of freedom.
-
-    No spread (no more than what rounding makes of values of this `size`, or none that is known) leaves nothing to judge
-    by: no interval and no p-value, except that a difference of zero without spread has p = 1.
-    """
-    if not error > ROUNDING * size:
-        is_zero = error >= 0 and abs(mean) <= ROUNDING * size
-        return Interval(mean, p_value=1.0 if is_zero else np.nan)
-    half_width = float(special.stdtrit(degrees, TAILS[1])) * error
-    p_value = float(2 * special.stdtr(degrees, -abs(mean) / error))
-    return Interval(mean, mean - half_width, mean + half_width, p_value)
 
 
 def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
@@ -235,21 +231,6 @@ def apart(rows_NR: np.ndarray, names: Sequence[str], arms: Sequence[str]) -> lis
     return [float(gap_NR.var(axis=1, ddof=1).mean()) for gap_NR in gaps]
 
 
-def add_parts(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Add independent variances, and find the degrees of freedom of the sum by Satterthwaite's rule (1946).
-
-    No part counts for more than twice the least degrees: else two seeds that fell together by chance would pass for
-    exact beside ten.
-    """
-    total = sum(part for part, _ in parts)
-    if math.isnan(total):
-        return math.nan, math.nan
-    denominator = sum(part**2 / degrees for part, degrees in parts)
-    least = min(degrees for _, degrees in parts)
-    most = sum(min(degrees, 2 * least) for _, degrees in parts)
-    return total, min(total**2 / denominator, most) if denominator else math.nan
-
-
 Part = tuple[float, float]
 """A variance and its degrees of freedom."""
 
@@ -284,10 +265,6 @@ def group_by_seeds(terms: Terms) -> list[Terms] | None:
         key = (-1, *sorted(set(score.pretraining_seeds))) if is_repeated else seeds
         groups.setdefault(key, []).append((weight, score))
     return list(groups.values())
-
-
-def variance(values: np.ndarray) -> float:
-    return float(values.var(ddof=1)) if len(values) > 1 else math.nan
 
 
 def over_test_sets(groups: list[Terms]) -> tuple[list[tuple[float, int]], float] | None:
@@ -332,18 +309,6 @@ def of_choices(terms: Terms) -> tuple[float, float]:
     return sum(weights[key] ** 2 * value for key, value in variances.items()), min(degrees, default=math.nan)
 
 
-def interaction(values_RN: np.ndarray) -> float:
-    """Return the mean square of a table's residuals, without the means of rows and columns; 0 with a single row."""
-    num_rows, num_columns = values_RN.shape
-    if min(num_rows, num_columns) < 2:
-        return 0.0
-    # Sum of squares of the residuals = all squares - those of row means - those of column means, around the mean.
-    centred_RN = values_RN - values_RN.mean()
-    rows, columns = centred_RN.mean(axis=1), centred_RN.mean(axis=0)
-    squares = (centred_RN**2).sum() - num_columns * (rows**2).sum() - num_rows * (columns**2).sum()
-    return max(float(squares), 0.0) / ((num_rows - 1) * (num_columns - 1))
-
-
 def difference(a: Result, b: Result) -> Contrast:
     """Mean of `a` minus mean of `b`."""
     return contrast([(1.0, a), (-1.0, b)])
@@ -369,26 +334,6 @@ def jackknife(
     variance_of_mean = variance(num_left_out * estimate - (num_left_out - 1) * without_R) / num_left_out
     error, degrees = math.sqrt(variance_of_mean), num_left_out - 1
     return Contrast(estimate, error, degrees, size, "jackknife t", num_left_out, num_pretrainings)
-
-
-def holm(p_values: ArrayLike) -> np.ndarray:
-    """Adjust p-values for having asked all these questions (Holm 1979), in the same order.
-
-    At a threshold t, whoever calls adjusted values below t significant calls anything wrongly with probability below t.
-    A nan stays nan and is not counted: it asked nothing.
-    """
-    p_N = np.asarray(p_values, dtype=np.float64)
-    adjusted_N = np.full(len(p_N), np.nan)
-    indices = np.flatnonzero(~np.isnan(p_N))
-    order = indices[np.argsort(p_N[indices], kind="stable")]
-    factors = len(order) - np.arange(len(order))
-    adjusted_N[order] = np.minimum(np.maximum.accumulate(p_N[order] * factors), 1)
-    return adjusted_N
-
-
-def is_significant(p_value: float) -> bool:
-    """Tell whether a p-value, adjusted for all questions asked, is below `SIGNIFICANCE`; nan is not."""
-    return p_value < SIGNIFICANCE
 
 
 def judge_difference(estimate: float, p_value: float) -> Side:

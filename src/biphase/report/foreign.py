@@ -27,6 +27,7 @@ from biphase.report.equivalents import AXES, LEAST_RUNGS, PriceList, list_prices
 from biphase.report.formats import MISSING, show_count, show_noise, show_p_value, show_points, show_power
 from biphase.report.page import PageText, write_report
 from biphase.report.results import ALL_TASKS, ReportArm, Result, ResultSet, read_words
+from biphase.report.statistics import holm
 from biphase.report.tables import Cell, Table, interval_cell, rivals
 from biphase.report.verdicts import TaskComparison, judge
 
@@ -289,7 +290,7 @@ def compare_methods(results: ResultSet) -> tuple[tuple[TaskComparison, ...], dic
     ranked = sorted(means, key=lambda mean: -mean.mean)
     pairs = [(a, b) for a, b in itertools.combinations(ranked, 2) if rivals(a.arm) == rivals(b.arm)]
     gaps = [contrasts.difference(a, b) for a, b in pairs]
-    p_values = contrasts.holm([gap.against().p_value for gap in gaps]).tolist()
+    p_values = holm([gap.against().p_value for gap in gaps]).tolist()
     judged = [judge(TaskComparison(*pair, *test)) for pair, *test in zip(pairs, gaps, p_values, strict=True)]
     shown = [pair for pair in judged if pair.verdict == "A better"]
     better, worse = Counter(pair.b.arm.name for pair in shown), Counter(pair.a.arm.name for pair in shown)

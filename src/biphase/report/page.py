@@ -39,7 +39,7 @@ from biphase.report.results import (
     list_gaps,
     read_words,
 )
-from biphase.report.statistics import SIGNIFICANCE
+from biphase.report.statistics import SIGNIFICANCE, is_significant
 from biphase.style import GRID, INK
 
 SUPERFLUOUS = re.compile(
@@ -156,7 +156,7 @@ def compare_in_words(
     num_asked = num_models if rival.arm.objective == "none" else num_models - 1
     p_value = min(tested.p_value * num_asked, 1.0)
     sides = [(result.arm.name, result.mean) for result in (best, rival)]
-    is_ahead = contrasts.is_significant(p_value)
+    is_ahead = is_significant(p_value)
     sentence = contrasts.say_difference(tested, *sides, is_ahead=is_ahead, where=where) + gap.tell_seeds()
     if math.isnan(tested.low):
         sentence += "; with one seed, or seeds that differ by the same, there is no interval"

@@ -1,10 +1,11 @@
-"""Intervals, spreads and corrected p-values. Arrays in, numbers out; no files, no printing.
+"""Intervals, spreads, tests and corrected p-values. Arrays in, numbers out; no files, no printing.
 
 Whatever is random takes its generator: the same generator gives the same numbers.
 
 Letters: N values, S seeds, R learning rates or repetitions, B resamples.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -106,3 +107,68 @@ def rate_spread(scores_RS: ArrayLike, rng: np.random.Generator, num_resamples: i
         drawn_BS = rng.integers(0, num_seeds, (num_resamples, num_seeds))
         low, high = np.quantile(np.nanstd(scores_RS[:, drawn_BS], axis=(0, 2), ddof=1), TAILS)
     return Interval(float(np.nanstd(scores_RS, ddof=1)), float(low), float(high), num=num)
+
+
+def t_test(mean: float, error: float, degrees: float, size: float) -> Interval:
+    """Test a difference with its standard error against zero, by Student's t with so many degrees of freedom.
+
+    No spread (no more than what rounding makes of values of this `size`, or none that is known) leaves nothing to judge
+    by: no interval and no p-value, except that a difference of zero without spread has p = 1.
+    """
+    if not error > ROUNDING * size:
+        is_zero = error >= 0 and abs(mean) <= ROUNDING * size
+        return Interval(mean, p_value=1.0 if is_zero else np.nan)
+    half_width = float(special.stdtrit(degrees, TAILS[1])) * error
+    p_value = float(2 * special.stdtr(degrees, -abs(mean) / error))
+    return Interval(mean, mean - half_width, mean + half_width, p_value)
+
+
+def holm(p_values: ArrayLike) -> np.ndarray:
+    """Adjust p-values for having asked all these questions (Holm 1979), in the same order.
+
+    At a threshold t, whoever calls adjusted values below t significant calls anything wrongly with probability below t.
+    A nan stays nan and is not counted: it asked nothing.
+    """
+    p_N = np.asarray(p_values, dtype=np.float64)
+    adjusted_N = np.full(len(p_N), np.nan)
+    indices = np.flatnonzero(~np.isnan(p_N))
+    order = indices[np.argsort(p_N[indices], kind="stable")]
+    factors = len(order) - np.arange(len(order))
+    adjusted_N[order] = np.minimum(np.maximum.accumulate(p_N[order] * factors), 1)
+    return adjusted_N
+
+
+def is_significant(p_value: float) -> bool:
+    """Tell whether a p-value, adjusted for all questions asked, is below `SIGNIFICANCE`; nan is not."""
+    return p_value < SIGNIFICANCE
+
+
+def add_parts(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Add independent variances, and find the degrees of freedom of the sum by Satterthwaite's rule (1946).
+
+    No part counts for more than twice the least degrees: else two seeds that fell together by chance would pass for
+    exact beside ten.
+    """
+    total = sum(part for part, _ in parts)
+    if math.isnan(total):
+        return math.nan, math.nan
+    denominator = sum(part**2 / degrees for part, degrees in parts)
+    least = min(degrees for _, degrees in parts)
+    most = sum(min(degrees, 2 * least) for _, degrees in parts)
+    return total, min(total**2 / denominator, most) if denominator else math.nan
+
+
+def interaction(values_RN: np.ndarray) -> float:
+    """Return the mean square of a table's residuals, without the means of rows and columns; 0 with a single row."""
+    num_rows, num_columns = values_RN.shape
+    if min(num_rows, num_columns) < 2:
+        return 0.0
+    # Sum of squares of the residuals = all squares - those of row means - those of column means, around the mean.
+    centred_RN = values_RN - values_RN.mean()
+    rows, columns = centred_RN.mean(axis=1), centred_RN.mean(axis=0)
+    squares = (centred_RN**2).sum() - num_columns * (rows**2).sum() - num_rows * (columns**2).sum()
+    return max(float(squares), 0.0) / ((num_rows - 1) * (num_columns - 1))
+
+
+def variance(values: np.ndarray) -> float:
+    return float(values.var(ddof=1)) if len(values) > 1 else math.nan

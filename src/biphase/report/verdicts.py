@@ -20,7 +20,15 @@ from biphase.finetuning.scores import TASK_SETTINGS, GridPoint, ScoreSet, base_n
 from biphase.report import contrasts
 from biphase.report.formats import MISSING, show_count, show_noise, show_p_value, show_share, show_spread, tell_p_value
 from biphase.report.results import ReportArm, Result, read_words, select_rate
-from biphase.report.statistics import STABILITY_RATES, Interval, is_stability_rate, mean_interval, rate_spread
+from biphase.report.statistics import (
+    STABILITY_RATES,
+    Interval,
+    holm,
+    is_significant,
+    is_stability_rate,
+    mean_interval,
+    rate_spread,
+)
 from biphase.report.tables import Cell, Row, Table, interval_cell, print_table, show_signal
 
 ComparisonVerdict = Literal["A better", "B better", "within noise", "cannot be told"]
@@ -122,7 +130,7 @@ def compare(scores: ScoreSet, a: str, b: str) -> list[TaskComparison]:
     if not tasks[model_a] & tasks[model_b]:
         raise InputError(f"{model_a} and {model_b} have no task in common; fine-tune both on the same")
     measured = [measure_task(scores, model_a, model_b, task) for task in sorted(tasks[model_a] | tasks[model_b])]
-    p_values = contrasts.holm([pair.contrast.against().p_value if pair.contrast else math.nan for pair in measured])
+    p_values = holm([pair.contrast.against().p_value if pair.contrast else math.nan for pair in measured])
     num_tasks = int((~np.isnan(p_values)).sum())
     return [
         judge(replace(pair, p_value=float(p_value), num_tasks=num_tasks))
@@ -202,7 +210,7 @@ def judge(measured: TaskComparison) -> TaskComparison:
     else:
         notes.append("one seed says nothing about the next" if gap.num == 1 else "all seeds differ by the same amount")
         p_examples = gap.over_examples().p_value
-        if contrasts.is_significant(p_examples):
+        if is_significant(p_examples):
             notes.append("these runs do differ on the test examples, but others may not")
         elif not math.isnan(p_examples):
             verdict = "within noise"

@@ -18,9 +18,9 @@ from biphase.corpus.shards import ShardSet
 from biphase.corpus.text import find_language, find_text_sources, read_documents, spread
 from biphase.errors import SOURCE, InputError
 from biphase.flops import SampleLengths, Shape, flops_per_token, shape_of
+from biphase.presets import PRESETS
 from biphase.recipe import (
     OBJECTIVES,
-    PRESETS,
     Checkpoints,
     ComputeConfig,
     Data,
@@ -29,10 +29,10 @@ from biphase.recipe import (
     Optimizer,
     Phase,
     Recipe,
-    Schedule,
     Validation,
 )
 from biphase.report.formats import format_bytes, show_estimate, show_list, show_power, show_tokens, write_steps
+from biphase.schedule import Schedule
 from biphase.studies.cost import Machine, fit_memory
 from biphase.studies.spec import curriculum_label, fill_budget, read_curriculum
 

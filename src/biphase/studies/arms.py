@@ -9,7 +9,8 @@ from typing import Any
 from biphase.config import parse_config
 from biphase.errors import InputError, nearest, refuse_doubles, refuse_unknown
 from biphase.files import content_hash
-from biphase.recipe import PRESETS, Phase, Recipe
+from biphase.presets import PRESETS
+from biphase.recipe import Phase, Recipe
 from biphase.report.formats import write_steps
 from biphase.studies import spec
 

@@ -35,7 +35,8 @@ from biphase.flops import (
     update_flops,
 )
 from biphase.machine import total_memory
-from biphase.recipe import PRESETS, SHAPE_KEYS, Data, Init, Recipe
+from biphase.presets import PRESETS, SHAPE_KEYS
+from biphase.recipe import Data, Init, Recipe
 from biphase.report.formats import show_estimate, show_list
 from biphase.run import open_run, read_metrics
 from biphase.studies.plan import Plan, PlannedRun, StudyCell
