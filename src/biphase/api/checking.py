@@ -66,7 +66,7 @@ def check(folder: ModelName, server: str | None = None, *, timeout: float = 60.0
 
     Args:
         folder: A folder that `export`, `finetune --keep` or `embed` wrote. With a server, any model folder or hub id:
-            transformers computes missing golden vectors.
+            missing golden vectors are computed with transformers.
         server: The address of a server of this model, such as http://localhost:8000, or of one of its routes.
         timeout: The longest wait for an answer, in seconds.
 

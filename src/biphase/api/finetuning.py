@@ -81,8 +81,8 @@ def finetune(
         missing: For rows: `drop` leaves out rows without a label or text.
         group: For rows: the column whose values stay together when splits are drawn.
         scores: The folder for finished cells (a cell is one model, task, learning rate and seed).
-        keep: Write the fine-tuned model to this folder, for transformers' pipelines, unless its training diverges. A
-            model type whose head in transformers differs from the paper's is trained with that head, with a message.
+        keep: Save the fine-tuned model here for transformers' pipelines (not if training diverges). If transformers
+            uses a different head from the paper's for this model type, that head is used, and a message says so.
         settings: Changes to single keys, such as `learning_rate=1e-4, seed=3`. Without a rate, a task of your own uses
             the best of three on validation after 100 steps each.
     """
@@ -174,14 +174,14 @@ def predict(
     template: str | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> "pandas.DataFrame | Path":
-    """Predict labels, spans or answers for every row, beside the row's own columns.
+    """Predict labels, spans or answers for every row, alongside the original columns.
 
     `data` may also be a DataFrame, a `datasets.Dataset`, texts, or rows as dictionaries.
 
     Args:
         model: A folder that `finetune --keep` wrote, or a hub id of a model with a head.
-        data: A file of rows (.jsonl, .csv, .tsv, .xlsx, .json, .parquet, CoNLL) or of texts, one a line (.txt).
-        out: Write this .jsonl, .csv, .tsv, .xlsx or .parquet file. A .csv or .tsv file keeps the form of the input.
+        data: A file of rows (.jsonl, .csv, .tsv, .xlsx, .json, .parquet, CoNLL) or of texts, one per line (.txt).
+        out: Write this .jsonl, .csv, .tsv, .xlsx or .parquet file. A .csv or .tsv file keeps the input's format.
         template: The input, with columns in braces, such as `{text}`, for a model that does not record it.
         device: The device; auto uses a GPU if there is one.
     """
@@ -238,7 +238,7 @@ def score(
 
     Args:
         model: A folder that `finetune --keep` wrote.
-        data: A file of labelled rows, in any format that tasks have.
+        data: A file of labelled rows, in any format that tasks accept.
         picture: Draw the confusion matrix into this .png, .svg or .pdf file.
         device: The device; auto uses a GPU if there is one.
     """

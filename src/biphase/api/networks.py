@@ -115,16 +115,17 @@ def export(
         run: A run: its folder, its name, or the beginning of its folder's name in `runs` (the latest run with this
             name); `@STEP` for an earlier checkpoint. For ONNX, Llama or GGUF files, also a model folder or a hub id.
         folder: The folder to write.
-        merge: Average the weights with those of the original decoder, which get this share.
+        merge: Average with the original decoder's weights; this is the decoder's share (0 to 1).
         onnx: Also write onnx/model.onnx, and verify that it computes the same.
-        int8: Also write onnx/model_quantized.onnx with 8-bit weights for CPUs, and state their loss in the card.
+        int8: Also write onnx/model_quantized.onnx with 8-bit weights for CPUs, and report in the card what
+            accuracy they lose.
         test: Data to compare the 8-bit weights on: a labelled file or the folder with the task's data; for an embedding
             model, a folder in BEIR's layout or a file of scored pairs.
         as_: Write a EuroBERT as a bidirectional Llama without a head, for servers that do not know EuroBERT.
         gguf: Also write model.gguf for llama.cpp, and verify that it computes the same; not with a task's head.
         to_hub: Also push the folder to this private repository (USER/NAME).
-        license: A license for a card without one, such as apache-2.0.
-        language: Languages for a card without any, such as en or en,de.
+        license: The license to put in the model card if it has none, such as apache-2.0.
+        language: The languages to put in the card if it has none, such as en or en,de.
     """
     from biphase.exporting.push import check_repository, push
 
@@ -201,7 +202,7 @@ def trim(
         text: Files, folders or hub data sets with typical text for the model.
         out: The folder to write.
         minimum_count: Keep tokens that occur at least this often in the text.
-        validation: Unseen text; the card says how many more tokens it takes.
+        validation: Held-out text; the card reports how many more tokens the trimmed vocabulary needs for it.
         test: Data to score the model on before and after. For a fine-tuned model: a labelled file, or the folder with
             its task's data. For an embedding model: a folder in BEIR's layout, or a file of scored pairs.
         text_field: The JSON field or column that holds the text.
@@ -304,7 +305,7 @@ def embed(
     *,
     runs: AnyPath = "runs",
 ) -> Path:
-    """Train an encoder or a decoder into an embedding model for sentence-transformers; return its folder. The same
+    """Turn an encoder or a decoder into an embedding model for sentence-transformers; return its folder. The same
     call resumes.
 
     The recipe may also be a mapping of its keys or a `biphase.embedding.recipe.EmbeddingRecipe`, and `changes` a
@@ -404,13 +405,14 @@ def search(
     Args:
         source: An index, or documents to index: a file, a folder or a glob.
         question: The question.
-        questions: A file of questions instead of one: one a line (.txt), or rows with a column `question`, `query` or
+        questions: A file of questions instead of one: one per line (.txt), or rows with a column `question`, `query` or
             `text`.
-        model: An embedding model: a folder or a hub id. An existing index knows its own.
+        model: An embedding model: a folder or a hub id. Not needed for an existing index.
         index: The folder of the index; SOURCE.index by default.
-        by: The ranking: bm25, embeddings or both (fused). By default both, or bm25 if the embeddings often miss a
-            passage that is searched with its own words.
-        rerank: A cross-encoder that reorders the best 10 passages (or `top`, if more): a folder or a hub id.
+        by: The ranking: bm25, embeddings or both (fused). By default both, or bm25 if the embeddings fail a
+            self-test: to find a passage by its own words.
+        rerank: A cross-encoder that reorders the best 10 passages (or `--top`, if larger): a folder or
+            a hub id.
         where: A condition on a column of the documents, such as year>=2020 or source=news; all conditions must hold.
         language: The language of BM25's stop words and stems, such as en; none leaves words as they are. Detected by
             default.

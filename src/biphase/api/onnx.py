@@ -23,15 +23,13 @@ def add_onnx(folder: Path, int8: bool, test: Path | None) -> None:
     whole = OnnxNetwork(folder / ONNX_FILE, load_model_config(folder))
     names = " and ".join(f"`{name}`" for name in whole.output_names)
     lines = [
-        f"`{ONNX_FILE}`, {megabytes(folder / ONNX_FILE):,.1f} MB, gives {names}: by "
-        f"onnxruntime, for other texts and lengths than those that it was traced with, at most {proof.gap:.1e} of an "
-        "output's mean size from what PyTorch gives."
+        f"`{ONNX_FILE}`, {megabytes(folder / ONNX_FILE):,.1f} MB, gives {names}. With "
+        f"onnxruntime, on other texts and lengths than those that it was traced with, it is within {proof.gap:.1e} of "
+        "PyTorch, relative to an output's mean size."
     ]
     if int8:
         quantize(folder)
-        lines.append(
-            f"`{INT8_FILE}` has weights of 8 bits, for CPUs: {describe_int8(folder, whole, proof.batches, task)}."
-        )
+        lines.append(f"`{INT8_FILE}` has 8-bit weights, for CPUs: {describe_int8(folder, whole, proof.batches, task)}.")
     add_chapter(folder, "ONNX", lines)
 
 

@@ -122,8 +122,8 @@ class OpenStudy:
             workers: The number of units (training runs and cells) that run side by side; one per core or GPU by
                 default.
             workers_per_gpu: The number of units that share a GPU.
-            processes: The number of devices for each training run, with torchrun. Cells would reserve as many and use
-                one: run the training runs and the cells separately.
+            processes: The number of devices for each training run, with torchrun. Cells would reserve as
+                many and use one, so run training and cells separately (`unit`).
             unit: Do only the training runs (train), only the cells of trained models (cells), or one unit, such as
                 'train 1m-clm-400'.
         """
@@ -224,7 +224,7 @@ def advise(
 
     Args:
         text: Your text: shards, a file or a folder. Shards give an exact number of tokens.
-        hours: The hours that the devices may work.
+        hours: The compute budget in hours.
         device: The device, such as H100, or a run, whose measured speed is used. By default this machine's CPU, which
             is measured for ten seconds.
         devices: The number of devices; by default 1, or all cores of a CPU.
@@ -316,11 +316,11 @@ def equivalent(
     `table` may also be rows, such as a DataFrame.
 
     Args:
-        table: Files with one score a row (.csv, .tsv, .jsonl, .parquet; EuroEval's .jsonl), or a folder of results of
+        table: Files with one score per row (.csv, .tsv, .jsonl, .parquet; EuroEval's .jsonl), or a folder of results of
             MTEB or EncodEval. Columns: method, task, score; optionally seed or pretraining_seed; flops or tokens; and
             examples, a list of numbers whose mean is the score.
         baseline: The method to measure compute against. By default, the only method with three or more budgets.
-        scale: The unit of the scores. By default percent if any score is above 1, else share.
+        scale: The unit of the scores. By default percent if any score is above 1, otherwise fractions.
         lower_is_better: Treat scores as losses; tables show them with a minus sign.
         over: The source of noise: seeds, or tasks, each of which then counts as one seed.
         rename: Their column names → ours.

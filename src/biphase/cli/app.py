@@ -64,7 +64,7 @@ def make_app() -> App:
     """Make the app with all commands; names and descriptions come from the source of `MODULES`, without loading it."""
     app = App(
         name="biphase",
-        help="Turn text or a decoder into a text encoder for a compute budget, and measure how good it is.",
+        help="Turn text or a decoder into a text encoder within a compute budget, and measure how good it is.",
         help_epilogue="Examples: `biphase demo` · `biphase init recipe --out my.yaml` · `biphase pretrain -h`\n\n"
         f"Documentation: {DOCS / 'index.md'}",
         help_format="plaintext",

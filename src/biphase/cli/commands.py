@@ -326,7 +326,7 @@ def finetune(
     changes: Changes = (),
     **options: Any,
 ) -> dict[str, Any]:
-    """Fine-tune one model on one task with one learning rate and seed, and score it on validation and test.
+    """Fine-tune one model on one task with one seed, and score it on validation and test.
 
     Example: `biphase finetune runs/tiny-1a2b3c4d snli learning_rate=1e-4 seed=3 --keep snli-model`
     """
@@ -338,7 +338,7 @@ def finetune(
 
 @like(finetuning.predict, arguments="model data")
 def predict(model: str, data: Path, out: Path | None, form: Form = "text", **options: Any) -> str | None:
-    """Predict labels, spans or answers for every row of a file, beside the row's own columns.
+    """Predict labels, spans or answers for every row of a file, alongside the original columns.
 
     Example: `biphase predict snli-model pairs.csv --out predicted.csv`
     """
@@ -407,7 +407,7 @@ def evaluate(
 
 @like(networks.embed, arguments="recipe changes")
 def embed(changes: Changes, **options: Any) -> None:
-    """Train an encoder or a decoder into an embedding model for sentence-transformers.
+    """Turn an encoder or a decoder into an embedding model for sentence-transformers.
 
     Run the same command again to resume.
 

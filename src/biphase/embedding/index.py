@@ -220,7 +220,7 @@ def build_index(
         )
         write_json(part / "index.json", manifest.model_dump())
     change = "" if old is None else f", {num_new:,} of them new"
-    console.err.print(f"{index}: {num_passages:,} passages{change}; language of words: {language}")
+    console.err.print(f"{index}: {num_passages:,} passages{change}; BM25 language: {language}")
     return Index(index, manifest, model, embedder)
 
 

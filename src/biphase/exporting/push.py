@@ -52,7 +52,7 @@ def push(
         source: A model folder or RUN[@STEP].
         repo: A repository on the Hugging Face hub, USER/NAME; a new one is private.
         public: Make the repository public, or allow one that already is.
-        license: A license for a card without one, such as apache-2.0.
+        license: The license to put in the model card if it has none, such as apache-2.0.
         language: Languages for a card without any, such as en or en,de.
         dry_run: List the files; upload nothing.
 
