@@ -117,8 +117,7 @@ def export(
         folder: The folder to write.
         merge: Average with the original decoder's weights; this is the decoder's share (0 to 1).
         onnx: Also write onnx/model.onnx, and verify that it computes the same.
-        int8: Also write onnx/model_quantized.onnx with 8-bit weights for CPUs, and report in the card what
-            accuracy they lose.
+        int8: Also write onnx/model_quantized.onnx with 8-bit weights for CPUs, and report their loss in the card.
         test: Data to compare the 8-bit weights on: a labelled file or the folder with the task's data; for an embedding
             model, a folder in BEIR's layout or a file of scored pairs.
         as_: Write a EuroBERT as a bidirectional Llama without a head, for servers that do not know EuroBERT.
