@@ -266,4 +266,4 @@ def test_published_prices_and_their_files() -> None:
     assert len(rows) == (2 + 4 + 12) * len(listed.prices), "tokens, FLOPs, families and tasks"
     ours = next(row for row in rows if row["arm"] == "610m-clm-11k-mlm40-22k" and row["counted_in"] == "tokens")
     assert (ours["beyond"], ours["noise"]) == ("", "fine-tuning seeds")
-    assert 0.68 < float(ours["low"]) < float(ours["share"]) < float(ours["high"]) < 0.92
+    assert 0.67 < float(ours["low"]) < float(ours["share"]) < float(ours["high"]) < 0.92

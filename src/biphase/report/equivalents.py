@@ -35,7 +35,7 @@ MOST_APART = 4
 """The largest factor between two neighbouring rungs: over a factor of 16, on a curve that bends, the interval covers
 the truth in 0 to 29 % (docs/LOG.md)."""
 
-POINTS_BETWEEN, HALVINGS = 10, 2
+POINTS_BETWEEN, HALVINGS = 10, 6
 """The number of points between two rungs at which the arm is tested against the baseline, and how often a gap between
 two points is halved where the verdict changes."""
 
@@ -384,7 +384,7 @@ def price_arms(results: ResultSet, baseline: Sequence[ReportArm], priced: Sequen
 def tell_kinds(price_list: PriceList, alone: str) -> str:
     """Tell the shares of the declared arms by kind of task, beside those of the other arms of as many steps:
     `A has the score of MLM alone (40 % masked) at these shares of its FLOPs: on token classification 0.62 [0.55, 0.69],
-    where B has 1.09 [0.96, 1.31]; on …`"""
+    where B has 1.09 [0.95, 1.32]; on …`"""
     first, declared = price_list.declared[0], [mean.score.arm for mean in price_list.declared]
     prices = {price.mean[0].score.arm: price for price in price_list.prices}
     steps = {arm.pretrain_steps for arm in declared}
