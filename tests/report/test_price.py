@@ -149,7 +149,7 @@ def test_declared_shares_are_told_by_kind_of_task_beside_the_control() -> None:
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"a": 0.1, "b": -0.1}, "One task carries this: without a, ours has 1.4"),
+        ({"a": 0.1, "b": -0.1}, "One task accounts for this: without a, ours has 1.4"),
         ({"a": 0.0, "b": 0.0}, " Without b, ours has 0.7"),
     ],
 )
@@ -258,7 +258,7 @@ def test_published_prices_and_their_files() -> None:
     files = table_files(price_tables(listed))
     suffixes = (".md", ".tex", ".csv", "-by-task.md", "-by-task.tex")
     assert set(files) == {f"tables/compute-equivalents-610M{suffix}" for suffix in suffixes}
-    assert "One task carries this: without ReCoRD, 610m-clm-11k-mlm40-22k has 0.93 [0." in price_sentence(listed)
+    assert "One task accounts for this: without ReCoRD, 610m-clm-11k-mlm40-22k has 0.93 [0." in price_sentence(listed)
     markdown, latex = (files[f"tables/compute-equivalents-610M{suffix}"] for suffix in (".md", ".tex"))
     assert "over fine-tuning seeds only" in markdown and "Each model was pretrained once" in markdown
     assert "…" not in latex and "“" not in latex and latex.count(r"\\") == 1 + len(listed.prices)

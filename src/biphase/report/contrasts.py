@@ -365,7 +365,7 @@ def tell_carriers(by_task: Mapping[str, Contrast], bound: float = 0.0) -> str:
     """Say which tasks do not carry a mean that is shown to lie above a bound, and which one does, if it is the only
     one; nothing where each carries it. A task carries it if the same test puts the task alone above the bound.
 
-    `a carries this: +15.63 points [+9.40, +21.86]. Not shown on 1 of 2 tasks alone: b +1.75 points [−0.55, +4.05].`
+    `Only a shows this by itself: +15.63 points [+9.40, +21.86]. 1 of 2 tasks does not: b +1.75 points [−0.55, +4.05].`
     """
     tested = {task: part.against(bound) for task, part in by_task.items()}
     told = {task: f"{task} {show_difference(interval)}" for task, interval in tested.items()}
@@ -374,8 +374,12 @@ def tell_carriers(by_task: Mapping[str, Contrast], bound: float = 0.0) -> str:
     others = [told[task] for task in sorted(sides, key=lambda task: tested[task].value) if task not in carriers]
     if not others or len(sides) == 1:
         return ""
-    one = f"{carriers[0]} carries this: {show_difference(tested[carriers[0]])}. " if len(carriers) == 1 else ""
-    return f"{one}Not shown on {len(others)} of {len(sides)} tasks alone: {first_of(others)}."
+    verb, itself = ("does", "itself") if len(others) == 1 else ("do", "themselves")
+    missing = f"{len(others)} of {len(sides)} tasks {verb} not"
+    if len(carriers) != 1:
+        return f"{missing} show this by {itself}: {first_of(others)}."
+    shown = show_difference(tested[carriers[0]])
+    return f"Only {carriers[0]} shows this by itself: {shown}. {missing}: {first_of(others)}."
 
 
 def with_averages(results: ResultSet) -> ResultSet:

@@ -444,7 +444,7 @@ def price_sentence(price_list: PriceList) -> str:
     task, remaining = min(price_list.without.items(), key=lambda item: sign * math.log(item[1].share))
     has_one = abs(whole) > LEAST_SAVING and math.log(remaining.share) / whole < 0.5
     has_one = has_one and not (first.is_level or remaining.is_level)
-    without = f"{'One task carries this: w' if has_one else 'W'}ithout {task}"
+    without = f"{'One task accounts for this: w' if has_one else 'W'}ithout {task}"
     return f"{sentence} {without}, {name} has {show_multiple(remaining)}."
 
 
