@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
+
 from biphase.config import BUNDLED
 from biphase.errors import InputError
 from biphase.files import parse_yaml
@@ -77,7 +79,7 @@ def kind_of_word(word: str) -> str | None:
         named = [path, *(BUNDLED / kind / f"{word}.yaml" for kind in ("recipes", "studies"))]
         file = next((file for file in named if file.suffix in (".yaml", ".yml") and file.is_file()), None)
         tree = parse_yaml(file.read_text(encoding="utf-8")) if file else None
-    except (InputError, OSError, UnicodeError):
+    except (InputError, OSError, UnicodeError, yaml.YAMLError):  # the command's own message names it
         return None
     kinds = [kind for key, kind in TELLING_KEYS.items() if isinstance(tree, dict) and key in tree]
     return next(iter([*kinds, *(["task"] if word in task_table() else [])]), None)
