@@ -155,7 +155,8 @@ def main() -> NoReturn:
     except InputError as error:
         from biphase.cli.meant import find_meant
 
-        complain(find_meant(sys.argv[1:]) or str(error))
+        meant = find_meant(sys.argv[1:])
+        complain(f"{meant} (the original message: {error})" if meant else str(error))
     except StoppedError as error:
         complain(str(error), error.exit_code)
     except (OSError, RuntimeError) as error:
