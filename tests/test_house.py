@@ -192,6 +192,50 @@ def test_one_meaning_per_name(kind: str) -> None:
         assert len(modules) == 1, f"{kind} '{name}' has {len(modules)} meanings: {', '.join(sorted(modules))}"
 
 
+PLAIN_TYPES = {"seed": {"int", "Count"}, "rate": {"float"}, "budget": {"int", "float"}, "worker": {"int"}}
+"""Words of the glossary whose things are numbers. `Any` is for what a file or a user may give."""
+OTHER_NAMES = {
+    "curriculum": {"Phase"},
+    "ladder": {"Rungs"},
+    "moments": {"Tensor"},
+    "origin": {"Start"},
+    "pretraining_seed": {"int"},
+    "score": {"Result", "float"},
+    "study": {"AnyPath", "Path"},
+    "run": {"ModelName"},
+    "sweep": {"int", "float"},
+    "objective": {"Literal"},
+}
+"""Types of the glossary's things that do not have its word in their own names."""
+
+
+def test_parameters_and_fields_are_what_the_glossary_says() -> None:
+    """A parameter or a field that is called by a word of the glossary is that thing: its type says so, or it is the
+    thing's name (`str`)."""
+    table = (SOURCE.parents[1] / "docs" / "glossary.md").read_text("utf-8").splitlines()
+    words = {
+        word.strip().replace(" ", "_") for line in table if line[:2] == "| " for word in line.split("|")[1].split(",")
+    }
+    assert {"arm", "cell", "run", "seed", "unit"} <= words
+    for path in MODULES:
+        for node in ast.walk(TREES[path]):
+            match node:
+                case ast.arg(arg=name, annotation=annotation) if annotation is not None:
+                    pass
+                case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation):
+                    pass
+                case _:
+                    continue
+            if name in words:
+                types = set(re.findall(r"\w+", ast.unparse(annotation)))
+                right = {"str", "Any"} | PLAIN_TYPES.get(name, set()) | OTHER_NAMES.get(name, set())
+                is_named = any(name.replace("_", "") in type_.lower() for type_ in types)
+                where = f"{name_of(path)}:{node.lineno}"
+                assert is_named or types & right, (
+                    f"{where}: {name}: {ast.unparse(annotation)} is not what docs/glossary.md says"
+                )
+
+
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_modules_can_be_read(path: Path) -> None:
     """Docstrings are sentences of their own, functions fit on a screen and modules into a head."""

@@ -88,9 +88,9 @@ def like(
         fails: Return why an answer ends the command with code 2, or "".
     """
 
-    def make_command(run: Callable[..., Any]) -> Callable[..., Any]:
-        declared, parameters = signature(run).parameters, dict[str, PythonParameter]()
-        for function in (*functions, run):
+    def make_command(written: Callable[..., Any]) -> Callable[..., Any]:
+        declared, parameters = signature(written).parameters, dict[str, PythonParameter]()
+        for function in (*functions, written):
             descriptions = {entry.arg_name: entry.description or "" for entry in parse(getdoc(function) or "").params}
             for name, parameter in signature(function).parameters.items():
                 annotation = declared.get(name, parameter).annotation
@@ -103,13 +103,13 @@ def like(
             parameters["form"] = PythonParameter("form", PythonParameter.KEYWORD_ONLY, default="text", annotation=Form)
         shape = Signature(sorted(parameters.values(), key=lambda parameter: parameter.kind))
 
-        @wraps(run)
+        @wraps(written)
         def command(*words: Any, **options: Any) -> None:
             bound = shape.bind(*words, **options)
             bound.apply_defaults()
             is_json = shows is not None and bound.arguments.pop("form") == "json"
             with console.out.capture() if is_json else nullcontext():  # nothing else stands beside the JSON
-                answer = (run if declared else functions[0])(**bound.arguments)
+                answer = (written if declared else functions[0])(**bound.arguments)
             failure = "" if fails is None else fails(answer)
             if shows is not None:
                 answer = to_json(answer) if is_json else shows(answer)

@@ -321,10 +321,10 @@ def uniform(seed: int, *words: np.ndarray | int) -> np.ndarray:
     return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def mix(word: Any) -> Any:
+def mix(bits: Any) -> Any:
     """SplitMix64's output function (Steele, Lea and Flood 2014): every input bit moves every output bit."""
     with np.errstate(over="ignore"):
-        word = np.asarray(word, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-        word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return word ^ (word >> np.uint64(31))
+        bits = np.asarray(bits, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return bits ^ (bits >> np.uint64(31))

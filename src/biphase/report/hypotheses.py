@@ -280,12 +280,12 @@ def find_spots(asked: AskedInequality, named_arms: Mapping[str, ArmsBySpot]) -> 
     return chosen
 
 
-def choose_among(word: Any, ascending: Sequence[Any]) -> Any:
+def choose_among(asked: Any, ascending: Sequence[Any]) -> Any:
     """Resolve `largest` and `smallest` among values in ascending order; return other values unchanged, and None for
     `every` and `some`."""
-    if word in ("largest", "smallest") and ascending:
-        return ascending[-1] if word == "largest" else ascending[0]
-    return None if word in QUANTIFIERS else word
+    if asked in ("largest", "smallest") and ascending:
+        return ascending[-1] if asked == "largest" else ascending[0]
+    return None if asked in QUANTIFIERS else asked
 
 
 def is_one_arm(operand: Operand, arms_by_spot: ArmsBySpot) -> bool:

@@ -107,16 +107,16 @@ def read_short_form(text: str, named: Iterable[str]) -> Iterator[dict[str, Any]]
                 "mlm30, 25/75, 5k+17k and 40k clm + 2k mlm20"
             )
         amount, unit, objective, percent, to = match.group("amount", "unit", "objective", "percent", "to")
-        phase: dict[str, Any] = {"objective": objective}
+        keys: dict[str, Any] = {"objective": objective}
         if to:
-            phase["mask_probability"] = {"from": float(percent) / 100, "to": float(to) / 100}
+            keys["mask_probability"] = {"from": float(percent) / 100, "to": float(to) / 100}
         elif percent:
-            phase["mask_probability"] = float(percent) / 100
+            keys["mask_probability"] = float(percent) / 100
         if amount is None or unit == "%":  # without an amount, a phase has all of the budget
-            phase["share"] = Fraction(amount or 100) / 100
+            keys["share"] = Fraction(amount or 100) / 100
         else:
-            phase["steps"] = amount + unit
-        yield phase
+            keys["steps"] = amount + unit
+        yield keys
 
 
 def fill_budget(templates: tuple[PhaseTemplate, ...], budget: int | None, where: str) -> tuple[Phase, ...]:

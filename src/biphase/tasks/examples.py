@@ -416,14 +416,14 @@ def id_of(location: str, row: Row) -> str:
 def make_text(task: spec.Task, location: str, row: Row) -> LabelledText:
     label = column(location, row, task.label, LABEL_REMEDY)
     text = fill_row(task, location, row)
-    target: int | float | tuple[int, ...]
+    answer: int | float | tuple[int, ...]
     if task.problem_type == "regression":
-        target = read_number(location, task.label, label)
+        answer = read_number(location, task.label, label)
     elif task.problem_type == "multi_label_classification":
-        target = label_indices(task, location, label)
+        answer = label_indices(task, location, label)
     else:
-        target = label_index(task, location, label)
-    return LabelledText(id_of(location, row), (text,), target)
+        answer = label_index(task, location, label)
+    return LabelledText(id_of(location, row), (text,), answer)
 
 
 def make_choices(task: spec.Task, location: str, row: Row) -> LabelledText:
