@@ -48,9 +48,10 @@ def open_update(job: PretrainingJob) -> tuple[Callable[..., Any], Callable[[int]
     from biphase.device import choose_device, choose_dtype, synchronize
     from biphase.distributed import World
     from biphase.encoder.packed import PackedModel, count_flops
-    from biphase.pretraining.job import Job, Start, State, load_network
+    from biphase.pretraining.job import Job, State, load_network
     from biphase.pretraining.objectives import make_microbatches
     from biphase.pretraining.optimizer import decide_compile, make_optimizers, parallelize
+    from biphase.pretraining.start import Start
     from biphase.run import Run
 
     recipe, shards = recipe_of(job), ShardSet(job.shards)

@@ -17,7 +17,8 @@ from transformers.utils import is_flash_attn_2_available
 from biphase.corpus.packing import make_samples
 from biphase.corpus.shards import ShardSet
 from biphase.encoder.packed import count_flops
-from biphase.pretraining.job import Start, load_network
+from biphase.pretraining.job import load_network
+from biphase.pretraining.start import Start
 from biphase.recipe import Recipe
 
 

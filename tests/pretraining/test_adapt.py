@@ -35,9 +35,9 @@ from biphase.encoder.packed import packed_hidden
 from biphase.errors import InputError
 from biphase.exporting.model import export_checkpoint
 from biphase.files import read_json
-from biphase.pretraining.job import begin_with_model
 from biphase.pretraining.loop import train
 from biphase.pretraining.objectives import make_microbatches
+from biphase.pretraining.start import begin_with_model
 from biphase.recipe import Recipe
 from biphase.run import read_checkpoint_manifest, read_metrics
 

@@ -4,7 +4,7 @@ Fresh, resumed, branched and adapted runs differ in their `Start` alone: a netwo
 where it is carried over, the optimizer's state. Weights and moments are loaded at the start and saved in checkpoints.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -15,54 +15,22 @@ import torch
 from torch import nn
 from transformers import AutoModelForMaskedLM, EuroBertConfig, PreTrainedModel
 
-from biphase.console import err
 from biphase.corpus.packing import TrainingText, open_text
-from biphase.corpus.shards import ShardSet, check_tokenizer
-from biphase.corpus.tokenizer import find_tokenizer, tokenizer_hash
+from biphase.corpus.shards import ShardSet
 from biphase.device import describe_machine
 from biphase.distributed import World
 from biphase.encoder.network import TokenIds, language_model_class, load_model, make_model
 from biphase.encoder.packed import PackedModel, count_flops
 from biphase.encoder.proofs import check_directions, check_head, freeze_unreached
 from biphase.errors import BusyError, InputError, memory_told
-from biphase.files import read_json_as, remove_folder, write_json
+from biphase.files import remove_folder, write_json
 from biphase.flops import FlopCount, update_flops
-from biphase.hub import count_positions, fetch_model, load_model_config, model_fingerprint, position_limit
+from biphase.hub import model_fingerprint, position_limit
 from biphase.pretraining import optimizer
 from biphase.pretraining.checkpoint import load_optimizer, save_checkpoint
+from biphase.pretraining.start import ORIGIN, Start, begin_with_model, find_branch
 from biphase.recipe import Phase, Recipe
-from biphase.run import (
-    CheckpointManifest,
-    Run,
-    claim_run,
-    find_checkpoint,
-    read_checkpoint_manifest,
-    read_own_name,
-    read_recipe,
-    split_reference,
-    whole_steps,
-)
-
-ORIGIN = "origin.json"
-"""The file of a branch's run that records its origin: the parent may drop that checkpoint later."""
-
-
-@dataclass(frozen=True)
-class Start:
-    """The point at which a run begins or, with other `tokens_seen` and folders, goes on."""
-
-    step: int = 0
-    """The updates of all runs before this one."""
-    tokens_seen: int = 0
-    data_position: int = 0
-    """The tokens of the data order before the first batch."""
-    parent: str | None = None
-    """The content hash of the checkpoint or model that it begins with."""
-    carried: tuple[str, ...] = ()
-    """The parts that it takes over from there: weights, optimizer, data position."""
-    model_folder: str | None = None
-    """A transformers folder; None for random weights."""
-    optimizer_folder: Path | None = None
+from biphase.run import CheckpointManifest, Run, claim_run, read_checkpoint_manifest, read_own_name, whole_steps
 
 
 @dataclass(frozen=True)
@@ -104,81 +72,6 @@ def open_job(
     if (name := read_own_name(run)) != run.path.name:
         raise InputError(f"{run.path} holds the run {name}: give that its own name back, or delete it")
     return Job(recipe, run, world, text, origin)
-
-
-def begin_with_model(recipe: Recipe, shards: ShardSet, folder: Path | None = None) -> tuple[Recipe, Start]:
-    """Begin at the recipe's `init.model`: return that start, and the recipe with samples that fit the model's positions
-    unless it sets their length.
-
-    Raises `InputError` for a model with another tokenizer than the shards. For a folder without a tokenizer it prints
-    that nobody can tell.
-
-    Args:
-        folder: the model's folder, where the caller has it.
-    """
-    source, revision = recipe.init.model or "", recipe.init.revision
-    folder = folder or fetch_model(source, revision)
-    config = load_model_config(folder)
-    if "max_sample_tokens" not in recipe.data.model_fields_set:
-        fitting = {"max_sample_tokens": min(recipe.data.max_sample_tokens, count_positions(config))}
-        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=fitting)})
-    parent = model_fingerprint(source, folder)
-    tokenizer, manifest = find_tokenizer(folder, str(folder)), shards.manifest
-    if tokenizer is not None:
-        content = tokenizer_hash(tokenizer)
-        check_tokenizer(shards, content)
-    elif manifest.vocab_size > config.vocab_size + len(manifest.special_ids):
-        sizes = f"{folder} knows {config.vocab_size} tokens and the shards have {manifest.vocab_size}"
-        raise InputError(f"{sizes}: another tokenizer")
-    else:
-        doubt = "nobody can tell whether that of the shards is the one that it was trained with"
-        sizes = f"{manifest.vocab_size:,} tokens, the network has {config.vocab_size:,}"
-        err.print(f"{folder} has no tokenizer: {doubt} ({sizes})")
-    return recipe, Start(parent=parent, carried=("weights",), model_folder=str(folder))
-
-
-def find_branch(recipe: Recipe, text: TrainingText, root: Path, run_from: Callable[[Start], Run]) -> Start:
-    """Begin at a checkpoint of another run. The data order goes on where both runs have the same one, else anew.
-
-    Where the other run has dropped that checkpoint, the origin that the recipe's own run recorded serves, provided that
-    it has a checkpoint to go on from.
-
-    Args:
-        run_from: maps an origin to the recipe's run.
-    """
-    reference = recipe.init.checkpoint or ""
-    path, step = split_reference(reference)
-    try:
-        folder = find_checkpoint(reference)
-        parent = Run(folder.parent.parent)
-        if not step and not parent.is_done:  # its last step would name another parent later, and another run
-            steps = ", ".join(f"@{step}" for step in whole_steps(parent))
-            remedy = f"say which one, {parent.path}@STEP; it has {steps}"
-            raise InputError(f"{parent.path} is not done, so its last step may change: {remedy}")
-        before = read_recipe(parent).data
-        manifest = read_checkpoint_manifest(folder)
-        check_tokenizer(text.main, manifest.tokenizer_hash)
-    except InputError:
-        for file in sorted(root.glob(f"{recipe.name}-????????/{ORIGIN}")):
-            run, origin = Run(file.parent), read_json_as(file, Start)
-            begun = Path(origin.model_folder or "").parent
-            is_named = begun == Path(path).resolve() / "steps" / (step or begun.name)
-            if is_named and run_from(origin) == run and (run.is_done or whole_steps(run)):
-                return origin
-        raise
-    # The parent's data position means something only where both runs walk through the same samples.
-    same_text = manifest.data_fingerprint == text.fingerprint
-    goes_on = same_text and (before.order, before.shares) == (recipe.data.order, recipe.data.shares)
-    carried = {"weights": True, "optimizer": recipe.init.carry_optimizer, "data position": goes_on}
-    return Start(
-        step=manifest.step,
-        tokens_seen=manifest.tokens_seen,
-        data_position=manifest.data_position if goes_on else 0,
-        parent=manifest.content,
-        carried=tuple(part for part, is_carried in carried.items() if is_carried),
-        model_folder=str(folder / "model"),
-        optimizer_folder=folder if recipe.init.carry_optimizer else None,
-    )
 
 
 @contextmanager
