@@ -75,15 +75,15 @@ def finetune(
     Args:
         model: RUN[@STEP], a model folder or a hub id (ID@REVISION).
         task: The name of a task, such as snli, or a YAML file that describes one.
-        data: The folder with the task's data as published, instead of the hub.
+        data: The folder with the task's original data, instead of the Hub.
         template: For rows: the input, with columns in braces; by default, all text columns.
         label: For rows: the column with the label or the list of tags, if its name does not tell.
         missing: For rows: `drop` leaves out rows without a label or text.
-        group: For rows: the column whose values stay together when splits are drawn.
+        group: For rows: the column whose values must stay in the same split.
         scores: The folder for finished cells (a cell is one model, task, learning rate and seed).
         keep: Save the fine-tuned model here for transformers' pipelines (not if training diverges). If transformers
             uses a different head from the paper's for this model type, that head is used, and a message says so.
-        settings: Changes to single keys, such as `learning_rate=1e-4, seed=3`. Without a rate, a task of your own uses
+        settings: Settings to override, such as `learning_rate=1e-4, seed=3`. Without a rate, a task of your own uses
             the best of three on validation after 100 steps each.
     """
     if not isinstance(task, str | Path | None):
@@ -182,7 +182,7 @@ def predict(
         model: A folder that `finetune --keep` wrote, or a hub id of a model with a head.
         data: A file of rows (.jsonl, .csv, .tsv, .xlsx, .json, .parquet, CoNLL) or of texts, one per line (.txt).
         out: Write this .jsonl, .csv, .tsv, .xlsx or .parquet file. A .csv or .tsv file keeps the input's format.
-        template: The input, with columns in braces, such as `{text}`, for a model that does not record it.
+        template: The input, with columns in braces, such as `{text}`, if the model does not store one.
         device: The device; auto uses a GPU if there is one.
     """
     import pandas
@@ -386,7 +386,7 @@ def evaluate(
         learning_rates: The learning rates to try.
         seeds: The seeds for each learning rate.
         scores: The folder for finished cells (a cell is one model, task, learning rate and seed).
-        data: By task: the folder with its data as published or, for tasks of your own, rows as `finetune` takes them.
+        data: By task: the folder with its original data files or, for tasks of your own, rows as `finetune` takes them.
         engine: Run on this machine (local) or on several (ray).
         address: The address of a Ray cluster, such as `auto`.
         workers: The number of cells that run side by side; one per core or GPU by default.

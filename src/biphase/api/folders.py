@@ -56,7 +56,7 @@ def inspect(folder: ModelName, *, verify: bool = False, picture: AnyPath | None 
     Args:
         folder: Any folder that biphase wrote (shards, a run, a model, a study, …), a model folder or a hub id.
         verify: Read all files and compare their hashes.
-        picture: Draw the confusion matrix of a cell on test into this .png, .svg or .pdf file.
+        picture: Save a fine-tuning's confusion matrix on test to this .png, .svg or .pdf file.
 
     Raises:
         InputError: an unknown or damaged folder; the message names the file.
@@ -209,7 +209,7 @@ def check_task(task: str, data_dir: Path | None = None) -> Facts:
 
     Args:
         task: The name of a task, such as snli, or a YAML file that describes one.
-        data_dir: The folder with the task's data as published, instead of the hub.
+        data_dir: The folder with the task's original data, instead of the Hub.
     """
     source = find_source(find_task(task), data_dir)
     data = examples.load_examples(source, judged_only=False)

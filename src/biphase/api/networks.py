@@ -79,7 +79,7 @@ def pretrain(
 
     Args:
         recipe: A YAML file, or the name of a bundled recipe, such as tiny.
-        changes: Changes to single keys, such as schedule.peak_lr=1e-3.
+        changes: Settings to override, such as schedule.peak_lr=1e-3.
         runs: The folder that holds all runs.
     """
     settings = read_settings(Recipe, recipe, changes)
@@ -115,16 +115,16 @@ def export(
         run: A run: its folder, its name, or the beginning of its folder's name in `runs` (the latest run with this
             name); `@STEP` for an earlier checkpoint. For ONNX, Llama or GGUF files, also a model folder or a hub id.
         folder: The folder to write.
-        merge: Average with the original decoder's weights; this is the decoder's share (0 to 1).
-        onnx: Also write onnx/model.onnx, and verify that it computes the same.
-        int8: Also write onnx/model_quantized.onnx with 8-bit weights for CPUs, and report their loss in the card.
+        merge: Average with the original decoder's weights, with this weight for the decoder (0 to 1).
+        onnx: Also write onnx/model.onnx, and verify that its outputs match.
+        int8: Also write onnx/model_quantized.onnx with 8-bit weights for CPUs, and put the score drop in the card.
         test: Data to compare the 8-bit weights on: a labelled file or the folder with the task's data; for an embedding
             model, a folder in BEIR's layout or a file of scored pairs.
         as_: Write a EuroBERT as a bidirectional Llama without a head, for servers that do not know EuroBERT.
-        gguf: Also write model.gguf for llama.cpp, and verify that it computes the same; not with a task's head.
+        gguf: Also write model.gguf for llama.cpp, and verify that its outputs match; not for models with a task head.
         to_hub: Also push the folder to this private repository (USER/NAME).
-        license: The license to put in the model card if it has none, such as apache-2.0.
-        language: The languages to put in the card if it has none, such as en or en,de.
+        license: The license to put in the model card if it names none, such as apache-2.0.
+        language: The languages to put in the model card if it names none, such as en or en,de.
     """
     from biphase.exporting.push import check_repository, push
 
@@ -312,7 +312,7 @@ def embed(
 
     Args:
         recipe: A YAML file, or the name of a bundled recipe: embed or embed_from_text.
-        changes: Changes to single keys, such as out=embedder.
+        changes: Settings to override, such as out=embedder.
         runs: The folder that holds all runs.
     """
     settings = read_settings(EmbeddingRecipe, recipe, changes)

@@ -35,7 +35,7 @@ from biphase.tasks.spec import TASK_SPLITS, Task, task_table
 Settings = TypeVar("Settings", bound=Strict)
 
 Changes = Sequence[str] | Mapping[str, Any]
-"""Changes to single keys: `{"schedule.peak_lr": 1e-3}`, or as on the command line `["schedule.peak_lr=1e-3"]`."""
+"""Settings to override:  `{"schedule.peak_lr": 1e-3}`, or as on the command line `["schedule.peak_lr=1e-3"]`."""
 
 
 def read_settings(kind: type[Settings], source: Any, changes: Changes) -> Settings:

@@ -1,4 +1,4 @@
-"""Studies, advice for a compute budget, and verdicts on other people's results."""
+"""Studies, advice for a compute budget, and verdicts on results from elsewhere."""
 
 import shlex
 import time
@@ -35,13 +35,14 @@ def study(
     *,
     data: Annotated[Mapping[str, Any] | None, PythonOnly] = None,
 ) -> "OpenStudy":
-    """Open a controlled study: one file → plan, runs, report. Its hypotheses must be about its own arms and tasks.
+    """Open a controlled study: from one file to plan, runs and report. Its hypotheses must be about its own arms
+    and tasks.
 
     `file` may also be a mapping of the same keys.
 
     Args:
         file: A YAML file, the name of a bundled study, such as mini, or the folder of a study.
-        changes: Changes to single keys, such as pretraining_seeds=3.
+        changes: Settings to override, such as pretraining_seeds=3.
         folder: The study's folder; study-NAME by default.
         data: By task in `evaluation.tasks`: rows as `finetune` takes them, which are copied into the study's folder, or
             the folder with the task's published data.
@@ -122,8 +123,8 @@ class OpenStudy:
             workers: The number of units (training runs and cells) that run side by side; one per core or GPU by
                 default.
             workers_per_gpu: The number of units that share a GPU.
-            processes: The number of devices for each training run, with torchrun. Cells would reserve as
-                many and use one, so run training and cells separately (`unit`).
+            processes: The number of devices for each training run, with torchrun. Fine-tunings reserve as
+                many and use one, so run `--unit train` with it and `--unit cells` without.
             unit: Do only the training runs (train), only the cells of trained models (cells), or one unit, such as
                 'train 1m-clm-400'.
         """
@@ -230,7 +231,7 @@ def advise(
         devices: The number of devices; by default 1, or all cores of a CPU.
         efficiency: Useful FLOP/s as a share of the device's peak.
         flops: A budget in FLOPs instead of hours and a device.
-        study: The folder of a study of your own; its scores choose the curriculum for training from scratch.
+        study: The folder of one of your studies, whose scores select the curriculum for training from scratch.
         from_scratch: Train from scratch even if a public model could be continued.
         text_field: The JSON field or column that holds the text.
     """
@@ -310,7 +311,7 @@ def equivalent(
     over: Literal["seeds", "tasks"] = "seeds",
     rename: Mapping[str, str] | None = None,
 ) -> "Standing":
-    """Judge other people's results: which methods differ by more than noise, their ranks with intervals, and the share
+    """Judge results from elsewhere: which methods differ by more than noise, their ranks with intervals, and the share
     of a baseline's compute at which they reach its score.
 
     `table` may also be rows, such as a DataFrame.
@@ -322,7 +323,7 @@ def equivalent(
         baseline: The method to measure compute against. By default, the only method with three or more budgets.
         scale: The unit of the scores. By default percent if any score is above 1, otherwise fractions.
         lower_is_better: Treat scores as losses; tables show them with a minus sign.
-        over: The source of noise: seeds, or tasks, each of which then counts as one seed.
+        over: The source of noise: seeds, or tasks (each treated as one seed).
         rename: Their column names → ours.
     """
     from biphase.report.foreign import judge_table

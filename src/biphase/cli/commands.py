@@ -63,9 +63,9 @@ def in_one_word(read: Callable[[str], Any], description: str) -> Parameter:
 Form = Annotated[
     Literal["text", "json"], Parameter(name="--format", help="Print text for people, or JSON for programs.")
 ]
-Changes = Annotated[Sequence[str], Parameter(name="KEY=VALUE", help="Changes to single keys.")]
+Changes = Annotated[Sequence[str], Parameter(name="KEY=VALUE", help="Settings to override.")]
 DataDir = Annotated[
-    Path | None, Parameter(name="--data-dir", help="The folder with the task's data as published, instead of the hub.")
+    Path | None, Parameter(name="--data-dir", help="The folder with the task's original data, instead of the Hub.")
 ]
 OutFolder = Annotated[Path | None, Parameter(name="--out")]
 ScoresFolder = Annotated[Path, Parameter(name="--out")]
@@ -156,7 +156,7 @@ def as_option(parameter: PythonParameter, type_: Any, settings: list[Parameter],
 def demo(
     folder: Path = Path("biphase-demo"), /, *, changes: Annotated[Sequence[str], Parameter(parse=False)] = ()
 ) -> None:
-    """Run the whole path on bundled text and tasks in minutes: does CLM → MLM pretraining pay off?
+    """Run the whole path on bundled text and tasks in minutes: does next-token, then masked-token pretraining pay off?
 
     Example: `biphase demo`
 
@@ -208,7 +208,7 @@ def tokenizer_train() -> None:
 
 
 def tokenizer_from(source: str, /, *, out: Path) -> None:
-    """Copy an existing tokenizer, and add mask, end-of-text and padding tokens if it has none.
+    """Copy an existing tokenizer, and add mask, end-of-text and padding tokens where missing.
 
     Example: `biphase tokenizer from EuroBERT/EuroBERT-210m --out tokenizer`
 
@@ -248,7 +248,7 @@ def pretrain(changes: Changes, **options: Any) -> None:
 def inspect() -> None:
     """Show what a folder holds and check that it is complete.
 
-    For a model, also check that transformers computes what its files say.
+    For a model, also check that transformers loads every weight and attends in the configured direction.
 
     Example: `biphase inspect shards --verify`
     """
@@ -370,7 +370,7 @@ def evaluate(
     tasks: Annotated[list[str] | None, in_one_word(by_commas, TASKS)],
     data: Annotated[
         list[str] | None,
-        Parameter(name="--data-dir", help="TASK=FOLDER: the task's data as published. May be repeated."),
+        Parameter(name="--data-dir", help="TASK=FOLDER: the task's original data files. May be repeated."),
     ],
     learning_rates: Annotated[tuple[float, ...], in_one_word(parse_rates, "Learning rates, separated by commas.")],
     seeds: Annotated[tuple[int, ...], in_one_word(parse_seeds, "Seeds, separated by commas, or ranges such as 0-4.")],
@@ -493,7 +493,7 @@ def study_report(
 
 @like(studies.study, OpenStudy.bundle, arguments="file changes")
 def study_bundle(file: str, changes: Changes, out: Annotated[Path | None, Parameter(name="--out")]) -> None:
-    """Write one archive to publish, with study, records, scores, losses and page.
+    """Write one archive to publish, with the study file, records, scores, losses and report.
 
     `biphase study report` rebuilds the page from it.
 
@@ -545,7 +545,7 @@ def report_results(
     out: Path = Path("results-report"),
     **options: Any,
 ) -> None:
-    """Report on other people's results: which methods differ by more than noise, how they rank, what a score costs.
+    """Report on results from files: which methods differ by more than noise, how they rank, what compute scores take.
 
     Example: `biphase report results scores.csv --rename model=method`
 

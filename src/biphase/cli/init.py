@@ -126,7 +126,7 @@ def init_study(
     Args:
         shards: The folder that `biphase prepare` wrote.
         tasks: Tasks or YAML files, separated by commas, that replace the study's tasks; not for embedding studies.
-        data_dir: TASK=FOLDER: the task's data as published. May be repeated.
+        data_dir: TASK=FOLDER: the task's original data files. May be repeated.
         out: The file to write.
     """
     from biphase.studies.plan import plan_study
@@ -180,7 +180,7 @@ def init_task(
         data: The file to train on, or a folder in BEIR's layout.
         label: The column with the label, unless its name is `label` or similar.
         family: The kind of task, if the data does not show it.
-        group: The column whose values (such as pages or patients) stay together when splits are drawn.
+        group: The column whose values (such as pages or patients) must stay in the same split.
         out: The file to write.
     """
     refuse_existing(out)
