@@ -97,7 +97,7 @@ CAVEATS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     ({}, {}, []),
     ({"tokens": 2e10}, {}, ["an extrapolation"]),
     ({"tokens": 2e10}, {"evidence": [Evidence("25/75", 60.0, 1.5, tokens=1e10)]}, []),
-    ({"tokens": 2e10}, {"evidence": [Evidence("25/75", 60.0, 1.5, tokens=1e9)]}, ["is 20 times as many"]),
+    ({"tokens": 2e10}, {"evidence": [Evidence("25/75", 60.0, 1.5, tokens=1e9)]}, ["has 20 times as many"]),
     ({"name": "11m"}, {}, ["an extrapolation", "read its losses as a ranking"]),
     ({"tokens": 3e9}, {"evidence": [Evidence("mlm", 60.0, 1.5, tokens=3e9)]}, ["read its losses as a ranking"]),
     ({}, {"text": TextAmount(text_bytes=1e12)}, ["guessed from bytes"]),
