@@ -98,9 +98,9 @@ CAVEATS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     ({"tokens": 2e10}, {}, ["an extrapolation"]),
     ({"tokens": 2e10}, {"evidence": [Evidence("25/75", 60.0, 1.5, tokens=1e10)]}, []),
     ({"tokens": 2e10}, {"evidence": [Evidence("25/75", 60.0, 1.5, tokens=1e9)]}, ["has 20 times as many"]),
-    ({"name": "11m"}, {}, ["an extrapolation", "read its losses as a ranking"]),
-    ({"tokens": 3e9}, {"evidence": [Evidence("mlm", 60.0, 1.5, tokens=3e9)]}, ["read its losses as a ranking"]),
-    ({}, {"text": TextAmount(text_bytes=1e12)}, ["guessed from bytes"]),
+    ({"name": "11m"}, {}, ["an extrapolation", "read its losses as a rough ranking"]),
+    ({"tokens": 3e9}, {"evidence": [Evidence("mlm", 60.0, 1.5, tokens=3e9)]}, ["read its losses as a rough ranking"]),
+    ({}, {"text": TextAmount(text_bytes=1e12)}, ["a guess from the bytes"]),
     ({}, {"text": TextAmount(tokens=1e12)}, []),
     ({}, {"text": TextAmount(tokens=1e9), "flops": 7e13}, ["uses 70% of the budget"]),
     ({}, {"unfit": ["1b"], "machine": find_machine("T4")}, ["the memory of T4: 1b"]),
@@ -436,7 +436,7 @@ def test_a_cpu_is_measured_by_steps_of_training(monkeypatch: pytest.MonkeyPatch)
         ({"flops": 1e40}, "1e40 FLOPs are no budget"),
         ({"hours": -8, "machine": H100}, "-8 hours are no budget"),
         ({"hours": math.inf, "machine": H100}, "inf hours are no budget"),
-        ({"flops": 1e10}, "too few to learn from; 100,000 are the least"),
+        ({"flops": 1e10}, "too few to learn from; give at least 100,000 tokens"),
     ],
 )
 def test_bad_budgets_are_one_clear_line(arguments: dict[str, Any], message: str) -> None:

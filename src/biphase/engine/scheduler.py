@@ -95,8 +95,7 @@ def schedule(
         idle = set[int]()
         running = dict[int, Unit]()
         failed_starts = 0
-        over: list[Outcome] = []
-        while True:
+        while queue.num_left:
             # 1. Start workers for the ready units that no idle or starting one will take.
             queue.readmit()
             num_needed = queue.num_ready - len(starting) - len(idle)
@@ -104,19 +103,11 @@ def schedule(
             for worker in free[: max(num_needed, 0)]:
                 pool.start(worker)
                 starting.add(worker)
-            # 2. Give units to idle workers, before the caller takes its time with the outcomes.
-            for worker in sorted(idle):
-                if (unit := queue.take(worker)) is not None:
-                    idle.remove(worker)
-                    running[worker] = unit
-                    pool.send(worker, pickle.dumps((unit.function, unit.arguments)))
-            yield from over
-            if not queue.num_left:
-                return
+            hand_out(queue, pool, idle, running)
             if not starting | idle | running.keys():
                 queue.sleep()
-            # 3. Read messages: a unit's progress or outcome, a worker that is ready or ends.
-            over = []
+            # 2. Read their messages: a unit's progress or outcome, a worker that is ready or ends.
+            over: list[Outcome] = []
             for worker, (kind, body) in pool.listen():
                 if kind == "progress":
                     if worker in running:
@@ -136,6 +127,19 @@ def schedule(
                 idle.discard(worker)
                 queue.affinities.pop(worker, None)
                 pool.end([worker])
+            hand_out(queue, pool, idle, running)  # before the caller takes its time with the outcomes
+            yield from over
+
+
+def hand_out(queue: UnitQueue, pool: LocalPool | RayPool, idle: set[int], running: dict[int, Unit]) -> None:
+    """Give each idle worker a unit, as long as some are ready."""
+    for worker in sorted(idle):
+        unit = queue.take(worker)
+        if unit is None:
+            return
+        idle.remove(worker)
+        running[worker] = unit
+        pool.send(worker, pickle.dumps((unit.function, unit.arguments)))
 
 
 def stop(signum: int, _: Any) -> None:
