@@ -285,7 +285,7 @@ def test_every_sitting_and_every_process_counts(tmp_path: Path, monkeypatch: pyt
     records = {name: record, "1m-25-75-400": replace(record, untimed=(), seconds=60.0)}
     (place / "runs" / record.folder / "environment.json").write_text('{"device": "cpu", "threads": 2}')
     (row,) = list_costs(StudyState(plan, place, records), measure_sizes(plan))
-    assert row["worker time"] == f"{duration(60)}, without 1 run whose time is not known"
+    assert row["worker time"] == f"{duration(60)}, without 1 run of unknown time"
 
 
 def test_a_study_that_was_trained_on_other_text_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,7 +344,7 @@ def test_a_record_of_a_trained_run_has_its_hash(record: Callable[..., TrainedRec
     for spoiled in (whole.replace('"seconds": 1.0', '"seconds": 1e300'), whole.replace(RECORD_HASH, "hash")):
         path.write_text(spoiled)
         with pytest.raises(
-            InputError, match=f"^{path} is damaged .*own hash.*; delete it, and the study's own command finds"
+            InputError, match=f"^{path} is damaged .*own hash.*; delete it: the study's own command then finds"
         ):
             record("copied")
     with pytest.raises(InputError, match=r"damaged .seconds: "):
