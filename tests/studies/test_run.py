@@ -589,7 +589,7 @@ def test_the_run_of_torchrun_is_the_one_that_it_says(
     monkeypatch.setattr(Launcher, "output", b"")
     with pytest.raises(
         InputError,
-        match=r"torchrun ended without an error, but did not print the folder of a finished run; see .*tiny-clm-12\.log",
+        match=r"torchrun ended well but did not print the folder of its run; see .*tiny-clm-12\.log",
     ):
         worker.train_by_torchrun(moved, place / "runs", 2)
 

@@ -98,16 +98,20 @@ def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -
         speeds = [record["flops_per_second"] for record in records[len(records) // 10 + 1 :]]
         if not speeds:
             raise InputError(f"{name} has logged too few steps to measure a device by; let it train for longer")
-        environment = read_json(run.path / "environment.json")
-        is_cpu = environment["device"] == "cpu"
-        used = environment["processes"] * (environment["threads"] if is_cpu else 1)
-        measured = "CPU" if is_cpu else environment["device"]
+        device, used = count_devices(read_json(run.path / "environment.json"))
+        measured = "CPU" if device == "cpu" else device
         return Machine(measured, devices, median(speeds) / used, 1.0, f"as measured in {name}")
     key = known_device(name)
     if key is None:
         raise InputError(f"unknown device or run '{name}'{nearest(name, DEVICES)}")
     usual = CPU_EFFICIENCY if key == "CPU" else EFFICIENCY
     return Machine(key, devices, DEVICES[key][0], efficiency or usual, "stated" if efficiency else "assumed")
+
+
+def count_devices(machine: Mapping[str, Any]) -> tuple[str, int]:
+    """Name the device in a record of a machine, and count the GPUs, or CPU threads, of all processes."""
+    device = str(machine.get("device", "not known"))
+    return device, machine.get("processes", 1) * (machine.get("threads", 1) if device == "cpu" else 1)
 
 
 def study_machine(study: Study, device: str | None = None, efficiency: float | None = None) -> Machine | None:
@@ -133,8 +137,8 @@ def find_lengths(data: Data, planning: Planning) -> SampleLengths:
     """Find the lengths of samples: by the packer's rule, by existing shards, or by the study's assumption."""
     low, high = data.min_sample_tokens, data.max_sample_tokens
     if data.packing == "stream":
-        # Two samples fill `high` tokens, cut at a uniform r in low..high - low. So the mean length is high / 2. The mean
-        # square is its square plus the variance of a uniform integer.
+        # Two samples fill `high` tokens, cut at a uniform r in low..high - low. So the mean length is high / 2, and the
+        # mean square is the square of the mean plus the variance of a uniform integer.
         variance = ((high - 2 * low + 1) ** 2 - 1) / 12
         squares = 2 * ((high / 2) ** 2 + variance)
         return SampleLengths(high / 2, squares / high, "of a token stream cut at random")

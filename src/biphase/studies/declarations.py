@@ -71,17 +71,12 @@ class Declaration:
         return f"declared {self.when}, with {counted}"
 
 
-@dataclass(frozen=True)
-class DeclaredRecord:
-    """All of `hypotheses.json`."""
-
-    declarations: tuple[Declaration, ...]
-
-
 def read_declared(folder: Path) -> tuple[Declaration, ...]:
     """Read the declarations in a study's folder, the oldest first. Raises `InputError` for a changed file."""
     path = folder / DECLARED
-    return read_hashed(path, DeclaredRecord, REMEDY).declarations if path.exists() else ()
+    if not path.exists():
+        return ()
+    return read_hashed(path, dict[str, tuple[Declaration, ...]], REMEDY).get("declarations", ())
 
 
 def list_words(hypotheses: Iterable[Hypothesis]) -> dict[str, str]:
@@ -98,8 +93,7 @@ def declare(plan: Plan, folder: Path) -> None:
     scores = len([path for path in folder.glob("scores/*/*/score.json") if not path.parent.name.startswith(".")])
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     entry = Declaration(digest, when, plan.study.hypotheses, runs, scores)
-    record = DeclaredRecord((*declared, entry))
-    write_hashed(folder / DECLARED, to_jsonable_python(record))
+    write_hashed(folder / DECLARED, to_jsonable_python({"declarations": (*declared, entry)}))
 
 
 def tell_declaration(plan: Plan, folder: Path) -> tuple[str, list[str]]:

@@ -139,8 +139,7 @@ class Plan:
     @property
     def has_one_order(self) -> bool:
         """Whether several pretraining seeds of an arm see the data in the same order."""
-        order_seeds = {name: arm.recipe.data.order_seed for name, arm in self.arms.items()}
-        return any(arm.seed and order_seeds[name] == order_seeds[arm.pooled_name] for name, arm in self.arms.items())
+        return any(arm.seed and arm.recipe.data == self.arms[arm.pooled_name].recipe.data for arm in self.arms.values())
 
     @cached_property
     def usual_recipes(self) -> dict[tuple[str, bool], str]:

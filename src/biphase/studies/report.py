@@ -46,7 +46,7 @@ from biphase.report.results import (
 from biphase.report.tables import LATEX, Table
 from biphase.run import Run, read_metrics
 from biphase.studies.advise import Evidence
-from biphase.studies.cost import RunSize, measure_sizes, run_flops
+from biphase.studies.cost import RunSize, count_devices, measure_sizes, run_flops
 from biphase.studies.declarations import tell_declaration
 from biphase.studies.folder import TRAINING, StudyState, find_text, read_state
 from biphase.studies.plan import EvaluatedModel, Plan, history, plan_study
@@ -505,12 +505,6 @@ def list_costs(state: StudyState, sizes: Mapping[str, RunSize]) -> list[dict[str
         columns = (stage, f"{count} × {device}", total.units, total.steps, f"{total.tokens:,.0f}", computed, time)
         rows.append(dict(zip(COST_COLUMNS, (*columns, f"{hours:.3g}", energy), strict=True)))
     return rows
-
-
-def count_devices(machine: Mapping[str, Any]) -> tuple[str, int]:
-    """Name the device in a record of a machine, and count the GPUs, or CPU threads, of all processes."""
-    device = str(machine.get("device", "not known"))
-    return device, machine.get("processes", 1) * (machine.get("threads", 1) if device == "cpu" else 1)
 
 
 def write_citation(study: Study, declared: Sequence[str]) -> str:

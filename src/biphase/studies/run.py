@@ -74,8 +74,8 @@ def train_unit(plan: Plan, run: str, folder: Path, processes: int) -> list[str]:
             checkpoint = reach_step(folder, plan.runs[planned.parent], planned.first)
             changes["init"] = recipe.init.model_copy(update={"checkpoint": checkpoint})
         recipe = recipe.model_copy(update=changes)
-        # The earlier time of training: by its clock, else by its record. A run without either is untimed. The clock of a
-        # run whose folder was removed does not count.
+        # The earlier time of training: by its clock, else by its record. A run without either is untimed. The clock of
+        # a run whose folder was removed does not count.
         begun = tuple(sorted(path.name for path in runs.glob(f"{run}-????????")))
         before = read_record(clock) if clock.exists() and begun else None
         if before is None or before.key != planned.key:
@@ -162,7 +162,7 @@ def train_by_torchrun(recipe: Recipe, runs: Path, processes: int) -> Path:
     printed = {Path(line).name for line in lines}  # `pretrain` prints the folder of its run
     done = [path for path in runs.glob(f"{recipe.name}-????????") if path.name in printed and Run(path).is_done]
     if len(done) != 1:
-        raise InputError(f"torchrun ended without an error, but did not print the folder of a finished run; see {log}")
+        raise InputError(f"torchrun ended well but did not print the folder of its run; see {log}")
     return done[0]
 
 

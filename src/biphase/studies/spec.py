@@ -383,9 +383,8 @@ def load_study(source: Path | dict[str, Any], overrides: Sequence[str] = ()) -> 
     if hypotheses == "paper":
         from biphase.report.paper import read_findings
 
-        tree["hypotheses"] = []
-        for key, finding in read_findings()["findings"].items():
-            tree["hypotheses"].append({"name": key, "says": finding["says"], "holds": f"{key} of the paper"})
+        says = {key: finding["says"] for key, finding in read_findings()["findings"].items()}
+        tree["hypotheses"] = [{"name": key, "says": says[key], "holds": f"{key} of the paper"} for key in says]
     elif isinstance(hypotheses, str):
         tree["hypotheses"] = config.read_yaml(path.parent / hypotheses).get("hypotheses")
 
