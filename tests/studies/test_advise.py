@@ -130,7 +130,7 @@ USES: list[tuple[TextAmount | None, dict[str, Any], str, str]] = [
         GERMAN,
         {"flops": 1e14},
         "1m",
-        "as it is: this budget and text cover only 89,000 tokens, one for each 34,000,000 that it was",
+        "as it is: this budget and text cover only 89,000 tokens, and it was trained on 3T.",
     ),
     (ENGLISH, {"flops": 1e18, "from_scratch": True}, "11m", "leave --from-scratch out"),
     (ENGLISH, {"flops": 1e18, "evidence": [Evidence("25/75", 60.0, 1.5)]}, "11m", "leave --study out"),

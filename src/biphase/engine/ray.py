@@ -340,7 +340,7 @@ class RayPool:
             remedy = "run the same command again: it uses the nodes that are left"
             raise InputError(f"each worker needs {resources}, and {lack}; {remedy}")
         if not self.is_told:
-            why = "others hold them" if has_room else "no remaining node has them"
+            why = "others use them" if has_room else "no remaining node has them"
             err.print(f"waiting for a place on the Ray cluster: each worker needs {resources}, and {why}")
         self.is_told = True
 

@@ -144,7 +144,7 @@ def measure_text(text: Any, text_field: str = "text") -> TextAmount:
     the beginning.
 
     Raises:
-        InputError: for no readable text, and for a hub data set, whose size is unknown before it is read.
+        InputError: for no readable text, and for a Hub data set, whose size is unknown before it is read.
     """
     if isinstance(text, str | Path) and Path(text, "manifest.json").exists():
         shards = ShardSet(text, "train")
@@ -156,7 +156,7 @@ def measure_text(text: Any, text_field: str = "text") -> TextAmount:
     sources = find_text_sources(text)
     hub = next((source.name for source in sources if source.num_bytes is None and source.rows is None), None)
     if hub is not None:
-        raise InputError(f"{hub}: the size of a hub data set is not known here; give its tokens")
+        raise InputError(f"{hub}: the size of a Hub data set is unknown here; give its tokens")
     # Sample sources at equal distances. Their beginnings give the bytes of text in a byte of a file, which may be
     # compressed, and so the bytes of text in all files.
     distance = math.ceil(len(sources) / SAMPLED_SOURCES)
@@ -190,7 +190,7 @@ class Candidate:
     """A preset or public encoder, and the training of it that the budget buys."""
 
     name: str
-    """The preset, or the encoder's name on the hub."""
+    """The preset, or the encoder's name on the Hub."""
     shape: Shape = field(repr=False)
     context: int
     """The longest sample, in tokens."""
@@ -349,12 +349,9 @@ def advise(
     evidence: Sequence[Evidence] = (),
     from_scratch: bool = False,
 ) -> Advice:
-    """Find a recipe for a budget: `flops`, or `hours` on all devices of `machine`.
+    """Find a recipe for a budget: `flops`, or `hours` on all devices of `machine`. Without a `text`, text is unlimited.
 
-    Args:
-        text: the text to train on; None for an unlimited text.
-        evidence: scores of the user's own study, which compares random weights, and so asks for these.
-        from_scratch: whether to start from random weights in any case.
+    `from_scratch` asks for random weights. So does `evidence` of the user's own study, which compares these.
 
     Raises:
         InputError: for no budget or two, hours without a machine, and a budget too small to train anything.
@@ -386,8 +383,7 @@ def advise(
     sentence = rules["languages"].get(language or "none", rules["languages"]["other"])
     facts = {"chosen": chosen, "continued": continued, "encoder": encoder, "machine": machine, "least": LEAST_CONTINUED}
     facts |= {"option": "--study" if evidence else "--from-scratch", "language": sentence.format(code=language)}
-    facts |= {"times": show_estimate(times) if times < 1000 else "over 1,000"}
-    facts |= {"part": encoder["tokens"] / continued.tokens}
+    facts["times"] = show_estimate(times) if times < 1000 else "over 1,000"
     tokens = recipe.tokens_before(recipe.num_steps)
     spent = tokens * mean_token_flops(chosen.shape, recipe.curriculum, chosen.context)
     advice = Advice(
@@ -411,7 +407,7 @@ def list_caveats(advice: Advice, budget: float, evidence: Sequence[Evidence], un
     chosen, text, spent = advice.chosen, advice.text, advice.flops
     is_new, is_small = chosen.kind != "continued", chosen.kind == "small network"
     tested = max((item.tokens for item in evidence), default=0.0)
-    holds = {
+    applies = {
         "random weights": not is_new,
         "other presets": bool(unfit),
         "extrapolated": is_new and not evidence and (is_small or chosen.tokens < PAPER_LEAST_TOKENS),
@@ -429,7 +425,7 @@ def list_caveats(advice: Advice, budget: float, evidence: Sequence[Evidence], un
         shown = [f"{show_tokens(amount)} tokens" if text.tokens else format_bytes(amount) for amount in amounts]
         used = f"{spent / budget:.0%}" if spent >= 0.01 * budget else "less than 1 %"
         facts |= {"given": shown[0], "wanted": shown[1], "used": used}
-    for name, is_so in holds.items():
+    for name, is_so in applies.items():
         if is_so:
             yield fill_in(read_rules()["caveats"][name], **facts)
 

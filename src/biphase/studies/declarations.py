@@ -63,7 +63,7 @@ class Declaration:
     """The number of scores, of any plan."""
 
     @property
-    def standing(self) -> str:
+    def words(self) -> str:
         """The time of the declaration and the contents of the folder, in words."""
         if not (self.runs or self.scores):
             return f"declared {self.when}, before anything was trained"
@@ -107,11 +107,11 @@ def tell_declaration(plan: Plan, folder: Path) -> tuple[str, list[str]]:
     if not own:
         history = "not declared, since the study has not run with them"
     elif changes:
-        history = f"changed {times} since the first declaration; the current ones were {own[0].standing}"
+        history = f"changed {times} since the first declaration; the current ones were {own[0].words}"
     else:
-        history = f"{own[0].standing}; unchanged since, in words, arms, budgets and tasks"
+        history = f"{own[0].words}; unchanged since, in words, arms, budgets and tasks"
     sentences = [f"Hypotheses {current}: {history}."]
     for entry in reversed(replaced.values()):
         told = " · ".join(f"{name}: {text}" for name, text in list_words(entry.hypotheses).items())
-        sentences.append(f"Replaced: {entry.hash}, {entry.standing}: {told}.")
+        sentences.append(f"Replaced: {entry.hash}, {entry.words}: {told}.")
     return current, sentences

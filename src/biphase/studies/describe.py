@@ -104,9 +104,7 @@ def plot_runs(plan: Plan, axes: Axes) -> None:
 def order_lanes(plan: Plan, parent: str | None = None) -> Iterator[str]:
     """List each run below its parent, the latest branch first, so that no connecting line crosses a bar."""
     branches = [run for run in plan.runs.values() if run.parent == parent]
-    if parent is not None:
-        branches.sort(key=lambda run: -run.first)
-    for run in branches:
+    for run in sorted(branches, key=lambda run: -run.first):
         yield run.name
         yield from order_lanes(plan, run.name)
 

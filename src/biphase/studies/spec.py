@@ -194,7 +194,7 @@ class StartingModel(config.Strict):
     model: str | None = None
     """A Hugging Face decoder or encoder, in place of a preset."""
     revision: str | None = None
-    """The commit, tag or branch of `model` on the hub."""
+    """The commit, tag or branch of `model` on the Hub."""
     recipe: dict[str, Any] = Field(default_factory=dict)
     """Changes to the study's `recipe` for this model."""
 
