@@ -46,9 +46,9 @@ def test_a_node_has_the_code_and_the_files_of_the_command(monkeypatch: pytest.Mo
     here, gone = str(tmp_path), str(tmp_path / "gone")
     assert find_difference(here, hash_code(), here) == find_difference(here, hash_code(), None) == ""
     assert find_difference(here, "another", None).startswith("has another biphase (")
-    assert f"has no folder {gone}, where this command stands" in find_difference(gone, hash_code(), None)
+    assert f"has no folder {gone}, the current folder of this command" in find_difference(gone, hash_code(), None)
     seen = find_difference(here, hash_code(), str(tmp_path / "scores" / ".seen-1"))
-    assert f"does not see what is written into {tmp_path / 'scores'}: choose" in seen
+    assert f"does not see new files in {tmp_path / 'scores'}: choose" in seen
 
 
 def test_any_change_of_the_code_is_another_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_version_mismatch_is_told_whole(monkeypatch: pytest.MonkeyPatch) -> No
         raise subprocess.CalledProcessError(1, args, stderr=told)
 
     monkeypatch.setattr(cluster_module.subprocess, "run", fail)
-    with pytest.raises(InputError, match="'auto': RuntimeError: Version mismatch: it has Ray: 1 Python: 3; has it"):
+    with pytest.raises(InputError, match="'auto': RuntimeError: Version mismatch: it has Ray: 1 Python: 3; use the"):
         connect_ray("auto")
 
 
@@ -183,9 +183,7 @@ def test_the_head_is_looked_after(monkeypatch: pytest.MonkeyPatch) -> None:
     assert head.is_there, "it may come back"
     head.answered = 0.0
     monkeypatch.setattr(cluster_module.time, "monotonic", lambda: 1000.0)
-    with pytest.raises(
-        InputError, match=r"at 127\.0\.0\.1:1 is gone \(Connection refused\); what was finished is kept"
-    ):
+    with pytest.raises(InputError, match=r"at 127\.0\.0\.1:1 is gone \(Connection refused\); finished work is kept"):
         head.look()
     assert not head.is_there
 

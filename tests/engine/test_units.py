@@ -524,7 +524,7 @@ def test_gpus_are_given_by_the_variable_that_is_set(
         monkeypatch.delenv(name, raising=False)
     for kind, value in given.items():
         monkeypatch.setenv(f"{kind}_VISIBLE_DEVICES", value)
-    process = WorkerProcess(1, LocalPool(Engine(), 2).choose_gpus(1))
+    process = WorkerProcess(1, LocalPool(Engine(), 2).gpus[1])
     process.send(pickle.dumps((deeds.environment, {"keys": names})))
     _, (_, outcome) = (pickle.loads(process.receive()) for _ in range(2))
     end_processes([process])
@@ -549,7 +549,7 @@ def test_gpus_go_round(allowed: str | None, per_gpu: int, expected: list[str], m
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
     pool = LocalPool(Engine(workers_per_gpu=per_gpu), 100)
     assert pool.limit == len(expected)
-    assert [pool.choose_gpus(number) for number in range(pool.limit)] == expected
+    assert (pool.gpus * 2)[: pool.limit] == expected
     assert LocalPool(Engine(workers_per_gpu=per_gpu, device="cpu"), 100).limit == num_cores()
 
 
@@ -558,8 +558,7 @@ def test_workers_that_start_processes_of_their_own_have_several_gpus(monkeypatch
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(machine, "count_gpus", lambda allowed: 9)
     pool = LocalPool(Engine(devices_per_worker=4), 100)
-    shown = [pool.choose_gpus(number) for number in range(3)]
-    assert (pool.limit, shown) == (2, ["0,1,2,3", "4,5,6,7", "0,1,2,3"])
+    assert (pool.limit, pool.gpus) == (2, ["0,1,2,3", "4,5,6,7"])
     with pytest.raises(InputError, match="16 devices for each worker, but this machine has 9 GPUs"):
         LocalPool(Engine(devices_per_worker=16), 100)
     monkeypatch.setattr(machine, "count_gpus", lambda allowed: 0)

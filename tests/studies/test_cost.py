@@ -316,7 +316,7 @@ def test_a_plan_for_a_cpu_says_what_memory_it_needs(here: int, is_told: bool, mo
     monkeypatch.setattr("biphase.flops.has_bf16_cores", lambda: False)
     plan = plan_study(load_study(STUDIES / "paper.yaml"))
     lines = [line for line in estimate(plan, find_machine("CPU")).assumptions if "GiB" in line]
-    assert len(lines) == 3 and all("in each process on a CPU" in line and "GPU" not in line for line in lines)
+    assert len(lines) == 3 and all("per process on a CPU" in line and "GPU" not in line for line in lines)
     assert all(("more than the 1.0 GiB of this machine" in line) == is_told for line in lines)
 
 

@@ -46,7 +46,7 @@ def test_two_pretraining_seeds_are_warned_of() -> None:
     for num in (1, 2, 3):
         text = told(plan_study(load_study(STUDIES / "demo.yaml", [f"pretraining_seeds={num}"])))
         assert ("2 pretraining seeds find less than 1 seed does" in text) == (num == 2)
-        assert (f"{num} pretraining seeds, each with an order of the data" in text) == (num > 1)
+        assert (f"{num} pretraining seeds, each with its own order of the data" in text) == (num > 1)
 
 
 def test_the_text_has_every_run_and_the_sums() -> None:

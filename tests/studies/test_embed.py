@@ -107,7 +107,7 @@ def test_what_embedding_costs_is_counted_where_it_can_be(tree: dict[str, Any], t
         plan = plan_study(parse_config(Study, tree, origin="test"))
         assert plan.study.evaluation and plan.study.evaluation.embed
         assert count_embedded(plan.study.evaluation.embed) == counted
-        assert any("as neither max_steps nor a limit" in line for line in estimate(plan).assumptions) == (
+        assert any("since neither max_steps nor a limit" in line for line in estimate(plan).assumptions) == (
             counted is None
         )
         if counted:

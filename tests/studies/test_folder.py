@@ -116,7 +116,7 @@ def test_arms_of_other_versions_and_processors_are_noted_once(write_cell: Callab
     for model, changes in (("a", {"torch": "2.8", "processor": "Xeon"}), ("b", {"processor": "EPYC"})):
         made = [read_score(write_cell(model, task, seed=seed)) for task in ("genre", "wnut17") for seed in range(2)]
         scores[model] = ScoreSet(tuple(score.model_copy(update={"machine": same | changes}) for score in made))
-    software, processor = sorted(list_notes(StudyState(make_plan(), tmp_path, scores, {}, set(), set(), {}), {}))[::-1]
+    software, processor = sorted(list_notes(StudyState(make_plan(), tmp_path, {}, scores=scores), {}))[::-1]
     assert "software: biphase 1 torch 2.8 transformers 5 (a), biphase 1 torch 2.9 transformers 5 (b);" in software
     assert processor.startswith("Not all were fine-tuned with the same processor: EPYC (b), Xeon (a);")
 
@@ -128,11 +128,11 @@ def test_a_model_that_was_tuned_on_two_devices_is_noted(write_cell: Callable[...
         made = [read_score(write_cell(model, seed=seed)) for seed in range(len(devices))]
         own = zip(made, devices, strict=True)
         scores[model] = ScoreSet(tuple(score.model_copy(update={"machine": {"device": name}}) for score, name in own))
-    (note,) = list_notes(StudyState(make_plan(), tmp_path, scores, {}, set(), set(), {}), {})
+    (note,) = list_notes(StudyState(make_plan(), tmp_path, {}, scores=scores), {})
     assert note.startswith("Not all were fine-tuned with the same device: cpu (a, b), cuda (a);")
     kept = {model: ScoreSet(own.scores[:1]) for model, own in scores.items()}
     lost = kept["b"].scores[0].model_copy(update={"predictions": {"test": "a hash"}})
-    (note,) = list_notes(StudyState(make_plan(), tmp_path, kept | {"b": ScoreSet((lost,))}, {}, set(), set(), {}), {})
+    (note,) = list_notes(StudyState(make_plan(), tmp_path, {}, scores=kept | {"b": ScoreSet((lost,))}), {})
     assert note.startswith("The predictions of 1 score were deleted (b):")
 
 
@@ -284,8 +284,8 @@ def test_every_sitting_and_every_process_counts(tmp_path: Path, monkeypatch: pyt
     assert record and not record.is_timed
     records = {name: record, "1m-25-75-400": replace(record, untimed=(), seconds=60.0)}
     (place / "runs" / record.folder / "environment.json").write_text('{"device": "cpu", "threads": 2}')
-    (row,) = list_costs(StudyState(plan, place, {}, records, set(records), set(), {}), measure_sizes(plan))
-    assert row["worker time"] == f"{duration(60)}, without 1 run whose time is not known"
+    (row,) = list_costs(StudyState(plan, place, records), measure_sizes(plan))
+    assert row["worker time"] == f"{duration(60)}, without 1 run of unknown time"
 
 
 def test_a_study_that_was_trained_on_other_text_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +294,7 @@ def test_a_study_that_was_trained_on_other_text_does_not_go_on(tmp_path: Path, m
 
     def check(text: str) -> None:
         record = TrainedRecord("made-up", "key", 1.0, "placeless", text=(64 * text,))
-        refuse_other_text(StudyState(plan, tmp_path, {}, {name: record}, set(), set(), {}))
+        refuse_other_text(StudyState(plan, tmp_path, {name: record}))
 
     check("c")  # the shards are gone: nothing is known of them
     (tmp_path / "manifest.json").touch()
@@ -344,7 +344,7 @@ def test_a_record_of_a_trained_run_has_its_hash(record: Callable[..., TrainedRec
     for spoiled in (whole.replace('"seconds": 1.0', '"seconds": 1e300'), whole.replace(RECORD_HASH, "hash")):
         path.write_text(spoiled)
         with pytest.raises(
-            InputError, match=f"^{path} is damaged .*own hash.*; delete it, and the study's own command finds"
+            InputError, match=f"^{path} is damaged .*own hash.*; delete it: the study's own command then finds"
         ):
             record("copied")
     with pytest.raises(InputError, match=r"damaged .seconds: "):

@@ -262,7 +262,7 @@ def fill(folder: Path, runs: int, scores: int) -> None:
 
 def test_what_was_declared_is_recorded(tmp_path: Path) -> None:
     before, after = make_plan("stack - mlm40 > 0"), make_plan("stack - mlm40 > 1 point")
-    assert sentences_on(before, tmp_path)[0].endswith("not declared, for the study has not run with them.")
+    assert sentences_on(before, tmp_path)[0].endswith("not declared, since the study has not run with them.")
     declare(before, tmp_path)
     fill(tmp_path, 1, 0)
     declare(before, tmp_path)  # the same command goes on: nothing new is declared

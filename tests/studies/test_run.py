@@ -257,7 +257,7 @@ def test_status_of_a_finished_study(plan: Plan, finished: Path) -> None:
 
 def test_status_tells_that_the_text_is_not_there(plan: Plan, tmp_path: Path) -> None:
     found = status(read_state(changed(plan, "recipe.data.shards=nowhere"), tmp_path))
-    assert "nowhere holds no shards: what is left to train cannot begin" in found.notes
+    assert "nowhere has no shards: the remaining runs cannot begin" in found.notes
 
 
 def test_what_is_done_has_not_failed(plan: Plan, finished: Path, tmp_path: Path) -> None:
@@ -538,7 +538,7 @@ def test_a_branch_that_lacks_a_checkpoint_gets_it(
     record = read_json(place / "trained" / "tiny-clm-12.json")
     assert record["seconds"] > before, "what was spent is added up"
     said = "".join(capfd.readouterr())
-    assert re.search(r"train tiny-clm-12: \d+ steps in \S+, \S+ of it since it went on", said), "attempts told apart"
+    assert re.search(r"train tiny-clm-12: \d+ steps in \S+, \S+ of it since the restart", said), "attempts told apart"
     assert (trained_folder(place, "tiny-clm-12") / "environment.json").read_bytes() == papers
 
 
@@ -588,7 +588,8 @@ def test_the_run_of_torchrun_is_the_one_that_it_says(
         assert worker.train_by_torchrun(moved, place / "runs", 2) == folder
     monkeypatch.setattr(Launcher, "output", b"")
     with pytest.raises(
-        InputError, match=r"torchrun ended well but did not say which run is done; see .*tiny-clm-12\.log"
+        InputError,
+        match=r"torchrun ended well but did not print the folder of its run; see .*tiny-clm-12\.log",
     ):
         worker.train_by_torchrun(moved, place / "runs", 2)
 
@@ -651,7 +652,7 @@ def test_one_unit(plan: Plan, tmp_path: Path) -> None:
         run_study(plan, place, HERE, only="train tiny-clm")
     with pytest.raises(InputError, match="no unit 'trian' in this study; did you mean 'train'"):
         run_study(plan, place, HERE, only="trian")
-    with pytest.raises(InputError, match="no unit '0' in this study; they are called such as 'train tiny-"):
+    with pytest.raises(InputError, match="no unit '0' in this study; a name is such as 'train tiny-"):
         run_study(plan, place, HERE, only="0")
     with pytest.raises(InputError, match="needs 'train tiny-clm-12', which is not done yet"):
         run_study(plan, place, HERE, only="train tiny-50-50-12")
@@ -694,7 +695,7 @@ def test_a_task_of_ones_own(plan: Plan, finished: Path, words_dir: Path, tmp_pat
     unknown = changed(plan, f"evaluation.tasks=['{own}']", "evaluation.data_dirs={}")
     told = status(read_state(unknown, place))
     assert [line["name"] for line in told.lines] == ["train", "places"], "not its path"
-    assert told.notes == ["how long places takes is a guess until its first cell is done"]
+    assert told.notes == ["the time for places is a guess until its first cell is done"]
     for given in (str(own), "places"):
         words = [f"evaluation.tasks=['{own}']", f"evaluation.data_dirs={{'{given}': '{words_dir}'}}"]
         asked = changed(plan, *words, "evaluation.learning_rates=[1e-3]", "evaluation.seeds=1")

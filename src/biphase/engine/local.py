@@ -1,4 +1,4 @@
-"""Units of work, their outcomes and their order; the settings of engines; the workers of this machine."""
+"""Units of work, their outcomes and their order; settings of engines; workers on this machine."""
 
 import os
 import pickle
@@ -27,34 +27,34 @@ from biphase.console import err
 from biphase.errors import SOURCE, BusyError, InputError, StoppedError
 
 POLL_SECONDS = 10.0
-"""The wait before a unit on which another process works is tried again."""
+"""The wait before the next attempt at a unit on which another process works."""
 
 
 @dataclass(frozen=True)
 class Unit:
     """A piece of work that another process can do: `function(**arguments)`.
 
-    `function` stands at the top level of a module that a worker can import; its arguments and its value can be pickled.
-    It raises `BusyError` when another process does the same work.
+    A worker must be able to import `function` from the top level of a module, and its arguments and value must be
+    picklable. It raises `BusyError` while another process does the same work.
     """
 
     name: str
     function: Callable[..., Any]
     arguments: dict[str, Any]
     affinity: str = ""
-    """Units of one affinity load the same things: one worker does them in a row where possible. Empty: none."""
+    """A name for shared models and data. If possible, one worker runs all units of an affinity in a row. "": none."""
     needs: tuple[str, ...] = ()
-    """The units that must be done, without an error, before this one starts."""
+    """The units that must succeed before this one starts."""
     kind: str = ""
-    """Units of one kind take time in proportion to their cost."""
+    """A name for units whose time is proportional to their cost."""
     cost: float = 0.0
-    """The amount of work: FLOPs, bytes or seconds, the same for all units of a call; 0 for next to none."""
+    """The amount of work in FLOPs, bytes or seconds, the same for all units of a call; 0 for almost none."""
     size: int = 1
-    """The number of things that it makes, by which the bar counts."""
+    """The number of its products, which the bar counts."""
     wave: int = 0
-    """Ready units of an earlier wave go first, however long the chains of other units behind them."""
+    """The number of its wave. Ready units of an earlier wave start first, however long the chains of later ones."""
     file: str = ""
-    """The name of its failure's record, where its own name differs from call to call."""
+    """The name of its failure's record, if its own name differs from call to call."""
 
 
 @dataclass(frozen=True)
@@ -65,29 +65,29 @@ class Outcome:
     value: Any
     error: str | None
     seconds: float = 0.0
-    """The time that it took, where it is done."""
+    """The time of a unit that is done."""
     traceback: str = ""
     is_busy: bool = False
-    """Whether it was left undone because another process works on it."""
+    """Whether the unit is undone because another process works on it."""
     worker_died: bool = False
     """Whether the error is the death of its worker."""
     num_running: int = 1
-    """The number of units in progress when this one ended, itself included."""
+    """The number of units in progress at its end, itself included."""
 
 
 class UnitQueue:
-    """The units that wait for a worker, or for other units.
+    """The units that wait for a worker or for other units.
 
-    Ready units stand in groups: by wave, by the length of the chain of units that wait for them, and by affinity. A
-    worker takes a unit of the first wave and its longest chain: from the group of its last affinity, else from the
-    first group that is no other worker's last, else from the largest. So a choice looks at as many groups as there are
-    workers, however many units there are.
+    Ready units are grouped by wave, by the length of the chain of units that wait for them, and by affinity. A worker
+    takes a unit of the first wave with the longest chain: from the group of its last affinity, else from the first
+    group that is not the last of another worker, else from the largest. So the time of a choice depends on the number
+    of workers, not of units.
     """
 
     def __init__(self, units: Sequence[Unit], waits_for_busy: bool = False) -> None:
         """
         Args:
-            waits_for_busy: try a unit again, until it is done, while another process works on it; else leave it undone.
+            waits_for_busy: whether to try a unit on which another process works until it is done, or leave it undone.
         """
         self.units = {unit.name: unit for unit in units}
         self.waits_for_busy = waits_for_busy
@@ -95,11 +95,11 @@ class UnitQueue:
         self.missing = {unit.name: set(unit.needs) for unit in units}
         self.dependents: dict[str, list[str]] = defaultdict(list)
         self.groups: dict[tuple[int, int], dict[str, deque[Unit]]] = defaultdict(dict)
-        """(minus the wave, the length of the chain) → affinity → units; the largest key comes first."""
+        """(-wave, length of the chain) → affinity → units; the largest key comes first."""
         self.affinities: dict[int, str] = {}
         """The affinity of each worker's last unit."""
         self.postponed: deque[tuple[float, Unit]] = deque()
-        """Busy units, each with the time from which it is ready again."""
+        """Busy units with the times of their next attempts."""
         self.chains = dict.fromkeys(self.units, 0)
         """The length of the longest chain of units that wait for each unit."""
         assert len(self.units) == len(units), "two units have one name"
@@ -119,7 +119,7 @@ class UnitQueue:
         self.num_ready += 1
 
     def take(self, worker: int) -> Unit | None:
-        """Take the next unit of a worker; None when no unit is ready."""
+        """Take the next unit for a worker; None if no unit is ready."""
         self.readmit()
         if not self.groups:
             return None
@@ -129,7 +129,7 @@ class UnitQueue:
         if not affinity or affinity not in groups:
             held = {*self.affinities.values()} - {""}
             affinity = next((name for name in groups if name not in held), None)
-        if affinity is None:  # each is another worker's last, so there are few
+        if affinity is None:  # each group is the last of another worker, so there are few
             affinity = max(groups, key=lambda name: len(groups[name]))
         unit = groups[affinity].popleft()
         if not groups[affinity]:
@@ -141,29 +141,29 @@ class UnitQueue:
         return unit
 
     def readmit(self) -> None:
-        """Make postponed units ready whose time has come."""
+        """Make postponed units ready at their time."""
         while self.postponed and self.postponed[0][0] <= time.monotonic():
             self.add(self.postponed.popleft()[1])
 
     def sleep(self) -> None:
-        """Wait a second, or until a postponed unit is ready again, when no unit is ready or in progress."""
+        """Wait a second, or until a postponed unit is ready; for times without a ready or running unit."""
         assert self.postponed, "units are left, but none of them is ready or in progress"
         time.sleep(min(1.0, max(0.0, self.postponed[0][0] - time.monotonic())))
 
     def settle(self, outcome: Outcome) -> list[Outcome]:
-        """Take note of an outcome, and return all outcomes that follow from it, this one first.
+        """Note an outcome, and return it with all outcomes that follow from it.
 
-        Units that waited for a failed unit are blocked. Those that waited for a busy one are left undone with it,
-        unless it is tried again. Those that waited for a unit that is done become ready.
+        Units that need a failed unit are blocked. Units that need a busy one stay undone with it, or wait for its next
+        attempt. Units that need a finished one become ready.
         """
         if outcome.is_busy and self.waits_for_busy:
             self.postponed.append((time.monotonic() + POLL_SECONDS, self.units[outcome.name]))
             return [outcome]
         over = [outcome]
-        for ended in over:  # grows on the way: blocked units block others
+        for ended in over:  # the list grows: blocked units block others
             for name in self.dependents.pop(ended.name, ()):
                 if name not in self.missing:
-                    continue  # blocked already, by another unit
+                    continue  # another unit has blocked it
                 if outcome.error is not None or outcome.is_busy:
                     del self.missing[name]
                     reason = None if outcome.is_busy else f"blocked: {outcome.name} failed: {outcome.error}"
@@ -182,22 +182,22 @@ EngineKind = Literal["local", "ray"]
 
 
 class Engine(Strict):
-    """The settings of where units run."""
+    """The machines and devices that run units."""
 
     kind: EngineKind = "local"
     """`local`: this machine. `ray`: a Ray cluster."""
     workers: Count | None = None
-    """The number of worker processes. Unless it is given: `workers_per_gpu` for each GPU, or one for each core without
-    a GPU. 0: this process alone, a unit at a time, for a debugger."""
+    """The number of worker processes. By default: `workers_per_gpu` per GPU, or one per core without a GPU. 0: no
+    workers; this process runs a unit at a time, for a debugger."""
     workers_per_gpu: PositiveCount = 1
     """The number of workers that share a GPU."""
     devices_per_worker: PositiveCount = 1
-    """The GPUs of each worker, or its cores without a GPU, for units that start several processes, as torchrun does."""
+    """The GPUs per worker, or its cores without a GPU, for units that start several processes, as torchrun does."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto`: GPUs where there are some. `cpu`: hide them from the units."""
+    """`auto`: GPUs if there are any. `cpu`: hide GPUs from the units. `cuda`: GPUs only."""
     address: str | None = None
-    """The address of a Ray cluster: `auto`, HOST:PORT or `ray://HOST:10001`. Unless it is given, that of RAY_ADDRESS,
-    else a new cluster on this machine."""
+    """The address of a Ray cluster: `auto`, HOST:PORT or `ray://HOST:10001`. By default: RAY_ADDRESS, else a new
+    cluster on this machine."""
 
     @model_validator(mode="after")
     def makes_sense(self) -> "Engine":
@@ -214,13 +214,13 @@ class Engine(Strict):
 # Messages of a worker
 
 Message = tuple[Literal["ready", "progress", "over", "ended"], Any]
-"""`ready`; `progress` with the unit's report; `over` with its outcome, which has no name; `ended` with an outcome,
-after which the worker is gone."""
+"""`ready`; `progress` with the unit's report; `over` with its outcome, without the name; `ended` with the last outcome
+of the worker."""
 
 
 def attempt(call: Callable[[], Any], tell: Callable[[Any], None]) -> Message:
-    """Do a unit's work, and pass its reports of progress to `tell`. Errors become outcomes, and any but an `InputError`
-    ends the worker; `StoppedError` and `KeyboardInterrupt` are raised."""
+    """Run a unit, and pass its reports of progress to `tell`. Errors become outcomes; all but `InputError` also end the
+    worker. `StoppedError` and `KeyboardInterrupt` are raised."""
     started, earlier = time.perf_counter(), console.report_progress
     console.report_progress = tell
     try:
@@ -228,10 +228,8 @@ def attempt(call: Callable[[], Any], tell: Callable[[Any], None]) -> Message:
     except StoppedError:
         raise
     except (Exception, SystemExit) as problem:  # a unit may raise anything
-        is_busy = isinstance(problem, BusyError)
-        error = None if is_busy else describe_error(problem)
-        lines = traceback.format_exception(problem)
-        outcome = Outcome("", None, error, traceback="".join(lines), is_busy=is_busy)
+        is_busy, lines = isinstance(problem, BusyError), "".join(traceback.format_exception(problem))
+        outcome = Outcome("", None, None if is_busy else describe_error(problem), traceback=lines, is_busy=is_busy)
         return ("over" if isinstance(problem, InputError) else "ended"), outcome
     finally:
         console.report_progress = earlier
@@ -239,7 +237,7 @@ def attempt(call: Callable[[], Any], tell: Callable[[Any], None]) -> Message:
 
 
 def describe_error(error: BaseException) -> str:
-    """Write an error in one line: the text of our own, else `Type: text (where in this package)`."""
+    """Write an error in one line: the text of an `InputError`, else `Type: text (line of this package)`."""
     text = " ".join(str(error).split())
     if isinstance(error, InputError):
         return text
@@ -258,23 +256,23 @@ START = (
     "import sys; descriptor, parent, *sys.path = sys.argv[1:]; "
     "from biphase.engine.local import serve; serve(int(descriptor), int(parent))"
 )
-"""The program of a worker. Its arguments are its end of the pipe, its parent, and the folders that the parent imports
-from."""
+"""The program of a worker. Its arguments are its end of the pipe, its parent process, and the parent's import path."""
 
 
 class WorkerProcess:
-    """A worker process with a pipe to it. It leads a process group: Ctrl-C passes it by, and its children end with it.
+    """A worker process and a pipe to it. It leads a process group: Ctrl-C does not reach it, and its children end with
+    it.
 
-    `multiprocessing` would run the main script again in each worker, with our environment. On a cluster a Ray actor
-    starts this process, and runs its methods in threads, so that it can be ended while `receive` waits. A unit has the
-    main thread, its own signals and a clean death.
+    `multiprocessing` would run the main script again in each worker, with our environment. On a cluster, a Ray actor
+    starts this process and runs these methods in threads, so that it can end the process while `receive` waits. A unit
+    has the main thread of the process and its own signals, and its death leaves this process intact.
     """
 
     def __init__(self, threads: int, gpus: str | None) -> None:
         """
         Args:
-            threads: the most threads; fewer where the environment says so.
-            gpus: its value of `machine.gpu_variables`; None: the same as in this process.
+            threads: the most threads; the environment may lower it.
+            gpus: its value of `machine.gpu_variables`; None for that of this process.
         """
         variables = dict.fromkeys(THREAD_VARIABLES, str(max(1, threads)))
         for name in THREAD_VARIABLES:
@@ -285,7 +283,7 @@ class WorkerProcess:
             names = machine.gpu_variables()
             variables |= dict.fromkeys(names if gpus else [*names, "CUDA_VISIBLE_DEVICES"], gpus)
         paths = sys.path
-        if ray := sys.modules.get("ray"):  # its own vendored packages must not hide those of the user
+        if ray := sys.modules.get("ray"):  # Ray's vendored packages must not hide those of the user
             paths = [path for path in paths if not Path(path).is_relative_to(Path(str(ray.__file__)).parent)]
         self.connection, worker_end = Pipe()
         with worker_end:
@@ -298,12 +296,12 @@ class WorkerProcess:
             )
 
     def send(self, payload: bytes) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # `receive` tells that it is gone
+        with suppress(BrokenPipeError, ConnectionResetError):  # `receive` reports the end of the process
             self.connection.send_bytes(payload)
 
     def receive(self) -> bytes:
-        """Wait for its next message, pickled; once the process has ended, return one that says how."""
-        # Its children may hold the pipe open, so that the end of the process does not end the pipe.
+        """Wait for the next pickled message. After the end of the process, return a message about it."""
+        # Children may hold the pipe open after the end of the process.
         with suppress(EOFError, OSError):
             while self.popen.poll() is None or self.connection.poll():
                 if self.connection.poll(1.0):
@@ -317,18 +315,18 @@ class WorkerProcess:
         return pickle.dumps(("ended", Outcome("", None, error, worker_died=True)))
 
     def signal_group(self, signum: int) -> None:
-        """Send a signal to the worker and to all that it started and that still runs."""
-        with suppress(ProcessLookupError, PermissionError):  # macOS raises the latter for a process that is ending
+        """Send a signal to the worker and to all its running children."""
+        with suppress(ProcessLookupError, PermissionError):  # macOS raises the latter for an ending process
             os.killpg(self.popen.pid, signum)
 
 
 def end_processes(processes: Sequence[WorkerProcess]) -> None:
-    """Ask processes to end, wait for them, and kill what they leave behind. A Ctrl-C meanwhile kills at once."""
+    """Ask processes to end, wait for them, and kill all that remains. Ctrl-C during the wait kills at once."""
     started, is_told, patience = time.monotonic(), False, machine.grace()
     try:
         for process in processes:
             process.signal_group(signal.SIGTERM)
-            # A worker that waits for a unit ends with its pipe, even if its last unit has used up the SIGTERM.
+            # A worker that waits for a unit ends with its pipe, even if its last unit caught the SIGTERM.
             with suppress(OSError), socket.socket(fileno=os.dup(process.connection.fileno())) as pipe:
                 pipe.shutdown(socket.SHUT_WR)
         while num_left := sum(process.popen.poll() is None for process in processes):
@@ -343,7 +341,7 @@ def end_processes(processes: Sequence[WorkerProcess]) -> None:
                 is_told = True
             time.sleep(0.01)
         for process in processes:
-            # Print how its unit was stopped, where it has said so and nobody has read it.
+            # Print the unread message of a worker about its stopped unit.
             with suppress(EOFError, OSError):
                 while process.popen.poll() is not None and process.connection.poll():
                     kind, outcome = pickle.loads(process.connection.recv_bytes())
@@ -357,7 +355,7 @@ def end_processes(processes: Sequence[WorkerProcess]) -> None:
 
 
 def count_workers(engine: Engine) -> int:
-    """Count the workers that run side by side if there is work for all; 0 where only a Ray cluster knows."""
+    """Count the workers that can run side by side; 0 if only a Ray cluster knows."""
     if engine.workers is not None:
         return max(engine.workers, 1)
     if engine.kind == "ray":
@@ -370,40 +368,36 @@ class LocalPool:
     """Worker processes on this machine, each known by its index, from 0 to `limit` - 1."""
 
     def __init__(self, engine: Engine, num_units: int) -> None:
-        self.hides_gpus = engine.device == "cpu"
-        self.gpus = [] if self.hides_gpus else machine.visible_gpus()
-        if engine.device == "cuda" and not self.gpus:
+        gpus = [] if engine.device == "cpu" else machine.visible_gpus()
+        if engine.device == "cuda" and not gpus:
             raise InputError("device is cuda, but PyTorch sees no CUDA device; use cpu")
-        self.gpus_each = engine.devices_per_worker
-        if self.gpus and self.gpus_each > len(self.gpus):
-            raise InputError(f"{self.gpus_each} devices for each worker, but this machine has {len(self.gpus)} GPUs")
+        each = engine.devices_per_worker
+        if gpus and each > len(gpus):
+            raise InputError(f"{each} devices for each worker, but this machine has {len(gpus)} GPUs")
+        shares = [",".join(gpus[first : first + each]) for first in range(0, len(gpus) - each + 1, each)]
+        self.gpus: list[str | None] = [*shares] or ["" if engine.device == "cpu" else None]
+        """The values of `machine.gpu_variables` that workers get in turn; None for that of this process."""
         self.limit = min(count_workers(engine), num_units)
         self.processes: dict[int, WorkerProcess] = {}
 
-    def choose_gpus(self, worker: int) -> str | None:
-        """Choose a worker's value of `machine.gpu_variables`; None: the same as in this process."""
-        if not self.gpus:
-            return "" if self.hides_gpus else None
-        first = worker * self.gpus_each % (len(self.gpus) // self.gpus_each * self.gpus_each)
-        return ",".join(self.gpus[first : first + self.gpus_each])
-
     def start(self, worker: int) -> None:
-        self.processes[worker] = WorkerProcess(machine.num_cores() // self.limit, self.choose_gpus(worker))
+        gpus = self.gpus[worker % len(self.gpus)]
+        self.processes[worker] = WorkerProcess(machine.num_cores() // self.limit, gpus)
 
     def send(self, worker: int, payload: bytes) -> None:
         """Hand a worker a unit: function and arguments, pickled."""
         self.processes[worker].send(payload)
 
     def listen(self) -> Iterator[tuple[int, Message]]:
-        """Yield the workers' messages, which may say that they ended, after a second at most."""
+        """Yield the messages of workers, which include their ends, after a second at most."""
         ready = wait([process.connection for process in self.processes.values()], timeout=1.0)
         for worker, process in list(self.processes.items()):
-            # The children of a dead one may hold its pipe open.
+            # The children of a dead worker may hold its pipe open.
             if process.connection in ready or process.popen.poll() is not None:
                 yield worker, pickle.loads(process.receive())
 
     def end(self, workers: list[int]) -> None:
-        """Ask workers to end, give them time to save their state, then kill them."""
+        """Ask workers to end, give them time to save their state, and then kill them."""
         end_processes([self.processes.pop(worker) for worker in workers])
 
     def close(self) -> None:
@@ -436,8 +430,8 @@ def serve(descriptor: int, parent: int) -> None:
 
 
 def load_and_call(payload: bytes) -> Any:
-    """Unpickle a function and its arguments, which the parent sent, and call it. Importing its module and pickling its
-    value happen here, where an error counts as the unit's."""
+    """Unpickle the parent's function and arguments, and call it. The import of its module and the pickling of its value
+    happen here too, so that their errors count as the unit's."""
     function, arguments = pickle.loads(payload)
     value = function(**arguments)
     pickle.dumps(value)

@@ -1,4 +1,4 @@
-"""A Ray cluster, joined or started on this machine; the division of its nodes; and its workers, each an actor."""
+"""A Ray cluster that this process joins or starts, the division of its nodes, and its workers, each an actor."""
 
 import logging
 import os
@@ -28,35 +28,35 @@ from biphase.files import content_hash, file_hash, is_locked, locked
 from biphase.machine import grace, python_process
 
 JOIN_SECONDS = 60.0
-"""The wait for an address that does not answer."""
+"""The longest wait for an answer from an address."""
 HEAD_SECONDS = 30.0
-"""The longest absence of a cluster's head: after a minute, Ray itself would end this process."""
+"""The longest absence of a cluster's head. After a minute, Ray itself would end this process."""
 LAST_SECONDS = 15.0
-"""The time after that in which the main thread may say so itself: its calls of Ray may wait for the head."""
+"""The time that the main thread then has to report the loss itself, since its calls of Ray may wait for the head."""
 
 
 @contextmanager
 def kept_to_this_machine() -> Iterator[None]:
-    """Make a cluster that starts in the block listen on the loopback interface alone, and obey only its token.
+    """Make a cluster that starts in the block listen on the loopback interface only, and require a token.
 
-    Ray left to itself listens on all interfaces, and runs whatever it is sent. A token is drawn unless the user has set
-    how to authenticate, or has loaded Ray before; Ray before 2.52 has none.
+    By default, Ray listens on all interfaces and runs whatever it receives. The token is random unless the user has
+    configured authentication or has loaded Ray before; Ray before 2.52 has no tokens.
     """
     loaded = sys.modules.get("ray")
     variables = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # on all systems: the address of a node is 127.0.0.1
-    is_said = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
-    if not is_said and loaded is None:  # a loaded Ray has read already that there is no token
+    is_set = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
+    if not is_set and loaded is None:  # a loaded Ray has already read that there is no token
         variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     os.environ.update(variables)
     import ray
 
-    constants: Any = ray._private.ray_constants  # Ray reads the first variable when it is imported, and never again
+    constants: Any = ray._private.ray_constants  # Ray reads the first variable only at its import
     reaches_others = sys.platform == "linux" if loaded is None else constants.ENABLE_RAY_CLUSTER
     constants.ENABLE_RAY_CLUSTER = False
     try:
         yield
-    finally:  # a cluster that is joined later has a token of its own, or none
-        for variable in {*variables, "RAY_AUTH_MODE"} - is_said:  # Ray 2.60 sets the mode on its own
+    finally:  # a cluster that this process joins later has its own token, or none
+        for variable in {*variables, "RAY_AUTH_MODE"} - is_set:  # Ray 2.60 also sets the mode
             os.environ.pop(variable, None)
         constants.ENABLE_RAY_CLUSTER = reaches_others
         raylet: Any = ray._raylet
@@ -66,21 +66,21 @@ def kept_to_this_machine() -> Iterator[None]:
 
 
 def connect_ray(address: str | None) -> None:
-    """Join the cluster at an address, else at `RAY_ADDRESS`; without either, start one on this machine.
+    """Join the cluster at an address or at `RAY_ADDRESS`; without either, start one on this machine.
 
-    Ray left to itself would join any cluster whose address file it finds, even another user's. Raises `InputError` when
-    no cluster answers at the address.
+    By default, Ray would join any cluster whose address file it finds, even another user's. Raises `InputError` if no
+    cluster answers at the address.
     """
     import ray
 
     address = address or os.environ.get("RAY_ADDRESS")
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
-    if colon and port.isdecimal():  # Ray itself tries for minutes
+    if colon and port.isdecimal():  # Ray itself would try for minutes
         with told_as(f"no Ray cluster at '{address}'"):
             socket.create_connection((host, int(port)), timeout=10).close()
     if address is not None:
-        # First join in a process that can be killed: where something listens that is no cluster, Ray tries for minutes,
-        # in code that no signal interrupts.
+        # First join in a process that can be killed. If something else listens there, Ray tries for minutes, in code
+        # that no signal interrupts.
         join = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level=40, include_dashboard=False)"
         problem, joining = "", python_process("-c", join, address)
         try:
@@ -88,25 +88,25 @@ def connect_ray(address: str | None) -> None:
         except subprocess.TimeoutExpired:
             problem = f"no answer within {JOIN_SECONDS:.0f} s"
         except subprocess.CalledProcessError as error:
-            *_, last = re.split(r"(?m)^(?=[\w.]+(?:Error|Exception): )", error.stderr)  # perhaps of several lines
+            *_, last = re.split(r"(?m)^(?=[\w.]+(?:Error|Exception): )", error.stderr)  # may have several lines
             problem = last.strip() or f"exit code {error.returncode}"
         if problem:
-            reason = f"{shorten(problem, 300)}; has it the same versions of Ray and Python as are here"
+            reason = f"{shorten(problem, 300)}; use the same versions of Ray and Python on all nodes"
             token = "set RAY_AUTH_MODE=token here and on all nodes, and RAY_AUTH_TOKEN unless ~/.ray/auth_token has it"
-            raise InputError(f"no Ray cluster at '{address}': {reason}? Where it wants a token, {token}")
+            raise InputError(f"no Ray cluster at '{address}': {reason}. If it requires a token, {token}")
     handler = signal.getsignal(signal.SIGTERM)
     problem = f"no Ray cluster at '{address}'" if address else "Ray does not start here"
-    with told_as(problem), chdir(os.sep):  # Ray's processes import modules from the folder where it starts
+    with told_as(problem), chdir(os.sep):  # Ray's processes import modules from the folder in which it starts
         ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)  # `ray.init` replaced it
 
 
 def divide_nodes(nodes: Sequence[dict[str, float]], engine: Engine, num_units: int) -> tuple[int, int, float]:
-    """Divide a cluster: return the number of workers, and the CPUs and GPUs that each of them holds.
+    """Divide a cluster: return the number of workers, and the CPUs and GPUs per worker.
 
-    With GPUs, the CPUs of a node are divided among its GPUs, and the node with the fewest CPUs a GPU sets the number.
-    Without GPUs, each worker holds as many CPUs as possible with a place for all workers.
+    With GPUs, the workers of a node share its CPUs, and the node with the fewest CPUs per worker sets the number.
+    Without GPUs, each worker gets as many CPUs as possible while all workers have a place.
     """
     with_gpus = [node for node in nodes if node.get("GPU", 0) >= 1]
     if engine.device != "cpu" and with_gpus:
@@ -129,19 +129,19 @@ def divide_nodes(nodes: Sequence[dict[str, float]], engine: Engine, num_units: i
 
 @dataclass
 class Head:
-    """A watch over the head of a cluster. A minute after it is gone, Ray ends this process without saying why: so this
-    watch says it before."""
+    """A watch over the head of a cluster. A minute after the head is gone, Ray ends this process without a reason. The
+    watch reports the reason before that."""
 
     address: str
-    """The HOST:PORT where it listens; empty through `ray://`, where it is unknown."""
+    """The HOST:PORT of the head; empty through `ray://`, which hides it."""
     is_there: bool = True
     answered: float = field(default_factory=time.monotonic)
     """The time of its last answer."""
     is_over: threading.Event = field(default_factory=threading.Event)
-    """Set once the head is not needed any more."""
+    """An event for the end of the watch."""
 
     def watch(self) -> None:
-        """End this process with a line, from a thread, when the head is gone and the main thread does not say so."""
+        """Watch from a thread. If the head is gone and the main thread does not report it, end this process."""
         try:
             while not self.is_over.wait(1.0):
                 self.look()
@@ -151,7 +151,7 @@ class Head:
                 os._exit(2)
 
     def look(self) -> None:
-        """Look whether the head answers. Raises `InputError` when it has been gone for too long."""
+        """Ask the head for an answer. Raises `InputError` if it has been gone for too long."""
         now = time.monotonic()
         if now < self.answered + 5.0 or not self.address:
             return
@@ -165,7 +165,7 @@ class Head:
 
     @contextmanager
     def needed(self) -> Iterator[None]:
-        """Turn errors of the block into the loss of a head whose address is unknown (`ray://`), but for Ray's errors
+        """Report errors of the block as the loss of a head with an unknown address (`ray://`), except Ray's errors
         about a worker."""
         import ray
 
@@ -173,7 +173,7 @@ class Head:
             yield
         except (InputError, StoppedError, ray.exceptions.RayError):
             raise
-        except Exception as error:  # Ray's client and gRPC have many kinds for it
+        except Exception as error:  # Ray's client and gRPC have many kinds of errors for it
             if not self.address:
                 raise self.gone(str(error)) from None
             raise
@@ -181,33 +181,33 @@ class Head:
     def gone(self, reason: str) -> InputError:
         self.is_there = False
         lost = f"the head of the Ray cluster at {self.address}" if self.address else "the Ray cluster"
-        remedy = "what was finished is kept: start a cluster and run the same command again"
+        remedy = "finished work is kept: start a cluster and run the same command again"
         return InputError(f"{lost} is gone ({shorten(reason, 200)}); {remedy}")
 
 
 SEEN_SECONDS = 10.0
-"""The time in which a node must see a file of this command."""
+"""The longest time until a node sees a file of this command."""
 PLACE_SECONDS, LEFT_SECONDS = 30.0, 300.0
-"""The wait for a place in the cluster until it is announced, and until it is given up when no remaining node has room:
-a new node may be on its way."""
+"""The wait for a place in the cluster until a message, and until the end of the run if no remaining node has room. New
+nodes may arrive meanwhile."""
 
 
 class RayWorker(WorkerProcess):
     """A worker process that an actor starts on its node, in the current folder of this command.
 
-    On a node without the code and the files of this command, it sends a refusal instead of starting.
+    On a node without the code or the files of this command, it sends a refusal and starts nothing.
     """
 
-    def __init__(self, threads: int, gpus: str | None, standing: str, code: str, mark: str | None) -> None:
+    def __init__(self, threads: int, gpus: str | None, current: str, code: str, mark: str | None) -> None:
         """
         Args:
-            standing: the current folder of this command.
+            current: the current folder of this command.
             code: the `hash_code` of this command.
             mark: a file that exists while this command runs.
         """
-        self.refusal = find_difference(standing, code, mark)
+        self.refusal = find_difference(current, code, mark)
         if not self.refusal:
-            os.chdir(standing)
+            os.chdir(current)
             super().__init__(threads, gpus)
 
     def node(self) -> str:
@@ -221,56 +221,56 @@ class RayWorker(WorkerProcess):
         return super().receive()
 
     def stop(self) -> None:
-        """End the process, silently: nobody reads the lines of an actor."""
+        """End the process without a line: nobody reads the output of an actor."""
         if not self.refusal:
             silence()
             end_processes([self])
 
 
-def find_difference(standing: str, code: str, mark: str | None) -> str:
-    """Return the reason why units would do something else on this node than in this command, or "".
+def find_difference(current: str, code: str, mark: str | None) -> str:
+    """Return the reason why units would have other results on this node than in this command, or "".
 
     A shared file system may take some seconds to show a new file on all machines.
     """
     if hash_code() != code:
         return f"has another biphase ({__version__}, {SOURCE}) than this command: install the same on all nodes"
-    if not Path(standing).is_dir():
-        return f"has no folder {standing}, where this command stands: stand in one that all nodes see"
+    if not Path(current).is_dir():
+        return f"has no folder {current}, the current folder of this command: run it in a folder that all nodes share"
     deadline = time.monotonic() + SEEN_SECONDS
     while mark is not None and not Path(mark).exists():
         if time.monotonic() > deadline:
-            return f"does not see what is written into {Path(mark).parent}: choose a folder that all nodes share"
+            return f"does not see new files in {Path(mark).parent}: choose a folder that all nodes share"
         time.sleep(0.1)
     return ""
 
 
 def hash_code() -> str:
-    """Hash the files of this package: its version does not change with edits in a working copy."""
+    """Hash the files of this package, since its version does not change with edits in a working copy."""
     files = sorted(path for suffix in ("py", "yaml") for path in SOURCE.rglob(f"*.{suffix}"))
     return content_hash([[str(path.relative_to(SOURCE)), file_hash(path)] for path in files])
 
 
 class RayPool:
-    """Workers on a Ray cluster, which is joined, or started on this machine; with the methods of `LocalPool`."""
+    """Workers on a Ray cluster that this process joins or starts, with the methods of `LocalPool`."""
 
     def __init__(self, engine: Engine, num_units: int, folder: Path | None = None) -> None:
         """
         Args:
-            folder: the folder to which units write; all nodes must see it.
+            folder: the folder into which units write; all nodes must see it.
         """
         if find_spec("ray") is None:
             raise InputError("the engine is ray, but Ray is not installed: pip install 'biphase[cluster]'")
-        os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # no new cluster in place of one that was lost
+        os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # no new cluster in place of a lost one
         self.actors: dict[int, Any] = {}
         self.nodes: dict[int, Future[str]] = {}
-        """The address of each worker's node, once it has a place there; lost workers are not in it."""
+        """The address of each worker's node, done once the worker has a place; without lost workers."""
         self.pending: dict[int, Future[bytes]] = {}
         """The next message of each worker."""
         self.waiting_since, self.is_told = time.monotonic(), False
-        """The time from which no worker has had a place, and whether that was announced."""
-        with ExitStack() as held:  # a cluster that was started here must not stay behind, after Ctrl-C neither
+        """The time since which no worker has had a place, and whether the message about it is out."""
+        with ExitStack() as held:  # no cluster of ours may remain, even after Ctrl-C
             loaded: Any = sys.modules.get("ray")
-            is_joined = loaded is not None and loaded.is_initialized()  # by the caller, who knows where
+            is_joined = loaded is not None and loaded.is_initialized()  # by the caller
             if not (is_joined or engine.address or os.environ.get("RAY_ADDRESS")):
                 held.enter_context(kept_to_this_machine())
             import ray
@@ -278,7 +278,7 @@ class RayPool:
             if not is_joined:
                 from ray._private import worker
 
-                # Raylets write pages about a lost node to stdout; `listen` says it in a line.
+                # Raylets write pages about a lost node to stdout; `listen` reports it in a line.
                 held.callback(setattr, worker, "print_to_stdstream", worker.print_to_stdstream)
                 worker.print_to_stdstream = lambda *_, **__: None
                 held.callback(ray.shutdown)
@@ -325,7 +325,7 @@ class RayPool:
                 yield worker, (kind, body)
 
     def look_for_places(self) -> None:
-        """Announce, once, that all workers wait for a place in the cluster. Raises `InputError` when none will come."""
+        """If all workers wait for a place in the cluster, say so once. Raises `InputError` if no place will come."""
         import ray
 
         if not self.nodes or any(node.done() for node in self.nodes.values()):
@@ -340,7 +340,7 @@ class RayPool:
             remedy = "run the same command again: it uses the nodes that are left"
             raise InputError(f"each worker needs {resources}, and {lack}; {remedy}")
         if not self.is_told:
-            why = "others hold them" if has_room else "no remaining node has them"
+            why = "others use them" if has_room else "no remaining node has them"
             err.print(f"waiting for a place on the Ray cluster: each worker needs {resources}, and {why}")
         self.is_told = True
 
@@ -348,13 +348,13 @@ class RayPool:
         import ray
 
         try:
-            if self.head.is_there or self.head.address:  # workers are reached without it, but for `ray://`
+            if self.head.is_there or self.head.address:  # only `ray://` needs the head to reach workers
                 running = [worker for worker in workers if worker in self.nodes and self.nodes[worker].done()]
                 wait([self.actors[worker].stop.remote().future() for worker in running], timeout=grace() + 5)
         finally:
             for worker in workers:
                 actor = self.actors.pop(worker)
-                if self.head.is_there:  # else it ends with this process
+                if self.head.is_there:  # without a head, the actor ends with this process
                     ray.kill(actor)
                 self.nodes.pop(worker, None)
                 self.pending.pop(worker, None)
@@ -382,8 +382,8 @@ def describe_loss(error: Exception, address: "Future[str] | None") -> str:
 
 @contextmanager
 def visible_file(folder: Path) -> Iterator[str]:
-    """Keep a file in a folder while the block runs, for other machines to look for. Files of killed processes are
-    removed."""
+    """Keep a file in a folder while the block runs, so that other machines can look for it. Remove those of killed
+    processes."""
     for stale_path in folder.glob(".seen-*"):
         if not is_locked(stale_path):
             stale_path.unlink(missing_ok=True)

@@ -1,11 +1,11 @@
 """Run idempotent units: in this process, in worker processes of this machine, or on the machines of a Ray cluster.
 
-In: units, each a function with plain arguments, and an engine that says where. Out: an outcome per unit, as they end.
-Order and errors are decided here, in the same way for all engines (`local`, `ray`). A unit claims its result, writes it
-last and marks it done, so that a unit that runs again finds its work done.
+In: units, each a function with plain arguments, and an engine that says where they run. Out: an outcome per unit, as
+they end. This module decides order and errors, in the same way for all engines (`local`, `ray`). A unit claims its
+result, writes it last and marks it done, so that a unit that runs again finds its work done.
 
-Grids and studies also share units with a bar, and the records of failures. FOLDER/failed/NAME.json is the record of a
-unit that failed when it was last tried, or that was blocked by a failed unit. It goes when the unit is done.
+Grids and studies run their units with a bar and with records of failures. FOLDER/failed/NAME.json records a unit whose
+last attempt failed, or that a failed unit blocked. The record is removed when the unit is done.
 """
 
 import pickle
@@ -27,12 +27,12 @@ from biphase.files import content_hash, read_json_as, write_json
 from biphase.machine import STOPS, grace, handled
 
 START_ATTEMPTS = 3
-"""After so many workers in a row that end before they take a unit (short of memory, say), the run is given up."""
+"""The number of workers in a row that may end before they take a unit (short of memory, say). Then the run ends."""
 
 WAITING = "waiting for units on which other processes work"
 
 Listener = Callable[[str, Any], None]
-"""Called with a unit's name and its report of progress (`console.report_progress`)."""
+"""A function of a unit's name and its report of progress (`console.report_progress`)."""
 
 
 def run_units(
@@ -45,27 +45,27 @@ def run_units(
 ) -> Generator[Outcome, None, None]:
     """Yield the outcomes of all units, as they end. Closing the generator ends the workers.
 
-    A unit that raises, or whose worker dies, has an outcome with an `error`; so has every unit that needs it (`blocked:
-    NAME failed: ERROR`); all others go on. After any exception but an `InputError` the worker is replaced, because the
-    error may have broken the process too, as CUDA errors do. Without workers, in this process, `StoppedError` and
-    `KeyboardInterrupt` of a unit end the run.
+    A unit that raises, or whose worker dies, has an outcome with an `error`. So has every unit that needs it (`blocked:
+    NAME failed: ERROR`). All others run. After any exception but an `InputError` the worker is replaced, because the
+    error may have broken the process too, as CUDA errors do. Without workers, a unit's `StoppedError` or
+    `KeyboardInterrupt` ends the run.
 
-    A unit on which another process works (`BusyError`) has an outcome with `is_busy`, each time that it is tried
-    (`UnitQueue`). Units that need it wait with it, or stay undone with it.
+    A unit on which another process works (`BusyError`) has an outcome with `is_busy` after each attempt (`UnitQueue`).
+    Units that need it wait with it, or stay undone with it.
 
-    A local worker gets its part of the cores as threads, or fewer where OMP_NUM_THREADS says so here, and its GPU by
-    CUDA_VISIBLE_DEVICES or AMD's variables, among those that they allow here. Workers are detached from the terminal.
-    When the generator is closed, they and their children get SIGTERM; whoever is left when a worker is gone, or after
-    `machine.grace`, gets SIGKILL. When this process is killed, they end by themselves. One of `machine.STOPS` to it is
-    raised as `StoppedError` while the generator is open.
+    A local worker gets its part of the cores as threads, or fewer if OMP_NUM_THREADS is lower here. It gets its GPU by
+    CUDA_VISIBLE_DEVICES or AMD's variables, among the GPUs that these variables allow here. Workers are detached from
+    the terminal. When the generator is closed, they and their children get SIGTERM. Processes that outlive their worker
+    or `machine.grace` get SIGKILL. When this process is killed, workers end by themselves. While the generator is open,
+    a signal in `machine.STOPS` raises `StoppedError`.
 
-    On Ray, each worker holds its CPUs, or its part of a GPU, on some node. A node ends the run when its workers have
-    other code, do not see the current folder of this process, or do not see files in `folder`. All other files that
-    units read and write must also lie on a file system that all nodes share.
+    On Ray, each worker reserves its CPUs, or its part of a GPU, on a node. The run ends if a node has other code, or
+    does not see the current folder of this process or the files in `folder`. All other files that units read and write
+    must also be on a file system that all nodes share.
 
     Raises:
-        InputError: no GPU where one is asked for, no Ray, no cluster, or workers that do not start.
-        StoppedError: on one of `machine.STOPS`.
+        InputError: for a missing GPU, Ray or cluster, and for workers that do not start.
+        StoppedError: after a signal in `machine.STOPS`.
     """
     queue = UnitQueue(list(units), waits_for_busy)
     grace()  # an unreadable value is refused before anything starts
@@ -143,12 +143,12 @@ def hand_out(queue: UnitQueue, pool: LocalPool | RayPool, idle: set[int], runnin
 
 
 def stop(signum: int, _: Any) -> None:
-    """Raise `StoppedError`, once, so that workers are ended in order."""
+    """Raise `StoppedError`, once, so that workers end in order."""
     signal.signal(signum, signal.SIG_IGN)  # Slurm may send it twice
     raise StoppedError(signum=signum)
 
 
-# Units with a bar, and the records of failures
+# Units with a bar and records of failures
 
 
 @dataclass(frozen=True)
@@ -161,12 +161,12 @@ class Failure:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether it did not begin because a unit that it needs failed."""
+        """Whether the unit did not begin because a unit that it needs failed."""
         return self.reason.startswith("blocked: ")
 
 
 def read_failure(path: Path, mtime: int | None = None) -> Failure | None:
-    """Read the record of a failure; None where there is none, or only that of the time `mtime`."""
+    """Read the record of a failure; None if there is none, or if it dates from `mtime`."""
     try:
         return None if path.stat().st_mtime_ns == mtime else read_json_as(path, Failure)
     except (FileNotFoundError, InputError):
@@ -176,25 +176,25 @@ def read_failure(path: Path, mtime: int | None = None) -> Failure | None:
 
 
 def read_failures(folder: Path) -> list[Failure]:
-    """Read the records of a folder's failures."""
+    """Read all records of failures in a folder."""
     return [failure for path in sorted((folder / "failed").glob("*.json")) if (failure := read_failure(path))]
 
 
 def unless_failed(function: Callable[..., Any], arguments: dict[str, Any], record: Path, mtime: int | None) -> Any:
-    """Do a unit, or raise its failure in another process, if that was recorded since the time `mtime`.
+    """Run a unit, unless another process has recorded its failure since `mtime`: then raise that failure.
 
-    Else the processes that wait for a unit would repeat it one by one, for hours and to the same end.
+    Otherwise the processes that wait for a unit would repeat it one by one, for hours and with the same result.
     """
     failure = read_failure(record, mtime)
-    if failure is not None and failure.traceback:  # without one it was blocked, or its worker died: here it may succeed
+    if failure is not None and failure.traceback:  # without one, it was blocked or its worker died: it may succeed here
         raise InputError(failure.reason)
     return function(**arguments)
 
 
 def record_failure(path: Path, mtime: int | None, unit: Unit, outcome: Outcome) -> Failure | None:
-    """Write the record of a unit that failed, and return it; remove the record of one that is done, and return None.
+    """Write and return the record of a failed unit; for a unit that is done, remove its record and return None.
 
-    Another process' record of the same failure, written since `mtime`, stays: it has the traceback.
+    If another process has recorded the same failure since `mtime`, its record stays: it has the traceback.
     """
     if outcome.error is None:
         path.unlink(missing_ok=True)
@@ -211,33 +211,33 @@ def record_failure(path: Path, mtime: int | None, unit: Unit, outcome: Outcome) 
 
 @dataclass(frozen=True)
 class Pace:
-    """The time and cost of the units of a kind that are done."""
+    """The time and the summed cost of the finished units of a kind."""
 
     seconds: float
     cost: float
-    """The sum of their `cost`."""
 
 
 LEAST_PROGRESS = 0.1
-"""The part of a unit that must be done before its pace counts: its first seconds are for loading."""
+"""The part of a unit that must be done before its pace counts, since its first seconds go to loading."""
 
 
 class Forecast:
-    """A forecast of the time that the units that are left will take.
+    """A forecast of the time that the remaining units will take.
 
-    Their time in proportion to their cost is that of their kind so far, running units included, or before there is one
-    of the kind, that of all units. As many units run side by side as when the last one ended.
+    It assumes that time is proportional to cost. The factor is that of the unit's kind so far, running units included;
+    before any unit of the kind has progressed, that of all units. It also assumes that as many units run side by side
+    as when the last one ended.
     """
 
     def __init__(self, units: Sequence[Unit], spent: Mapping[str, Pace] | None = None) -> None:
         """`spent`: the pace of earlier calls, by kind."""
         self.left: dict[str, float] = defaultdict(float)
-        """The cost of the units that are left, by kind."""
+        """The cost of the remaining units, by kind."""
         self.seconds = defaultdict(float, {kind: pace.seconds for kind, pace in (spent or {}).items()})
         self.costs = defaultdict(float, {kind: pace.cost for kind, pace in (spent or {}).items()})
-        """The time and the cost of the units that are done, by kind."""
+        """The time and the cost of the finished units, by kind."""
         self.running: dict[str, tuple[Unit, float, float]] = {}
-        """Each unit that has reported: itself, the part that is done, and the seconds that this part took."""
+        """Each unit that has reported progress, the share that is done, and the seconds that this share took."""
         self.num_running = 1
         for unit in units:
             self.left[unit.kind] += unit.cost
@@ -252,7 +252,7 @@ class Forecast:
 
     @property
     def seconds_by_kind(self) -> dict[str, float] | None:
-        """The seconds that one worker needs for the rest of each kind; None before a unit, or `LEAST_PROGRESS` of one,
+        """The seconds that one worker needs for the rest of each kind; None until a unit, or `LEAST_PROGRESS` of one,
         is done."""
         left = self.left.copy()
         seconds = self.seconds.copy()
@@ -295,12 +295,12 @@ def run_batch(
     on_done: Callable[[Unit], None] = lambda unit: None,
     spent: Mapping[str, Pace] | None = None,
 ) -> list[Failure]:
-    """Run units whose values are lists of lines to print; return the failures, which `folder` records too.
+    """Run units whose values are lists of lines to print. Record the failures in `folder` and return them.
 
     Args:
         label: the name of the bar, which counts `things` by the units' `size`; `num_done` were done before.
-        waits_for_busy: wait for units on which other processes work, instead of leaving them to these.
-        spent: the pace of earlier calls, by kind, for the time that is left.
+        waits_for_busy: whether to wait for units on which other processes work; if not, leave these to them.
+        spent: the pace of earlier calls, by kind, for the forecast.
     """
     by_name = {unit.name: unit for unit in units}
     records: dict[str, tuple[Path, int | None]] = {}

@@ -1,11 +1,12 @@
-"""Text and a compute budget → a recipe ready to run, each choice with its reason and where the reason is from.
+"""Text and a compute budget → a recipe ready to run. Each choice has a reason and a source.
 
-A public encoder is continued where the budget cannot reach what it was trained with. Else every preset gets what the
-budget buys of tokens; a scaling law ranks them, and the smallest of the best is chosen. The rest follows from rules of
-thumb (`rules.yaml`), the curriculum from the user's own study where there is one.
+The advice continues a public encoder if the budget is below the compute that trained it. Otherwise every preset gets
+the tokens that the budget buys; a scaling law ranks the presets, and the smallest of the best is chosen. All else
+follows from rules of thumb (`rules.yaml`), and the curriculum from the user's own study if there is one.
 """
 
 import math
+import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -13,40 +14,30 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from biphase.config import read_yaml
+from biphase.config import parse_config, read_yaml
 from biphase.corpus.shards import ShardSet
 from biphase.corpus.text import find_language, find_text_sources, read_documents, spread
 from biphase.errors import SOURCE, InputError
 from biphase.flops import SampleLengths, Shape, flops_per_token, shape_of
 from biphase.presets import PRESETS
-from biphase.recipe import (
-    OBJECTIVES,
-    Checkpoints,
-    ComputeConfig,
-    Data,
-    Init,
-    ObjectiveName,
-    Optimizer,
-    Phase,
-    Recipe,
-    Validation,
-)
+from biphase.recipe import OBJECTIVES, ObjectiveName, Phase, Recipe
 from biphase.report.formats import format_bytes, show_estimate, show_list, show_power, show_tokens, write_steps
-from biphase.schedule import Schedule
 from biphase.studies.cost import Machine, fit_memory
 from biphase.studies.spec import curriculum_label, fill_budget, read_curriculum
 
 FRESH_EPOCHS, MOST_EPOCHS = 4, 40
-"""By the law below, text repeated up to the first is nearly as good as new, and beyond the second worth nothing."""
+"""Repeats of a text. By the law below, repeated text is nearly as good as new up to the first number, and worth nothing
+beyond the second."""
 CLM_EPOCHS = 16
-"""How often CLM may read a text: where it is read more often, the rest is better masked (arXiv 2512.14549)."""
+"""The most repeats of a text under CLM. Masking makes better use of further repeats (arXiv 2512.14549)."""
 WITHIN_NOISE = 0.01
-"""Predicted losses this close, as a share, count as equal: then the smaller network is better, being cheaper to use."""
+"""The relative difference up to which two predicted losses count as equal. Of equals, the smaller network is better: it
+is cheaper to use."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A row of the advice, as it is told."""
+    """A row of the advice in words."""
 
     what: str
     value: str
@@ -56,17 +47,32 @@ class Choice:
 
 @cache
 def read_rules() -> dict[str, Any]:
-    """`encoders` to continue, by language; `presets` and what they are trained with; `best_use` and its `languages`;
-    `rules`: what is chosen → its cases, with value, reason and source; `caveats`; `sources` by short names."""
+    """Read `rules.yaml`: `encoders` to continue, by language; `presets` with their settings; `best_use` and its
+    `languages`; `rules`: choice → cases with value, reason and source; `caveats`; `sources` by short names."""
     return read_yaml(SOURCE / "studies" / "rules.yaml")
 
 
+SHOWN = {"tokens": show_tokens, "estimate": show_estimate, "power": show_power}
+"""Formats of facts in texts of the rules, beside Python's own: `{chosen.tokens:tokens}` → `3.4M`."""
+SHOWN["millions"] = lambda value: show_estimate(value / 1e6)
+
+
+class FactFormatter(string.Formatter):
+    """`str.format` with the formats of `SHOWN`."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return SHOWN[format_spec](value) if format_spec in SHOWN else format(value, format_spec)
+
+
+fill_in = FactFormatter().format
+
+
 def apply_rule(rule: str, case: str, **facts: Any) -> Choice:
-    """Write a row of the advice with the numbers filled in."""
+    """Write a row of the advice with the facts filled in."""
     tree = read_rules()
     cases, limits = tree["rules"][rule], {"fresh": FRESH_EPOCHS, "most": MOST_EPOCHS, "noise": WITHIN_NOISE}
     cells = {"value": cases.get("value"), **cases[case]}
-    return Choice(rule, **{key: text.format(**tree["sources"], **limits, **facts) for key, text in cells.items()})
+    return Choice(rule, **{key: fill_in(text, **tree["sources"], **limits, **facts) for key, text in cells.items()})
 
 
 # The scaling law
@@ -75,57 +81,57 @@ def apply_rule(rule: str, case: str, **facts: Any) -> Choice:
 #
 #     loss = FLOOR + A / parameters ^ EXPONENT + B / tokens ^ EXPONENT
 #
-# Text that is read again counts as fewer tokens, parameters beyond what the text can fill as fewer parameters.
-# The constants were fitted on decoders of 10M to 9B parameters; no such law is published for encoders. So the losses
-# rank candidates, and are good for nothing else.
+# Repeated text counts as fewer tokens, and parameters that the text cannot fill count as fewer parameters. The
+# constants were fitted on decoders of 10M to 9B parameters; no such law is published for encoders. So the losses can
+# only rank candidates.
 
 A, B, FLOOR = math.exp(6.255414), math.exp(7.3049974), math.exp(0.6254804)
 EXPONENT = 0.3526596
 TOKENS_DECAY, PARAMETERS_DECAY = 15.387756, 5.309743
-"""How many repeats, and how many times too many parameters, it takes until each further one counts 1/e."""
+"""The number of repeats, and of multiples of the parameters, after which each further one counts 1/e."""
 
 
 def predict_loss(parameters: float, tokens: float, unique_tokens: float) -> float:
-    """Predict the loss of a network trained on `tokens`, of which `unique_tokens` at most are different text."""
+    """Predict the loss of a network trained on `tokens`, with at most `unique_tokens` of different text."""
     read = min(tokens, unique_tokens)
-    # Read four times, tokens / read - 1 = 3 repeats: worth 3 times new text at the most, ever less as they grow.
+    # A text that is read four times has tokens / read - 1 = 3 repeats. Each counts less than the one before.
     effective_tokens = discounted(read, tokens / read - 1, TOKENS_DECAY)
-    # The parameters that are optimal for `read` tokens: with one exponent for both, a fixed share of them.
+    # With one exponent for both, the optimal number of parameters is proportional to the tokens.
     filled = min(parameters, read * (A / B) ** (1 / EXPONENT))
     effective_parameters = discounted(filled, parameters / filled - 1, PARAMETERS_DECAY)
     return FLOOR + A / effective_parameters**EXPONENT + B / effective_tokens**EXPONENT
 
 
 def discounted(amount: float, excess: float, decay: float) -> float:
-    """`amount` and `excess` times as much on top, of which the n-th time counts about exp(-n / decay)."""
+    """Add `excess` times `amount` to `amount`; the n-th time counts about exp(-n / decay)."""
     return amount * (1 + decay * (1 - math.exp(-excess / decay)))
 
 
 # The amount of text
 
 BYTES_PER_TOKEN = {4096: 3.4, 8192: 3.9, 32_768: 4.5, 128_256: 4.7}
-"""Held-out English text over the tokens of byte-level BPE with a vocabulary of that size, measured here; 128,256 is
-Llama 3's."""
+"""Bytes of a token by vocabulary size: measured on held-out English text with byte-level BPE. 128,256 is Llama 3's
+vocabulary."""
 SAMPLED_SOURCES, SAMPLED_BYTES = 8, 16e6
-"""Sources that are looked into for how much text there is, and bytes of text that are read in each."""
+"""The number of sources that are sampled to measure a text, and the bytes of text that are read in each."""
 JUDGED_TEXTS = 25
-"""The language is judged by so many texts of a source, and where it has n, more than that, by √(25 n)."""
+"""The number of texts of a source that decide its language. From n > 25 texts, √(25 n) decide."""
 
 
 @dataclass(frozen=True)
 class TextAmount:
-    """The amount of text: in tokens where it is prepared, else in bytes."""
+    """The amount of text: in tokens if the text is prepared, else in bytes."""
 
     text_bytes: float | None = None
     tokens: float | None = None
     vocab_size: int | None = None
     shards: str | None = None
-    """The folder of a set that is prepared."""
+    """The folder of a prepared shard set."""
     language: str | None = None
-    """As `corpus.language` says it; None where nobody looked."""
+    """A code of `corpus.text`; None if nobody looked."""
 
     def unique_tokens(self, vocab_size: int) -> float:
-        """Its tokens; from its bytes, by what is measured for the vocabulary nearest in size."""
+        """Return its tokens, or estimate them from its bytes with the measured vocabulary nearest in size."""
         if self.tokens is not None:
             return self.tokens
         assert self.text_bytes is not None
@@ -134,11 +140,11 @@ class TextAmount:
 
 
 def measure_text(text: Any, text_field: str = "text") -> TextAmount:
-    """Measure how much text a shard set, a file or folder of documents, or what is in memory holds; large files by
-    their beginnings.
+    """Measure the amount of text in a shard set, in a file or folder of documents, or in memory. Of large files, read
+    the beginning.
 
     Raises:
-        InputError: nothing readable there, or a hub data set, whose size is not known before it is read.
+        InputError: for no readable text, and for a Hub data set, whose size is unknown before it is read.
     """
     if isinstance(text, str | Path) and Path(text, "manifest.json").exists():
         shards = ShardSet(text, "train")
@@ -150,9 +156,9 @@ def measure_text(text: Any, text_field: str = "text") -> TextAmount:
     sources = find_text_sources(text)
     hub = next((source.name for source in sources if source.num_bytes is None and source.rows is None), None)
     if hub is not None:
-        raise InputError(f"{hub}: the size of a hub data set is not known here; give its tokens")
-    # Sources are looked into at equal distances. What they begin with says how much text is in a byte of a file, which
-    # may be compressed, and so how much is in all of them.
+        raise InputError(f"{hub}: the size of a Hub data set is unknown here; give its tokens")
+    # Sample sources at equal distances. Their beginnings give the bytes of text in a byte of a file, which may be
+    # compressed, and so the bytes of text in all files.
     distance = math.ceil(len(sources) / SAMPLED_SOURCES)
     text_bytes, file_bytes, texts = 0, 0, list[str]()
     for source in sources[::distance]:
@@ -174,17 +180,17 @@ def measure_text(text: Any, text_field: str = "text") -> TextAmount:
 
 
 LEAST_TOKENS = 100_000
-"""With fewer tokens of training no network is advised: a rule of ours."""
+"""The fewest tokens of training for which a network is advised: a rule of ours."""
 LEAST_CONTINUED = 1_000_000
-"""With fewer tokens of a text no public encoder is continued: a rule of ours."""
+"""The fewest tokens of training for which a public encoder is continued: a rule of ours."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """The training that the budget buys with a preset, or with a public encoder."""
+    """A preset or public encoder, and the training of it that the budget buys."""
 
     name: str
-    """The preset, or the encoder's name on the hub."""
+    """The preset, or the encoder's name on the Hub."""
     shape: Shape = field(repr=False)
     context: int
     """The longest sample, in tokens."""
@@ -192,26 +198,27 @@ class Candidate:
     mask: float
     """The masking probability."""
     tokens: float
-    """Tokens of training; read `epochs` times, where the text is known."""
+    """Tokens of training, repeats included."""
     epochs: float
+    """Tokens of training divided by those of the text; 0 for an unlimited text."""
     loss: float
-    """What the scaling law predicts, for comparing presets and nothing else; nan for a network that is continued."""
+    """The loss that the scaling law predicts, good only for comparing presets; nan for a public encoder."""
     flops: float
 
     @property
     def tokens_per_parameter(self) -> float:
-        """With unique text, the law wants about 20 for each parameter outside the language model head."""
+        """Tokens of training per parameter outside the language model head. The law's optimum is about 20."""
         return self.tokens / self.shape.parameters_without_head
 
     @property
     def is_guess(self) -> bool:
-        """The law expects no more of it than of a network that knows nothing."""
+        """Whether the law predicts a loss no better than that of a network that knows nothing."""
         return self.loss >= math.log(self.shape.vocab_size)
 
     @property
     def kind(self) -> str:
-        """The case of the rules that holds for it: `continued`, `the paper's size`, or `small network`, where nothing
-        is published about random weights of its size."""
+        """Its case in the rules: `continued`, `the paper's size`, or `small network` (nothing is published about random
+        weights of its size)."""
         preset = read_rules()["presets"].get(self.name)
         return str(preset["kind"]) if preset else "continued"
 
@@ -219,8 +226,7 @@ class Candidate:
 def make_candidate(
     name: str, usual: dict[str, Any], text: TextAmount | None, budget: float, curriculum: str | None = None
 ) -> Candidate:
-    """Spend the budget, or all of the text, on a preset or a public encoder; by the curriculum that is usual for it
-    unless given."""
+    """Spend the budget or the text on a preset or a public encoder, with its usual curriculum unless one is given."""
     if "shape" in usual:
         shape = Shape(**usual["shape"])
     else:
@@ -230,21 +236,21 @@ def make_candidate(
     token_flops = mean_token_flops(shape, scale_curriculum(curriculum, mask, 10_000), context)
     tokens, loss = min(budget / token_flops, MOST_EPOCHS * unique), math.nan
     if name in PRESETS:
-        # The law knows no vocabulary; a network that has learned nothing spreads its guess over all of it.
+        # The law ignores the vocabulary; a network that has learned nothing guesses uniformly over it.
         loss = min(predict_loss(shape.parameters_without_head, tokens, unique), math.log(shape.vocab_size))
     return Candidate(name, shape, context, curriculum, mask, tokens, tokens / unique, loss, tokens * token_flops)
 
 
 def choose_candidate(candidates: Sequence[Candidate], budget: float) -> Candidate:
-    """Choose the smallest of those that the law cannot tell from the best; they stand from large to small. Where it
-    expects nothing of any, what differs is their vocabulary alone."""
+    """Choose the smallest candidate within noise of the lowest loss; if all are guesses, whose losses differ only by
+    vocabulary, the smallest. `candidates` come from large to small."""
     possible, smallest = [item for item in candidates if item.tokens >= LEAST_TOKENS], candidates[-1]
     if not possible:
         reading = f" and the text given, read {show_estimate(smallest.epochs)} times," if smallest.epochs else ""
         least = smallest.flops / smallest.tokens * LEAST_TOKENS
         raise InputError(
             f"{show_power(budget)} FLOPs{reading} are {smallest.tokens:,.0f} tokens for the smallest preset, too few "
-            f"to learn from; {LEAST_TOKENS:,} are the least, which cost {show_power(least)} FLOPs"
+            f"to learn from; give at least {LEAST_TOKENS:,} tokens, which cost {show_power(least)} FLOPs"
         )
     if all(item.is_guess for item in possible):
         return possible[-1]
@@ -253,9 +259,9 @@ def choose_candidate(candidates: Sequence[Candidate], budget: float) -> Candidat
 
 
 def scale_curriculum(curriculum: str, mask: float, steps: int, epochs: float = 0) -> tuple[Phase, ...]:
-    """Scale the phases of a curriculum to a number of steps, by their proportions where it is given in steps too.
+    """Scale the phases of a curriculum to a number of steps, also if it states its own steps.
 
-    Of a text that is read `epochs` times, CLM reads it `CLM_EPOCHS` times at most: the last phase has the rest.
+    CLM reads the text at most `CLM_EPOCHS` of `epochs` times; the last phase gets the remaining steps.
     """
     templates = read_curriculum(curriculum, {}, mask)
     total = sum(phase.steps for phase, _ in templates)
@@ -270,7 +276,7 @@ def scale_curriculum(curriculum: str, mask: float, steps: int, epochs: float = 0
 
 
 def mean_token_flops(shape: Shape, phases: Sequence[Phase], context: int) -> float:
-    """Count the FLOPs of a token of training, averaged over the phases; the text is not looked into."""
+    """Count the FLOPs per token of training, averaged over the phases. Sample lengths are assumed."""
     samples = SampleLengths(context / 2, context / 2, "assumed")
     total = sum(phase.steps for phase in phases)
     return sum(phase.steps / total * flops_per_token(shape.flops, phase, samples) for phase in phases)
@@ -280,33 +286,33 @@ def mean_token_flops(shape: Shape, phases: Sequence[Phase], context: int) -> flo
 
 DEMO_TOKENS, DEMO_BATCH_TOKENS = 1.2e6, 2048
 PAPER_TOKENS, PAPER_BATCH_TOKENS = 99.1e9, 2_359_296
-"""Tokens of training, and of a batch, that worked: at our demo's budget and at the paper's."""
+"""Tokens of training and of a batch that worked: at the budget of our demo and at the paper's."""
 MEASURED_PRESET, MEASURED_TOKENS = "1m", 900 * 2048
-"""The network and the tokens of training at which our study price compares curricula."""
+"""The network and the tokens of training with which our study price compares curricula."""
 PAPER_LEAST_TOKENS = 12_000 * PAPER_BATCH_TOKENS
-"""The paper's smallest budget is 12,000 of its steps."""
+"""The paper's smallest budget, 12,000 of its steps."""
 CONTINUED_RATE = 1e-4
-"""The peak rate of a public encoder that is continued."""
+"""The peak learning rate for a public encoder."""
 MOST_FLOPS = 1e30
-"""Ten thousand times what any published training took; beyond it, steps are no counts any more."""
+"""Ten thousand times the largest published training. Above it, steps exceed what a float counts exactly."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A mean score of the user's own study for one curriculum, in %, with half of its 95 % interval."""
+    """The mean score of a curriculum in the user's own study, in %."""
 
     curriculum: str
     mean: float
     half_width: float
-    """Over seeds, as the study's report has it; nan where these do not differ."""
+    """Half of the 95 % interval over seeds, as in the study's report; nan for a single seed."""
     is_behind: bool = False
-    """Whether the best of the study is ahead of it by more than noise, by the test of all verdicts."""
+    """Whether the best curriculum of the study is ahead by more than noise, by the test of all verdicts."""
     tokens: float = math.inf
-    """What its network was trained on."""
+    """The tokens of training of its network."""
 
     @property
     def score(self) -> str:
-        """`61.2 ± 0.8`; with a single seed `61.2`."""
+        """The score in words: `61.2 ± 0.8`; for a single seed `61.2`."""
         return f"{self.mean:.1f}" + ("" if math.isnan(self.half_width) else f" ± {self.half_width:.1f}")
 
     @property
@@ -317,18 +323,18 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Advice:
-    """A recipe for a budget, and why it is that one."""
+    """A recipe for a budget, with the reasons for it."""
 
     best_use: str = field(repr=False)
-    """The best use of the budget, in a sentence or two: what the recipe is for."""
+    """The best use of the budget in one or two sentences. The recipe is for this use."""
     recipe: Recipe = field(repr=False)
     vocab_size: int
     flops: float
-    """What the recipe costs; less than the budget where the text is used up."""
+    """The cost of the recipe; less than the budget if the text is used up."""
     machine: Machine | None = field(repr=False)
     choices: tuple[Choice, ...] = field(repr=False)
     candidates: tuple[Candidate, ...] = field(repr=False)
-    """What each preset would get, from large to small; none where a public encoder is continued."""
+    """The presets, from large to small; empty if the recipe continues a public encoder."""
     chosen: Candidate
     caveats: tuple[str, ...] = field(repr=False)
     text: TextAmount | None = field(default=None, repr=False)
@@ -343,16 +349,17 @@ def advise(
     evidence: Sequence[Evidence] = (),
     from_scratch: bool = False,
 ) -> Advice:
-    """Find a recipe for a budget: `flops`, or `hours` on all devices of `machine`. Without `text`, there is enough of
-    it. `from_scratch` asks for random weights, and so does `evidence`, which is about these.
+    """Find a recipe for a budget: `flops`, or `hours` on all devices of `machine`. Without a `text`, text is unlimited.
+
+    `from_scratch` asks for random weights. So does `evidence` of the user's own study, which compares these.
 
     Raises:
-        InputError: no budget or two, hours without a machine, or a budget too small to train anything.
+        InputError: for no budget or two, hours without a machine, and a budget too small to train anything.
     """
     budget, rules, language = count_budget(flops, hours, machine), read_rules(), text.language if text else None
     encoder = rules["encoders"].get(language, rules["encoders"]["other"])
     continued = make_candidate(encoder["name"], encoder, text, budget)
-    # About what its own training took.
+    # Roughly the cost of the encoder's own training.
     encoder_flops = encoder["tokens"] * continued.shape.flops.token(continued.context, continued.mask)
     evident = choose_curriculum(evidence)
     curriculum = evident.value if evident else None
@@ -374,14 +381,13 @@ def advise(
     else:
         chosen, recipe, candidates, unfit = continued, own_recipe, (), []
     sentence = rules["languages"].get(language or "none", rules["languages"]["other"])
-    facts = {"chosen": chosen, "encoder": encoder, "machine": machine, "least": LEAST_CONTINUED}
+    facts = {"chosen": chosen, "continued": continued, "encoder": encoder, "machine": machine, "least": LEAST_CONTINUED}
     facts |= {"option": "--study" if evidence else "--from-scratch", "language": sentence.format(code=language)}
-    facts |= {"times": show_estimate(times) if times < 1000 else "over 1,000", "known": show_tokens(encoder["tokens"])}
-    facts |= {"tokens": show_estimate(continued.tokens), "part": show_estimate(encoder["tokens"] / continued.tokens)}
+    facts["times"] = show_estimate(times) if times < 1000 else "over 1,000"
     tokens = recipe.tokens_before(recipe.num_steps)
     spent = tokens * mean_token_flops(chosen.shape, recipe.curriculum, chosen.context)
     advice = Advice(
-        best_use=rules["best_use"][case].format(**facts),
+        best_use=fill_in(rules["best_use"][case], **facts),
         recipe=recipe,
         vocab_size=chosen.shape.vocab_size,
         flops=spent,
@@ -397,11 +403,11 @@ def advise(
 
 
 def list_caveats(advice: Advice, budget: float, evidence: Sequence[Evidence], unfit: Sequence[str]) -> Iterator[str]:
-    """List what to keep in mind, a sentence each; `unfit` are presets without the memory that they need."""
+    """List the caveats, a sentence each. `unfit` are the presets that do not fit into memory."""
     chosen, text, spent = advice.chosen, advice.text, advice.flops
     is_new, is_small = chosen.kind != "continued", chosen.kind == "small network"
     tested = max((item.tokens for item in evidence), default=0.0)
-    holds = {
+    applies = {
         "random weights": not is_new,
         "other presets": bool(unfit),
         "extrapolated": is_new and not evidence and (is_small or chosen.tokens < PAPER_LEAST_TOKENS),
@@ -412,17 +418,16 @@ def list_caveats(advice: Advice, budget: float, evidence: Sequence[Evidence], un
         "decoders": is_new,
     }
     facts: dict[str, Any] = {"names": show_list(unfit), "machine": advice.machine, "fresh": FRESH_EPOCHS}
-    facts |= {"evidence": show_tokens(tested), "times": show_estimate(chosen.tokens / (tested or math.inf))}
+    facts |= {"tested": tested, "times": chosen.tokens / (tested or math.inf)}
     if text is not None:
-        share, readable = spent / budget, budget / spent * chosen.tokens / FRESH_EPOCHS
-        amount = f"{show_tokens(text.tokens)} tokens" if text.tokens else format_bytes(text.text_bytes or 0)
-        token_bytes = (text.text_bytes or 0) / text.unique_tokens(chosen.shape.vocab_size)
-        facts["wanted"] = format_bytes(readable * token_bytes) if token_bytes else f"{show_tokens(readable)} tokens"
-        facts["given"] = amount
-        facts["used"] = f"{share:.0%}" if share >= 0.01 else "less than 1 %"
-    for name, is_so in holds.items():
+        given = text.tokens or text.text_bytes or 0.0
+        amounts = (given, given * chosen.epochs / FRESH_EPOCHS * budget / spent)
+        shown = [f"{show_tokens(amount)} tokens" if text.tokens else format_bytes(amount) for amount in amounts]
+        used = f"{spent / budget:.0%}" if spent >= 0.01 * budget else "less than 1 %"
+        facts |= {"given": shown[0], "wanted": shown[1], "used": used}
+    for name, is_so in applies.items():
         if is_so:
-            yield read_rules()["caveats"][name].format(**facts)
+            yield fill_in(read_rules()["caveats"][name], **facts)
 
 
 def count_budget(flops: float | None, hours: float | None, machine: Machine | None) -> float:
@@ -439,7 +444,8 @@ def count_budget(flops: float | None, hours: float | None, machine: Machine | No
 
 
 def choose_steps(tokens: float, context: int) -> tuple[int, int]:
-    """Steps and tokens of a batch: a power of the tokens of training, through what worked at two budgets."""
+    """Return the steps and the tokens of a batch: a power of the tokens of training, fitted to two budgets that
+    worked."""
     exponent = math.log(PAPER_BATCH_TOKENS / DEMO_BATCH_TOKENS) / math.log(PAPER_TOKENS / DEMO_TOKENS)
     ideal = DEMO_BATCH_TOKENS * (tokens / DEMO_TOKENS) ** exponent
     batch = PAPER_BATCH_TOKENS if ideal >= 0.99 * PAPER_BATCH_TOKENS else 2 ** round(math.log2(ideal))
@@ -448,14 +454,14 @@ def choose_steps(tokens: float, context: int) -> tuple[int, int]:
 
 
 def choose_curriculum(evidence: Sequence[Evidence]) -> Choice | None:
-    """Choose the best of the user's study that makes an encoder; CLM then MLM where that is not clearly worse. None
-    where no study says anything of encoders."""
+    """Choose the study's best curriculum that makes an encoder, or CLM then MLM if that is not clearly worse. Return
+    None without evidence about encoders."""
     ranked = sorted(evidence, key=lambda item: -item.mean)
     encoders = [item for item in ranked if not OBJECTIVES[item.objectives[-1]].is_causal]
     if not encoders:
         return None
     best, *others = encoders
-    # The paper's best split first, if the study has it, and then its other splits from the best to the worst.
+    # The paper's best split comes first if the study has it, then the other splits from the best to the worst.
     splits = [item for item in encoders if item.objectives == ["clm", "mlm"]]
     splits.sort(key=lambda item: item.curriculum != "25/75")
     preferred = next((item for item in splits if item is best or not item.is_behind), best)
@@ -469,46 +475,48 @@ def choose_curriculum(evidence: Sequence[Evidence]) -> Choice | None:
 
 
 def write_recipe(chosen: Candidate, machine: Machine | None, text: TextAmount | None) -> Recipe | None:
-    """Write the recipe by the rules that `rules.yaml` tells of, for the shards that are there or those that are to be
-    prepared. None where its network fits into no device in any way."""
+    """Write the recipe by the rules in `rules.yaml`, for existing shards or for shards to prepare. Return None if the
+    network does not fit into the memory of any device."""
     context, shape = chosen.context, chosen.shape
     is_small, is_continued = chosen.kind == "small network", chosen.kind == "continued"
     steps, batch = choose_steps(chosen.tokens, context)
-    # The paper's rate at a width of 768 and more, up to four times that below; Muon takes half as much again.
+    # The paper's rate from a width of 768 on, up to four times that below; Muon takes half as much again.
     rate = min(5e-4 * max(1.0, 768 / shape.width), 2e-3) * (1.5 if is_small else 1)
     rate = CONTINUED_RATE if is_continued else float(f"{rate:.1g}")
-    # 2,000 steps up and down, if they are no more than 5 % and 20 % of all; the decay has 10 % at least.
+    # 2,000 steps of warm-up and of decay, but at most 5 % and 20 % of all steps; the decay has at least 10 %.
     warmup = min(2000, math.ceil(0.05 * steps))
     decay = min(steps - warmup, max(min(2000, round(0.2 * steps)), round(0.1 * steps)))
     short, shards = chosen.name.rpartition("/")[2], text.shards if text else None
     if is_continued and (text is None or text.vocab_size != shape.vocab_size):
-        shards = f"shards-{short}"  # of its own tokenizer
+        shards = f"shards-{short}"  # with its own tokenizer
     phases = scale_curriculum(chosen.curriculum, chosen.mask, steps, chosen.epochs)
     is_cut = phases != scale_curriculum(chosen.curriculum, chosen.mask, steps)
     label = "-".join(phase.objective for phase in phases) if is_cut else curriculum_label(chosen.curriculum)
     least_tokens = 4096 if machine is not None and machine.name == "CPU" else 32_768
-    recipe = Recipe(
-        name=f"{short}-{label}-{write_steps(steps)}",
-        init=Init(model=chosen.name) if is_continued else Init(preset=chosen.name),
-        data=Data(shards=shards or "shards", max_sample_tokens=context),
-        curriculum=phases,
-        schedule=Schedule(peak_lr=rate, warmup_steps=warmup, decay_steps=decay),
-        batch_tokens=batch,
-        optimizer=Optimizer(name="muon", eps=1e-8) if is_small else Optimizer(),
-        validation=Validation(every_steps=max(1, steps // 20)),
-        checkpoints=Checkpoints(every_steps=max(1, steps // 20)),
-        compute=ComputeConfig(microbatch_tokens=min(batch, max(context, least_tokens))),
-    )
+    every = {"every_steps": max(1, steps // 20)}
+    tree = {
+        "name": f"{short}-{label}-{write_steps(steps)}",
+        "init": {"model" if is_continued else "preset": chosen.name},
+        "data": {"shards": shards or "shards", "max_sample_tokens": context},
+        "curriculum": phases,
+        "schedule": {"peak_lr": rate, "warmup_steps": warmup, "decay_steps": decay},
+        "batch_tokens": batch,
+        "optimizer": {"name": "muon", "eps": 1e-8} if is_small else {},
+        "validation": every,
+        "checkpoints": every,
+        "compute": {"microbatch_tokens": min(batch, max(context, least_tokens))},
+    }
+    recipe = parse_config(Recipe, tree, origin="advice")
     return recipe if machine is None else fit_memory(shape, recipe, machine)
 
 
 def explain_choices(advice: Advice, evident: Choice | None) -> Iterator[Choice]:
-    """Yield the rule that holds for each thing that is chosen, in their order; `evident` is the curriculum by the
-    user's own study."""
+    """Apply a rule to each choice, in the order of the rules. `evident` is the curriculum that the user's own study
+    chose."""
     chosen, recipe, text, kind = advice.chosen, advice.recipe, advice.text, advice.chosen.kind
-    # The usual curriculum has its reason from one size and number of tokens; where these are others, that is said.
+    # The reason for the usual curriculum was measured at one size and number of tokens; say so for all others.
     is_near = chosen.name == MEASURED_PRESET and 0.5 <= chosen.tokens / MEASURED_TOKENS <= 2
-    reach = "" if is_near else read_rules()["reach"].format(chosen=chosen, tokens=show_tokens(chosen.tokens))
+    reach = "" if is_near else fill_in(read_rules()["reach"], chosen=chosen)
     curriculum = evident or apply_rule("curriculum", kind, curriculum=chosen.curriculum, reach=reach)
     possible = [item for item in advice.candidates if item.tokens >= LEAST_TOKENS]
     cases = {"schedule": "any"}
@@ -532,12 +540,6 @@ def explain_choices(advice: Advice, evident: Choice | None) -> Iterator[Choice]:
         phases = " + ".join(f"{phase.steps} {phase.objective}" for phase in recipe.curriculum)
         curriculum = apply_rule("curriculum", "cut", before=curriculum, phases=phases, most_clm=CLM_EPOCHS)
     losses = [f"{item.name} {item.loss:.2f}" for item in possible if item != chosen and not item.is_guess]
-    sizes = {"others": ", ".join(losses), "blocks": show_estimate(chosen.shape.block_weights / 1e6)}
-    sizes |= {"tokens": show_tokens(chosen.tokens), "each": show_estimate(chosen.tokens_per_parameter)}
-    sizes |= {"times": show_estimate(chosen.epochs), "rate": show_power(recipe.schedule.peak_lr)}
-    sizes["millions"] = show_estimate(chosen.shape.parameters_without_head / 1e6)
+    facts = {"chosen": chosen, "recipe": recipe, "others": ", ".join(losses)}
     for rule in read_rules()["rules"]:
-        if rule == "curriculum":
-            yield curriculum
-        else:
-            yield apply_rule(rule, cases.get(rule, kind), chosen=chosen, recipe=recipe, **sizes)
+        yield curriculum if rule == "curriculum" else apply_rule(rule, cases.get(rule, kind), **facts)

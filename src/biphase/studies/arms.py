@@ -1,4 +1,4 @@
-"""A study → its arms: models × curricula × budgets, each a complete recipe with a name of its own."""
+"""A study → its arms: models × curricula × budgets, each with a complete recipe and a unique name."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,67 +20,65 @@ class Arm:
     """A final model of a study: an arm of the file, trained with one pretraining seed."""
 
     name: str
-    """As `seeded_name` gives it."""
+    """The name of the arm with its seed (`seeded_name`)."""
     pooled_name: str
-    """The name under which reports pool it with the other seeds of the same arm of the file."""
+    """The name without the seed, under which reports pool all seeds."""
     group: str
-    """The `group` of the entry of the study file that it is from."""
+    """The `group` of its entry in the study file."""
     model: str
-    """A preset or a name of the study's models; that of its first ancestor when it continues another arm."""
+    """A preset or a name of the study's models; for an arm that continues another, that of its first ancestor."""
     parent: str | None
     curriculum: str
     recipe: Recipe
-    """The whole recipe, as if nothing were shared. With a parent, `init.checkpoint` is the parent's name."""
+    """The whole recipe, without sharing. With a parent, `init.checkpoint` is the parent's name."""
     seed: int = 0
     """Its pretraining seed."""
     settings: str = ""
-    """What a sweep changes in its recipe, as names have it: `peak_lr0.003`."""
-    # What `plan.share_trunks` finds out. Steps count updates since random weights, over all parents.
+    """The changes of a sweep to its recipe, as in names: `peak_lr0.003`."""
+    # Results of `plan.share_trunks`. Steps count updates since random weights, over all parents.
     begin: int = 0
-    """The step at which the arm begins: the last one of the arm that it continues, 0 for an arm that continues none."""
+    """The step at which the arm begins: the last step of its parent, or 0."""
     trunk: str | None = None
-    """The run that has step `first`; None where the arm begins with random weights or a foreign model."""
+    """The run that has step `first`; None if the arm's own run begins with random weights or a foreign model."""
     first: int = 0
-    """Its steps up to this one are trained by other runs, those from there to `last` by its own."""
+    """The step at which its own run begins. Other runs train the steps before it."""
     last: int = 0
 
     @property
     def recipe_key(self) -> str:
-        """A hash of what its recipe says besides where it begins, its curriculum, its budget and its seeds; the decay
-        belongs to the budget."""
+        """A hash of its recipe without start, curriculum, budget and seeds. The decay belongs to the budget."""
         tree = self.recipe.weights_tree
         del tree["init"], tree["curriculum"], tree["seed"], tree["schedule"]["decay_steps"], tree["data"]["order_seed"]
         return content_hash(tree)
 
 
 def seeded_name(name: str, seed: int) -> str:
-    """`1m-clm-400` with the pretraining seeds 0 and 2 → `1m-clm-400`, `1m-clm-400-seed2`."""
+    """Name an arm of a pretraining seed: `1m-clm-400` for seed 0, `1m-clm-400-seed2` for seed 2."""
     return f"{name}-seed{seed}" if seed else name
 
 
 @dataclass(frozen=True)
 class UnresolvedArm:
-    """An arm that knows what it continues by name only: a parent may come later in the file."""
+    """An arm that names its parent, which may come later in the file."""
 
     name: str
     group: spec.ArmGroup
     source: spec.StartingModel | str
-    """The model that it starts from, or the name of the arm that it continues."""
+    """Its starting model, or the name of its parent."""
     curriculum: str
     phases: tuple[Phase, ...]
     seeds: spec.PretrainingSeeds
     swept: tuple[tuple[str, Any], ...] = ()
-    """Keys of the recipe with the values that the sweep gives them here."""
+    """Keys of the recipe with their values at this point of the sweep."""
 
 
 def expand_arms(study: spec.Study) -> dict[str, Arm]:
-    """Write all arms by name, in the order of the file but parents before their children; all of the first pretraining
-    seed before those of the second.
+    """Write all arms by name, in the order of the file but parents before their children, and the first pretraining
+    seed before the second.
 
     Raises:
-        InputError: an unknown model, curriculum or parent; two arms with one name; a circle of parents; a split that
-            does not fill its budget; a recipe that does not hold together, such as a budget shorter than its warm-up
-            and decay.
+        InputError: for an unknown model, curriculum or parent; two arms with one name; a circle of parents; a split
+            that does not fill its budget; and an inconsistent recipe, such as a budget shorter than warm-up and decay.
     """
     unresolved: dict[str, UnresolvedArm] = {}
     for arm in list_combinations(study):
@@ -94,7 +92,7 @@ def expand_arms(study: spec.Study) -> dict[str, Arm]:
     arms: dict[str, Arm] = {}
     for seed in range(max((lineage[-1].seeds.count for lineage in lineages), default=0)):
         for lineage in lineages:
-            model = lineage[0].source  # of the oldest, and so of all that continue it
+            model = lineage[0].source  # the model of the oldest arm, and so of all its descendants
             assert isinstance(model, spec.StartingModel)
             for arm in lineage if seed < lineage[-1].seeds.count else ():
                 name = seeded_name(arm.name, seed)
@@ -106,8 +104,8 @@ def expand_arms(study: spec.Study) -> dict[str, Arm]:
 
 
 def find_lineage(arm: UnresolvedArm, unresolved: Mapping[str, UnresolvedArm]) -> list[UnresolvedArm]:
-    """List all arms that an arm continues, the oldest first, and the arm itself. Raises `InputError` where one is not
-    there, has fewer pretraining seeds, or continues itself."""
+    """List the ancestors of an arm, the oldest first, and the arm itself. Raises `InputError` for an unknown parent,
+    for a parent with fewer pretraining seeds, and for a circle."""
     lineage = [arm]
     while isinstance(arm.source, str):
         refuse_unknown(f"arm '{arm.name}' continues the unknown arm", arm.source, unresolved)
@@ -126,7 +124,7 @@ def find_lineage(arm: UnresolvedArm, unresolved: Mapping[str, UnresolvedArm]) ->
 
 
 def sweep_architecture(group: spec.ArmGroup, model: spec.StartingModel) -> Iterator[spec.StartingModel]:
-    """List the networks that a group makes of one: itself, where nothing of it is swept."""
+    """List the variants of a model in a group: one per architecture of its sweep."""
     keys = [key for key in group.sweep if key.startswith(spec.ARCHITECTURE)]
     if keys and model.preset is None:
         raise InputError(f"arms '{group.group}': sweep: '{model.name}' is given whole; only presets have {keys[0]}")
@@ -142,8 +140,8 @@ def label_settings(settings: Iterable[tuple[str, Any]]) -> list[str]:
 
 
 def list_combinations(study: spec.Study) -> Iterator[UnresolvedArm]:
-    """Combine every model or parent with every curriculum and budget of its group. Models are the presets, and over
-    them those of the study."""
+    """Combine every model or parent with every curriculum and budget of its group. Models are the presets and the
+    models of the study, which may replace a preset."""
     models = {name: spec.StartingModel(name=name, preset=name) for name in PRESETS}
     refuse_doubles("models:", [model.name for model in study.models])
     for model in study.models:
@@ -160,7 +158,7 @@ def list_combinations(study: spec.Study) -> Iterator[UnresolvedArm]:
             sources += sweep_architecture(group, models[name])
         seeds = group.pretraining_seeds or study.pretraining_seeds
         axes: dict[str, tuple[Any, ...]] = {k: v for k, v in group.sweep.items() if not k.startswith(spec.ARCHITECTURE)}
-        # The axes are gone through as nested loops would: the last one fastest.
+        # As in nested loops, the last axis changes fastest.
         points = product(sources, group.curricula, group.budgets or (None,), *axes.values())
         for source, text, budget, *values in points:
             templates = spec.read_curriculum(text, named, study.mask_probability)
@@ -171,7 +169,7 @@ def list_combinations(study: spec.Study) -> Iterator[UnresolvedArm]:
 
 
 def name_arm(group: spec.ArmGroup, source: str, curriculum: str, steps: int, swept: Sequence[tuple[str, Any]]) -> str:
-    """Fill in the group's template for names. Raises `InputError` for a template that cannot be."""
+    """Fill in the group's template of names. Raises `InputError` for an invalid template."""
     kind = "model" if group.models else "parent"
     values = {kind: source, "curriculum": spec.curriculum_label(curriculum), "budget": write_steps(steps)}
     values |= {key.rpartition(".")[2]: str(value) for key, value in swept}
@@ -184,11 +182,11 @@ def name_arm(group: spec.ArmGroup, source: str, curriculum: str, steps: int, swe
 
 
 def write_arm(study: spec.Study, arm: UnresolvedArm, model: spec.StartingModel, seed: int) -> Arm:
-    """Write the arm's recipe: that of the study, changed by its model, its group and its point of the sweep.
+    """Write an arm: its recipe is that of the study, changed by its model, its group and its point of the sweep.
 
-    The recipe's own seeds are those of the first pretraining seed; the others count on from there.
+    The first pretraining seed has the seeds of the recipe, and the others count on from there.
     """
-    # 1. What the study file says.
+    # 1. Settings of the study file.
     swept = []
     for key, value in arm.swept:  # `schedule.peak_lr` and 0.003 → {schedule: {peak_lr: 0.003}}
         for part in reversed(key.split(".")):
@@ -203,21 +201,18 @@ def write_arm(study: spec.Study, arm: UnresolvedArm, model: spec.StartingModel, 
         if decided:
             raise InputError(f"study '{study.name}': recipe.{min(decided)} follows from the arm '{arm.name}'; {remedy}")
         settings = merge_settings(settings, changes)
-    # 2. What follows from the arm.
+    # 2. Settings that follow from the arm.
     name, init = seeded_name(arm.name, seed), model.model_dump(include={"preset", "architecture", "model", "revision"})
     if isinstance(arm.source, str):
         init = {"checkpoint": seeded_name(arm.source, seed), "carry_optimizer": arm.group.carry_optimizer}
     settings |= {"name": name, "init": init, "curriculum": [phase.model_dump() for phase in arm.phases]}
     recipe = parse_config(Recipe, settings, origin=f"arm '{arm.name}'")
-    # 3. What is of its pretraining seed.
+    # 3. Seeds that follow from its pretraining seed.
     if seed:
         draws = recipe.init.model is None or any(phase.masked for phase in recipe.curriculum)
         if not draws and not arm.seeds.order:
-            raise InputError(
-                f"arm '{name}': nothing of it is drawn, for its weights are given and CLM masks nothing: all its "
-                "pretraining seeds would be one model; give its group pretraining_seeds: 1, or let the order of the "
-                "data differ: leave out order: false"
-            )
+            remedy = "give its group pretraining_seeds: 1, or leave out order: false"
+            raise InputError(f"arm '{name}': all its pretraining seeds would be one model, without a draw; {remedy}")
         order_seed = recipe.data.order_seed + (seed if arm.seeds.order else 0)
         data = recipe.data.model_copy(update={"order_seed": order_seed})
         recipe = recipe.model_copy(update={"seed": recipe.seed + seed, "data": data})
@@ -226,11 +221,9 @@ def write_arm(study: spec.Study, arm: UnresolvedArm, model: spec.StartingModel, 
 
 
 def merge_settings(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace single values, or whole lists, of `tree` by those of `changes`."""
+    """Merge `changes` into `tree`. Mappings are merged key by key; other values and whole lists are replaced."""
     merged = dict(tree)
     for key, value in changes.items():
         old = merged.get(key)
-        if isinstance(old, dict) and isinstance(value, dict):
-            value = merge_settings(old, value)
-        merged[key] = value
+        merged[key] = merge_settings(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return merged

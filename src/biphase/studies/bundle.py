@@ -1,11 +1,11 @@
-"""A study's folder → one archive for others: all that its page is made from, and the page.
+"""A study's folder → one archive for others: the report, and all that it is made from.
 
 study-NAME/  study.yaml  bundle.json  hypotheses.json  failed/  own-tasks/NAME.yaml  report/
              trained/NAME.json  runs/NAME-HASH8/{config.yaml, environment.json, done.json, metrics.jsonl}
              scores/MODEL/TASK-HASH16/{score.json, validation.npz, test.npz}
 
-There are no weights, predictions or shards in it: what a report has to know of these stands in the records and in
-bundle.json. Equal folders give equal archives, to the byte; they hold plain files below one folder, nothing else.
+The archive has no weights, predictions or shards: the records and bundle.json state what a report needs of these. Equal
+folders give archives with equal bytes. An archive holds plain files below one folder, nothing else.
 """
 
 import gzip
@@ -36,20 +36,20 @@ from biphase.studies.spec import load_study, move_tasks
 from biphase.tasks.spec import find_task, split_name
 
 DATE = 946_684_800
-"""The time of every file in an archive: the year 2000. What is older, `tar` warns of."""
+"""The time of every file in an archive: the year 2000, since `tar` warns of older times."""
 
 
 def bundle_study(state: StudyState, out: Path, commands: Sequence[str]) -> Path:
-    """Write the archive of a study, finished or not, and return its path. `commands` as for `report_study`.
+    """Write the archive of a study, finished or not, and return its path. `commands` as in `report_study`.
 
-    Raises `InputError` for a file that is there already, another ending than .tar.gz or .tar.xz, and a study without a
+    Raises `InputError` for an existing file, for another ending than .tar.gz or .tar.xz, and for a study without a
     score.
     """
     if not out.name.endswith((".tar.gz", ".tar.xz")):
         raise InputError(f"{out}: the name of an archive ends in .tar.gz or .tar.xz")
     refuse_existing(out)
     if left := len(state.kinds.keys() - state.done):
-        err.print(f"{show_count(left, 'unit')} of {len(state.kinds)} not done: the archive has what is")
+        err.print(f"{show_count(left, 'unit')} of {len(state.kinds)} not done: the archive has only finished units")
     with TemporaryDirectory() as place:
         staged = Path(place) / f"study-{state.plan.study.name}"
         for path in list_kept(state):
@@ -59,17 +59,15 @@ def bundle_study(state: StudyState, out: Path, commands: Sequence[str]) -> Path:
         write_records(state, staged, commands)
         plan = plan_study(load_study(staged / "study.yaml"))
         kept = read_state(plan, staged)
-        if lost := len(state.scored - kept.scored):  # made by a version that did not record what it trained
-            raise InputError(
-                f"{show_count(lost, 'cell')} of {state.folder} cannot be told without their models' weights"
-            )
+        if lost := len(state.scored - kept.scored):  # from a version that did not record the hashes of models
+            raise InputError(f"{state.folder}: {show_count(lost, 'cell')} cannot be identified without model weights")
         report_study(plan, staged, staged / "report", commands)
         write_archive(staged, out)
     return out
 
 
 def list_kept(state: StudyState) -> Iterator[Path]:
-    """List the files of a study's folder that its archive has unchanged."""
+    """List the files of a study's folder that go into its archive unchanged."""
     folder = state.folder
     for name in state.plan.runs:
         record = state.records.get(name)
@@ -86,7 +84,7 @@ def list_kept(state: StudyState) -> Iterator[Path]:
 
 
 def write_records(state: StudyState, staged: Path, commands: Sequence[str]) -> None:
-    """Write the study with its own tasks beside it, the records of its runs with what their checkpoints are, and
+    """Write the study with its own tasks beside it, the records of its runs with the identities of their models, and
     bundle.json."""
     moved = dict[str, str]()
     for name in state.plan.study.evaluation.tasks if state.plan.study.evaluation else ():
@@ -106,14 +104,14 @@ def write_records(state: StudyState, staged: Path, commands: Sequence[str]) -> N
         write_hashed(staged / "trained" / f"{name}.json", to_jsonable_python(record))
     bundle = read_bundle(state.folder)
     sizes, made = measure_sizes(state.plan), [*list_commands(state), *commands]
-    if bundle is not None:  # it came as an archive itself
+    if bundle is not None:  # the study came as an archive itself
         sizes, made = sizes | dict(bundle.sizes), [*bundle.commands]
     bundle = BundleRecord(__version__, find_commit(), sizes, tuple(made))
     write_hashed(staged / BUNDLE, to_jsonable_python(bundle))
 
 
 def find_commit() -> str:
-    """Return the commit of this code, where it is a clone; "" elsewhere."""
+    """Return the commit of this code, or "" if it is not in a clone."""
     command = ["git", "-C", str(SOURCE), "log", "-1", "--format=%H", "--", "."]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

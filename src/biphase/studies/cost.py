@@ -1,6 +1,6 @@
-"""A plan → the FLOPs, hours and disk that it needs, and the assumptions of this estimate.
+"""A plan → the FLOPs, hours and disk space that it needs, and the assumptions of this estimate.
 
-Speed and memory of devices, and sizes of networks, samples and tasks are found here too.
+This module also finds the speed and memory of devices, and the sizes of networks, samples and tasks.
 """
 
 import math
@@ -40,17 +40,16 @@ from biphase.recipe import Data, Init, Recipe
 from biphase.report.formats import show_estimate, show_list
 from biphase.run import open_run, read_metrics
 from biphase.studies.plan import Plan, PlannedRun, StudyCell
-from biphase.studies.spec import EMBED, EmbedEvaluation, Planning, Study, find_data_dirs, trainings
+from biphase.studies.spec import EmbedEvaluation, Planning, Study, find_data_dirs, trainings
 from biphase.tasks.examples import count_characters, load_examples
 from biphase.tasks.families import KINDS, TaskSize
 from biphase.tasks.sources import HUB, TaskSource, dir_of, find_source
 from biphase.tasks.spec import find_task, name_tests
 from biphase.tasks.splits import TaskData
 
-EFFICIENCY = {"CPU": 0.6}
-"""The part of the peak that our own runs reach (docs/LOG.md)."""
-ASSUMED_EFFICIENCY = 0.4
-"""That part for other devices: a round figure for good bf16 training, not measured."""
+EFFICIENCY, CPU_EFFICIENCY = 0.4, 0.6
+"""The share of a device's peak that training reaches: for GPUs a round figure for good bf16 training, not measured; for
+CPUs that of our own runs (docs/LOG.md)."""
 
 
 @dataclass(frozen=True)
@@ -62,33 +61,33 @@ class Machine:
     peak_flops: float
     efficiency: float
     source: str
-    """The source of the efficiency, in words."""
+    """The source of the efficiency in words."""
 
     @property
     def speed(self) -> str:
-        """The speed of one device, in words."""
+        """The speed of one device in words."""
         if self.efficiency == 1:
             return f"{self.peak_flops / 1e9:,.3g} GFLOP/s, {self.source}"
         return f"{self.peak_flops / 1e12:,.3g} TFLOP/s, {self.efficiency:.0%} of them used, {self.source}"
 
     @property
     def memory(self) -> float:
-        """The bytes of one device; for a CPU, of this machine; 0 if unknown."""
+        """The memory of one device in bytes, or that of this machine for a CPU; 0 if unknown."""
         if self.name == "CPU":
             return float(total_memory())
         return DEVICES[key][1] * 2.0**30 if (key := known_device(self.name)) else 0.0
 
     def device_hours(self, flops: float) -> float:
-        """Return the hours that one device needs for these FLOPs."""
+        """Return the hours of one device for these FLOPs."""
         return flops / (self.peak_flops * self.efficiency) / 3600
 
 
 def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -> Machine:
-    """Find a device in the table, by any name that contains the table's, or measure the device of the run in a folder:
-    the median speed of its steps, without the first few.
+    """Find a device in `DEVICES`, by any name that contains a key, or measure the device of the run in a folder: by the
+    median speed of its steps, without the first tenth.
 
-    Raises `InputError` for an unknown device, fewer than one, an efficiency outside 0 to 1 or beside a run, and a run
-    that has logged only its first steps.
+    Raises `InputError` for an unknown device, for fewer than one, for an efficiency outside 0 to 1 or beside a run, and
+    for a run with too few logged steps.
     """
     parse_config(Planning, {"devices": devices, "efficiency": efficiency}, origin=f"device {name}")
     if (Path(name) / "config.yaml").exists():
@@ -99,22 +98,26 @@ def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -
         speeds = [record["flops_per_second"] for record in records[len(records) // 10 + 1 :]]
         if not speeds:
             raise InputError(f"{name} has logged too few steps to measure a device by; let it train for longer")
-        environment = read_json(run.path / "environment.json")
-        is_cpu = environment["device"] == "cpu"
-        used = environment["processes"] * (environment["threads"] if is_cpu else 1)
-        measured = "CPU" if is_cpu else environment["device"]
+        device, used = count_devices(read_json(run.path / "environment.json"))
+        measured = "CPU" if device == "cpu" else device
         return Machine(measured, devices, median(speeds) / used, 1.0, f"as measured in {name}")
     key = known_device(name)
     if key is None:
         raise InputError(f"unknown device or run '{name}'{nearest(name, DEVICES)}")
-    source, usual = "stated" if efficiency else "assumed", EFFICIENCY.get(key, ASSUMED_EFFICIENCY)
-    return Machine(key, devices, DEVICES[key][0], efficiency or usual, source)
+    usual = CPU_EFFICIENCY if key == "CPU" else EFFICIENCY
+    return Machine(key, devices, DEVICES[key][0], efficiency or usual, "stated" if efficiency else "assumed")
+
+
+def count_devices(machine: Mapping[str, Any]) -> tuple[str, int]:
+    """Name the device in a record of a machine, and count the GPUs, or CPU threads, of all processes."""
+    device = str(machine.get("device", "not known"))
+    return device, machine.get("processes", 1) * (machine.get("threads", 1) if device == "cpu" else 1)
 
 
 def study_machine(study: Study, device: str | None = None, efficiency: float | None = None) -> Machine | None:
-    """Find the given device, else that of the study file; None where neither names one.
+    """Find the given device, else that of the study file; None if neither names one.
 
-    The file's efficiency holds for its own device alone. Raises `InputError` for an efficiency without a device.
+    The efficiency in the file applies to its own device alone. Raises `InputError` for an efficiency without a device.
     """
     planning = study.planning
     if device is None and planning.device is not None:
@@ -127,16 +130,15 @@ def study_machine(study: Study, device: str | None = None, efficiency: float | N
 
 
 SAMPLED_SAMPLES = 100_000
-"""The number of samples of a shard set that are measured for the mean length."""
+"""The number of samples per shard set that measure the mean length."""
 
 
 def find_lengths(data: Data, planning: Planning) -> SampleLengths:
-    """Find the lengths of samples: from the shards where they are here, else by the packer's rule, or as the study
-    assumes."""
+    """Find the lengths of samples: by the packer's rule, by existing shards, or by the study's assumption."""
     low, high = data.min_sample_tokens, data.max_sample_tokens
     if data.packing == "stream":
-        # Two samples fill `high` tokens, cut at r uniform in low..high - low. So each is high / 2 long on average, with
-        # the variance of a uniform integer, and the mean of its square is the square of the mean plus the variance.
+        # Two samples fill `high` tokens, cut at a uniform r in low..high - low. So the mean length is high / 2, and the
+        # mean square is the square of the mean plus the variance of a uniform integer.
         variance = ((high - 2 * low + 1) ** 2 - 1) / 12
         squares = 2 * ((high / 2) ** 2 + variance)
         return SampleLengths(high / 2, squares / high, "of a token stream cut at random")
@@ -159,14 +161,14 @@ def find_lengths(data: Data, planning: Planning) -> SampleLengths:
 
 
 def find_vocab_size(shards: str, planning: Planning) -> int | None:
-    """Find the size of a vocabulary: from the shards where they are here, else as the study assumes; else None."""
+    """Find the size of a vocabulary: by existing shards, or by the study's assumption; None without either."""
     is_here = (Path(shards) / "manifest.json").exists()
     return read_shard_manifest(Path(shards)).vocab_size if is_here else planning.vocab_size
 
 
 def model_shape(model: Init, vocab_size: int | None) -> Shape | None:
-    """Find the shape of a preset or of a folder with a Llama-like config.json; None for other types, for hub models,
-    and for an unknown vocabulary."""
+    """Find the shape of a preset or of a folder with a Llama-like config.json; None for other types, for models on the
+    Hub, and for an unknown vocabulary."""
     if vocab_size is None:
         return None
     if model.preset is not None:
@@ -181,20 +183,17 @@ def model_shape(model: Init, vocab_size: int | None) -> Shape | None:
 
 
 RunSize = tuple[Shape | None, SampleLengths]
-"""The shape of a run's network, None where it is not known here, and the lengths of its samples."""
+"""The shape of a run's network, None if it is unknown, and the lengths of its samples."""
 
 
 def measure_sizes(plan: Plan) -> dict[str, RunSize]:
-    """Measure all runs by name; each shard set is read once."""
+    """Measure all runs; each shard set is read once."""
     planning, sizes = plan.study.planning, dict[str, RunSize]()
     lengths_of, vocab_size_of = cache(find_lengths), cache(find_vocab_size)
     for name, run in plan.runs.items():
         data = run.recipe.data
-        if run.parent:  # runs stand behind those that they start from
-            shape, _ = sizes[run.parent]
-        else:
-            shape = model_shape(run.recipe.init, vocab_size_of(data.shards, planning))
-        sizes[name] = shape, lengths_of(data, planning)
+        own = None if run.parent else model_shape(run.recipe.init, vocab_size_of(data.shards, planning))
+        sizes[name] = sizes[run.parent][0] if run.parent else own, lengths_of(data, planning)  # after its parent
     return sizes
 
 
@@ -208,13 +207,13 @@ def run_flops(run: PlannedRun, size: RunSize, until: int | None = None) -> dict[
 
 
 MOST_COUNTED_BYTES = 10_000_000
-"""Plans do not read larger files of a task."""
+"""The largest size of a task's files for which a plan counts the examples."""
 CHARACTERS_PER_TOKEN = 4
 
 
 def task_size(name: str, folders: Mapping[str, str]) -> TaskSize:
-    """Return the size that a task states; else the size of its files, where one of the `folders` (by task) has them and
-    they are small and valid; else the typical size of its family."""
+    """Return the size that a task states, else the size of its files if one of the `folders` (by task) has them and
+    they are small and valid, else the typical size of its family."""
     task = find_task(name_tests(name)[0])
     folder = dir_of(task, folders)
     if task.size is None and not task.kind.is_search and folder not in (None, str(HUB)):
@@ -228,7 +227,7 @@ def task_size(name: str, folders: Mapping[str, str]) -> TaskSize:
 
 @lru_cache
 def count_examples(source: TaskSource) -> TaskSize:
-    """Count the examples of each split of a task, and guess their tokens from characters."""
+    """Count the examples of each split of a task, and estimate their tokens from characters."""
     data = load_examples(source, judged_only=True)
     assert isinstance(data, TaskData)
     tokens = {name: sum(map(count_characters, split)) // CHARACTERS_PER_TOKEN for name, split in data.splits.items()}
@@ -241,6 +240,7 @@ def count_examples(source: TaskSource) -> TaskSize:
 
 
 def list_assumptions(plan: Plan, sizes: Mapping[str, RunSize], machine: Machine | None) -> Iterator[str]:
+    """List the assumptions about samples, the machine and the sizes of tasks."""
     for text in dict.fromkeys(lengths for _, lengths in sizes.values()):
         yield f"samples of {text.mean_tokens:,.0f} tokens, a token meets {text.mean_keys:,.0f} ({text.source})"
     if machine:
@@ -257,15 +257,14 @@ def list_assumptions(plan: Plan, sizes: Mapping[str, RunSize], machine: Machine 
         sources = [f"{kind} of {show_list(tasks)}" for kind, tasks in sized.items()]
         yield f"fine-tuning: {'; '.join(sources) or 'the sizes of typical data'}, at the same efficiency"
         if evaluation.embed is not None and count_embedded(evaluation.embed) is None:
-            yield "embedding: 1,000 updates a stage, as neither max_steps nor a limit of its sources is given"
+            yield "embedding: 1,000 updates per stage, since neither max_steps nor a limit of its sources is given"
 
 
 def tell_memory(model: str, shape: Shape, recipe: Recipe, is_on_cpu: bool) -> str:
-    """Tell the most memory that training a network by a recipe needs: on a CPU; or on one GPU, on each of 8, and on
-    each of 64."""
+    """Tell the most memory that training needs: on a CPU, or on one GPU, on each of 8, and on each of 64."""
     alone = plan_memory(shape, recipe, on_cpu=is_on_cpu)["total"]
     if is_on_cpu:
-        needed, installed = f"{show_gib(alone)} of memory in each process on a CPU, Python's own aside", total_memory()
+        needed, installed = f"{show_gib(alone)} of memory per process on a CPU, beside Python's own", total_memory()
         if 0 < installed < alone:
             needed += f", which is more than the {show_gib(installed)} of this machine"
     else:
@@ -278,18 +277,18 @@ def tell_memory(model: str, shape: Shape, recipe: Recipe, is_on_cpu: bool) -> st
 
 
 FULL = 0.9
-"""The part of a device's memory that a plan may fill; the rest is for memory that is not counted."""
+"""The share of a device's memory that a plan may fill; the rest is for memory that is not counted."""
 
 
 def fits(shape: Shape, recipe: Recipe, machine: Machine, devices: int = 1) -> bool:
-    """Tell whether a recipe's training fits into the memory of each of `devices`; True for unknown memory."""
+    """Tell whether training by a recipe fits into the memory of each of `devices`; True for unknown memory."""
     needed = plan_memory(shape, recipe, devices, on_cpu=machine.name == "CPU")["total"]
     return not machine.memory or needed <= FULL * machine.memory
 
 
 def fit_memory(shape: Shape, recipe: Recipe, machine: Machine) -> Recipe | None:
-    """Change the recipe so that it fits into the memory of a machine's devices, by the first of these that is enough:
-    smaller microbatches, activation checkpointing, FSDP over all devices. None where none is."""
+    """Change the recipe so that it fits into the memory of the machine's devices. Try smaller microbatches, then
+    activation checkpointing, then FSDP over all devices. Return None if nothing is enough."""
     first, smallest = recipe.compute, recipe.data.max_sample_tokens
     sizes = [size for step in range(8) if (size := first.microbatch_tokens >> step) >= smallest]
     is_alone = recipe.optimizer.matrix_update.needs_whole_matrices or machine.devices == 1
@@ -304,8 +303,8 @@ def fit_memory(shape: Shape, recipe: Recipe, machine: Machine) -> Recipe | None:
 
 
 def tell_misfit(model: str, shape: Shape, recipe: Recipe, machine: Machine) -> str:
-    """Tell what one GPU lacks, the first change with which one or several are enough, and the largest preset that fits;
-    empty where the network fits."""
+    """Tell the memory that one GPU lacks, the first change with which one or several GPUs are enough, and the largest
+    preset that fits; empty if the network fits."""
     if fits(shape, recipe, machine):
         return ""
     ways = []
@@ -335,23 +334,23 @@ class Estimate:
     flops_by_objective: dict[str, float]
     """The FLOPs of pretraining alone."""
     groups: list[dict[str, Any]]
-    """A row for each `group` of arms, and one for `evaluation`: the number of `models`; `steps_alone`, if each arm were
-    trained from its beginning (a continued one from its parent's end); the `steps` and `tokens` that are trained;
-    `flops`; and `device_hours` where a device is named."""
+    """A row for each `group` of arms, and one for `evaluation`: the number of `models`; the number of `steps_alone`,
+    without sharing (a continued arm counts from its parent's end); the `steps` and `tokens` of training; `flops`; and
+    `device_hours`, None without a device."""
     disk_bytes: dict[str, float]
-    """Bytes of checkpoints: the weights of the `models` alone; all that is `needed` while runs are to come, with
-    weights of branch points and the moments that runs continue with; `everything` with all moments."""
+    """Bytes of checkpoints: the weights of the `models` alone; those `needed` by pending runs too, with the weights of
+    branch points and the moments that runs continue with; `everything`, with all moments."""
     misfits: tuple[str, ...]
-    """The networks that are too large for the machine's memory, and remedies."""
+    """The networks that are too large for the machine's memory, with remedies."""
     not_counted: tuple[str, ...]
-    """The runs of networks whose shape is not known here."""
+    """The runs of networks with an unknown shape."""
     assumptions: tuple[str, ...]
     first_seed_flops: float | None
-    """The FLOPs of the first pretraining seed with its fine-tunings; None where there are no others."""
+    """The FLOPs of the first pretraining seed with its fine-tunings; None for a single seed."""
 
 
 def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
-    """Estimate the cost of a plan on a machine. Raises `InputError` where the vocabulary is not known."""
+    """Estimate the cost of a plan on a machine. Raises `InputError` for an unknown vocabulary."""
     for shards in dict.fromkeys(run.recipe.data.shards for run in plan.runs.values()):
         if find_vocab_size(shards, plan.study.planning) is None:
             raise InputError(f"the shards {shards} are not here yet: give planning.vocab_size, such as 32768")
@@ -403,7 +402,7 @@ class CellCost(NamedTuple):
     tokens: float
     """Tokens of training."""
     flops: float
-    """With the evaluation; 0 for a network of unknown shape."""
+    """FLOPs of training and evaluation; 0 for a network of unknown shape."""
 
 
 def cell_costs(plan: Plan, sizes: Mapping[str, RunSize]) -> Iterator[CellCost]:
@@ -413,28 +412,30 @@ def cell_costs(plan: Plan, sizes: Mapping[str, RunSize]) -> Iterator[CellCost]:
     costs = dict[Any, CellCost]()
     evaluation = plan.study.evaluation
     assert evaluation is not None
-    embedded = None if evaluation.embed is None else count_embedded(evaluation.embed)
     folders = find_data_dirs(evaluation)
     for cell in plan.cells:
         run = runs[cell.model]
         (shape, _), context = sizes[run.name], run.recipe.data.max_sample_tokens
         key = (shape, cell.task, cell.evaluates, context)
-        if key not in costs and cell.task.startswith(EMBED):
-            size, config = KINDS["retrieval"].size, cell.config
-            steps, pairs = embedded or (config.max_steps, config.max_steps * config.batch_size)
-            tokens = float(pairs * size.example_tokens)
-            per_token = shape.flops.token(keys=size.example_tokens, targets=0) if shape else 0.0
-            # Its loss embeds everything twice.
-            flops = per_token * (4 * tokens + len(cell.evaluates) * size.evaluated_tokens) / 3
-            costs[key] = CellCost(steps, tokens, flops)
+        if key not in costs and evaluation.embed is not None and cell.task == evaluation.embed.name:
+            costs[key] = embed_cost(shape, cell, evaluation.embed)
         elif key not in costs:
             costs[key] = cell_cost(shape, cell, context, folders)
         yield costs[key]
 
 
+def embed_cost(shape: Shape | None, cell: StudyCell, embed: EmbedEvaluation) -> CellCost:
+    """Count the cost of one embedding model. Its loss embeds each text twice."""
+    size, usual = KINDS["retrieval"].size, cell.config.max_steps
+    steps, pairs = count_embedded(embed) or (usual, usual * cell.config.batch_size)
+    tokens = float(pairs * size.example_tokens)
+    per_token = shape.flops.token(keys=size.example_tokens, targets=0) if shape else 0.0
+    return CellCost(steps, tokens, per_token * (4 * tokens + len(cell.evaluates) * size.evaluated_tokens) / 3)
+
+
 def count_embedded(embed: EmbedEvaluation) -> tuple[int, float] | None:
-    """Count the most updates of all stages, and their pairs: by `max_steps`, or `limit` of the sources. None where
-    neither is given."""
+    """Count the most updates of all stages and their pairs, by `max_steps` or by `limit` of the sources; None without
+    either."""
     updates, trained = 0, 0.0
     for stage in embed.settle().stages:
         num_pairs = sum(source.weight * (source.limit or math.inf) for source in stage.data)
@@ -446,21 +447,21 @@ def count_embedded(embed: EmbedEvaluation) -> tuple[int, float] | None:
 
 
 def cell_cost(shape: Shape | None, cell: StudyCell, context: int, folders: Mapping[str, str]) -> CellCost:
-    """Count the cost of one fine-tuning. A forward pass costs a third of training; evaluation, and training with a
-    `frozen` encoder, need no more."""
+    """Count the cost of one fine-tuning. A forward pass costs a third of training; evaluation and training with a
+    `frozen` encoder need no backward pass."""
     config, trained, size = cell.config, find_task(cell.task), task_size(cell.task, folders)
     examples = min(size.train_examples, config.max_train_examples or size.train_examples)
     if config.shots is not None:
         has_strata = trained.family == "sequence_classification" and trained.problem_type is None
         examples = config.shots * (len(trained.classes) if has_strata else 1)
-    epoch_steps, steps = math.ceil(examples / config.batch_size), config.max_steps  # no steps where nothing trains
+    epoch_steps, steps = math.ceil(examples / config.batch_size), config.max_steps  # 0 steps without examples
     if config.shots is None or config.epochs > 1:
         steps = min(steps, config.epochs * epoch_steps)
     tokens = steps * examples / max(epoch_steps, 1) * min(size.example_tokens, context, config.max_length)
     evaluated = 0.0
     for test in cell.evaluates:
         tested = task_size(test, folders)
-        # Few queries of a retrieval leave all its documents to be encoded.
+        # In search, all documents are encoded even for few queries.
         if config.max_eval_examples and not find_task(test).kind.is_search:
             evaluated += min(2 * config.max_eval_examples * tested.example_tokens, tested.evaluated_tokens)
         else:
@@ -470,14 +471,12 @@ def cell_cost(shape: Shape | None, cell: StudyCell, context: int, folders: Mappi
 
 
 def count_disk(plan: Plan, sizes: Mapping[str, RunSize]) -> dict[str, float]:
-    """Count the bytes in fp32 of the models' weights, of all checkpoints that something needs, and of all of them."""
+    """Count the bytes in fp32 of the models' weights, of all needed checkpoints, and of all checkpoints."""
     disk = dict.fromkeys(("models", "needed", "everything"), 0.0)
     for (run, _), users in plan.checkpoints.items():
         shape, _ = sizes[run]
-        if shape is None:
-            continue
-        weights = float(FLOAT32 * shape.parameters)
-        moments = moment_bytes(shape, plan.runs[run].recipe.optimizer)
+        weights = float(FLOAT32 * shape.parameters) if shape else 0.0
+        moments = moment_bytes(shape, plan.runs[run].recipe.optimizer) if shape else 0.0
         disk["everything"] += weights + moments
         disk["models"] += weights if users["models"] else 0.0
         disk["needed"] += weights if users["models"] or users["needed_by"] else 0.0

@@ -1,9 +1,9 @@
-"""What a study declares before it runs: its hypotheses in words, their hash, and when.
+"""The declaration of a study before it runs: the words of its hypotheses, their hash, and the time.
 
 OUT/hypotheses.json
 
-The file has an entry for each change. It is plain text with its own hash, which tells damage and slips: whoever owns
-the folder can write another one. What is to be proved to others has to be posted elsewhere before anything is trained.
+The file has an entry for each change. It is plain text with its own hash, which reveals damage and accidents, but the
+owner of the folder can write another file. To prove a declaration to others, publish it elsewhere before training.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,12 +24,12 @@ from biphase.studies.plan import Plan
 from biphase.studies.spec import Hypothesis
 
 DECLARED = "hypotheses.json"
-REMEDY = "put it back as it was; without it, hypotheses count as declared when the study runs next"
+REMEDY = "put it back as it was; without it, hypotheses count as declared at the next run of the study"
 
 
 def hash_hypotheses(plan: Plan) -> str:
-    """Return a hash of eight digits of the hypotheses' words and of their subjects in this plan: arms, budgets and
-    tasks. A finding of the paper is about all of them."""
+    """Return a hash of eight digits over the words of the hypotheses and their subjects in this plan: arms, budgets and
+    tasks. The subjects of a finding of the paper are all arms and tasks."""
     everything, about = [list(plan.of_first_seed.arms), list(plan.families)], list[list[Any]]()
     for conditions in plan.hypotheses:
         about.append([everything if isinstance(groups, str) else list_subjects(plan, groups) for groups in conditions])
@@ -38,8 +38,8 @@ def hash_hypotheses(plan: Plan) -> str:
 
 
 def list_subjects(plan: Plan, groups: Sequence[Sequence[AskedInequality]]) -> list[Any]:
-    """List the subjects of a condition: for the first inequality of each group the label, the arms and tasks of its
-    terms and the baseline, then the same for its rivals."""
+    """List the subjects of a condition: for the first inequality of each group its label, the arms and tasks of its
+    terms, its baseline, and the same for its rivals."""
     subjects = []
     for first, *rivals in groups:
         terms = []
@@ -52,38 +52,31 @@ def list_subjects(plan: Plan, groups: Sequence[Sequence[AskedInequality]]) -> li
 
 @dataclass(frozen=True)
 class Declaration:
-    """An entry of `hypotheses.json`: the hypotheses that were declared at a time, and what stood in the folder then."""
+    """An entry of `hypotheses.json`: hypotheses, their time, and the contents of the folder at that time."""
 
     hash: str
     when: str
     hypotheses: tuple[Hypothesis, ...]
-    """The words."""
     runs: Count
-    """Folders of runs that had begun, of any plan."""
+    """The number of runs that had begun, of any plan."""
     scores: Count
-    """Scores of finished cells, of any plan."""
+    """The number of scores, of any plan."""
 
     @property
-    def standing(self) -> str:
-        """Tell when it was declared, and what stood in the folder."""
+    def words(self) -> str:
+        """The time of the declaration and the contents of the folder, in words."""
         if not (self.runs or self.scores):
             return f"declared {self.when}, before anything was trained"
         counted = f"{show_count(self.runs, 'run')} and {show_count(self.scores, 'score')} in the folder"
         return f"declared {self.when}, with {counted}"
 
 
-@dataclass(frozen=True)
-class DeclaredRecord:
-    """All of `hypotheses.json`."""
-
-    declarations: tuple[Declaration, ...]
-
-
 def read_declared(folder: Path) -> tuple[Declaration, ...]:
-    """Read what was declared in a study's folder, the first one first. Raises `InputError` for a file that is not what
-    was written."""
+    """Read the declarations in a study's folder, the oldest first. Raises `InputError` for a changed file."""
     path = folder / DECLARED
-    return read_hashed(path, DeclaredRecord, REMEDY).declarations if path.exists() else ()
+    if not path.exists():
+        return ()
+    return read_hashed(path, dict[str, tuple[Declaration, ...]], REMEDY).get("declarations", ())
 
 
 def list_words(hypotheses: Iterable[Hypothesis]) -> dict[str, str]:
@@ -92,7 +85,7 @@ def list_words(hypotheses: Iterable[Hypothesis]) -> dict[str, str]:
 
 
 def declare(plan: Plan, folder: Path) -> None:
-    """Record in a study's folder what it declares and what stands there, unless the last entry has these words."""
+    """Record the hypotheses of a study and the contents of its folder, unless the last entry has the same hash."""
     declared, digest = read_declared(folder), hash_hypotheses(plan)
     if declared and declared[-1].hash == digest:
         return
@@ -100,26 +93,25 @@ def declare(plan: Plan, folder: Path) -> None:
     scores = len([path for path in folder.glob("scores/*/*/score.json") if not path.parent.name.startswith(".")])
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     entry = Declaration(digest, when, plan.study.hypotheses, runs, scores)
-    record = DeclaredRecord((*declared, entry))
-    write_hashed(folder / DECLARED, to_jsonable_python(record))
+    write_hashed(folder / DECLARED, to_jsonable_python({"declarations": (*declared, entry)}))
 
 
 def tell_declaration(plan: Plan, folder: Path) -> tuple[str, list[str]]:
-    """Return the hash of the hypotheses, and sentences that tell whether they came before the results, and quote the
-    hypotheses that they replaced."""
+    """Return the hash of the hypotheses, and sentences about the time of their declaration and about the hypotheses
+    that they replaced."""
     current, declared = hash_hypotheses(plan), read_declared(folder)
     own = [entry for entry in declared if entry.hash == current]
     replaced = {entry.hash: entry for entry in reversed(declared) if entry.hash != current}
     changes = sum(one != other for one, other in pairwise([*(entry.hash for entry in declared), current]))
     times = {1: "once", 2: "twice"}.get(changes, f"{changes} times")
     if not own:
-        history = "not declared, for the study has not run with them"
+        history = "not declared, since the study has not run with them"
     elif changes:
-        history = f"changed {times} since the first declaration; the current ones were {own[0].standing}"
+        history = f"changed {times} since the first declaration; the current ones were {own[0].words}"
     else:
-        history = f"{own[0].standing}; unchanged since, in words, arms, budgets and tasks"
+        history = f"{own[0].words}; unchanged since, in words, arms, budgets and tasks"
     sentences = [f"Hypotheses {current}: {history}."]
     for entry in reversed(replaced.values()):
         told = " · ".join(f"{name}: {text}" for name, text in list_words(entry.hypotheses).items())
-        sentences.append(f"Replaced: {entry.hash}, {entry.standing}: {told}.")
+        sentences.append(f"Replaced: {entry.hash}, {entry.words}: {told}.")
     return current, sentences

@@ -1,10 +1,11 @@
-"""A plan, its estimate and advice as a person or a program reads them: tables, JSON, a picture of the tree.
+"""A plan with its estimate, and advice, for people and programs: tables, JSON, a picture of the tree of runs.
 
-In the picture steps go to the right; each run has a lane; objectives have colours, and the height is the rate.
+In the picture, steps go to the right and each run has a lane. A colour is an objective, and the height of a bar the
+learning rate.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -47,12 +48,12 @@ from biphase.tasks.spec import find_task
 
 LANE_INCHES = 0.2
 HEIGHT = 0.36
-"""Half of a lane's bar at the full rate."""
+"""Half of a bar's height at the full rate, in lanes."""
 
 
 def draw_plan(plan: Plan, path: Path) -> None:
-    """Write the picture as SVG, PNG or PDF; the same plan gives the same bytes of SVG. It is that of the first
-    pretraining seed: the others look alike."""
+    """Write the picture as SVG, PNG or PDF; equal plans give equal bytes of SVG. It shows the first pretraining seed,
+    since the others look alike."""
     plan = plan.of_first_seed
     check_picture(path)
     settings: Any = {"svg.hashsalt": "biphase", "svg.fonttype": "none", "font.size": 9, "hatch.linewidth": 0.5}
@@ -67,7 +68,7 @@ def draw_plan(plan: Plan, path: Path) -> None:
         rows = 1 if len(key) <= 5 else -(-len(key) // 3)
         figure.set_size_inches(10, 1.1 + LANE_INCHES * (len(plan.runs) + rows))
         axes.set_title((plan.study.title or plan.study.name) + rows * "\n", loc="left", fontsize=10)
-        # Above the lanes, outside of the axes.
+        # Above the lanes, outside the axes.
         corner: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.01, 1.0), "ncols": -(-len(key) // rows)}
         sizes: dict[str, Any] = {"fontsize": 8, "handlelength": 1.6, "columnspacing": 1.4, "borderaxespad": 0.1}
         axes.legend(handles=key, frameon=False, **corner, **sizes)
@@ -101,11 +102,9 @@ def plot_runs(plan: Plan, axes: Axes) -> None:
 
 
 def order_lanes(plan: Plan, parent: str | None = None) -> Iterator[str]:
-    """List each run under its parent, the latest branch first: then no connecting line crosses a bar."""
+    """List each run below its parent, the latest branch first, so that no connecting line crosses a bar."""
     branches = [run for run in plan.runs.values() if run.parent == parent]
-    if parent is not None:
-        branches.sort(key=lambda run: -run.first)
-    for run in branches:
+    for run in sorted(branches, key=lambda run: -run.first):
         yield run.name
         yield from order_lanes(plan, run.name)
 
@@ -125,7 +124,7 @@ def draw_run(plan: Plan, run: PlannedRun, lane: int, axes: Axes) -> None:
             heights.append(HEIGHT * min(climbing, falling, 1.0))
         ends = [lane - height for height in heights], [lane + height for height in heights]
         axes.fill_between(steps, *ends, zorder=2, **look(objective))
-        # The name stands in the longest piece between two marks, where there is room for it.
+        # Write the name into the longest piece between two marks if it fits.
         free = sorted({steps[0], *(mark for mark in marks if steps[0] < mark < steps[-1]), steps[-1]})
         first, last = max(pairwise(free), key=lambda piece: piece[1] - piece[0])
         if last - first > 0.017 * axes.get_xlim()[1] * len(text):
@@ -135,18 +134,18 @@ def draw_run(plan: Plan, run: PlannedRun, lane: int, axes: Axes) -> None:
 
 
 def look(objective: str) -> dict[str, Any]:
-    """Colour, and for print without colours a hatch, which is closer than in charts."""
+    """Return the colour of an objective, and a hatch for print without colours, twice as close as in charts."""
     own = LOOKS[objective]
     return {"facecolor": own.color, "edgecolor": "white", "linewidth": 0, "hatch": 2 * own.hatch}
 
 
 def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
-    """Describe what the study trains, in what order, what sharing saves, and what it costs."""
+    """Describe the runs of a study, their order, their cost, and the steps that sharing saves."""
     study, evaluation = plan.study, plan.study.evaluation
     kinds = Counter(model.kind for model in plan.models)
     between = f" and {show_count(kinds['intermediate'], 'intermediate checkpoint')}" if kinds["intermediate"] else ""
     controls = f", and {kinds['random']} from random weights" if kinds["random"] else ""
-    order = "one order of the data" if plan.has_one_order else "each with an order of the data"
+    order = "one order of the data" if plan.has_one_order else "each with its own order of the data"
     repeated = f", with {plan.num_seeds} pretraining seeds, {order}" if plan.num_seeds > 1 else ""
     saved = 1 - plan.steps / plan.steps_alone
     shared = f"; each arm alone would need {plan.steps_alone:,}, so sharing saves {saved:.0%}" if saved else ""
@@ -177,20 +176,28 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
         names = ", ".join(hypothesis.name for hypothesis in study.hypotheses)
         count = show_count(len(study.hypotheses), "hypothesis", "hypotheses")
         lines.append(Text(printable(f"{count} (hash {hash_hypotheses(plan)}): {names}")))
-    lines += ["", run_tree(plan), "", describe_steps(estimate), "", cost_table(estimate)]
-    return Group(*lines, *cost_lines(estimate))
+    counts = {"models": "models", "steps\nalone": "steps_alone", "steps\nshared": "steps"}
+    columns: Columns = {header: (key, "{:,}".format) for header, key in counts.items()} | {
+        "tokens": ("tokens", show_tokens)
+    }
+    trained = [row for row in estimate.groups if row["group"] != "evaluation"]
+    lines += ["", run_tree(plan), "", group_table("Steps", trained, columns)]
+    columns = {"FLOPs": ("flops", show_power)}
+    if estimate.machine:
+        columns[f"{estimate.machine.name}\nhours"] = "device_hours", show_estimate
+    return Group(*lines, "", group_table("Cost", estimate.groups, columns), *cost_lines(estimate))
 
 
 def describe_power(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
-    """Tell the smallest differences that the plan's seeds find on its smallest and its largest test set."""
+    """Tell the smallest differences that the plan's seeds can detect on its smallest and its largest test set."""
     seeds = plan.num_seeds, len(evaluation.seeds_of(0))
     if max(seeds) < 2:
-        yield "one seed each: no difference will be told from noise"
+        yield "one seed each: no difference can be told from noise"
         return
     tests, folders = [], find_data_dirs(evaluation)
     for name in sorted(evaluation.tasks):
         task, size = find_task(name), task_size(name, folders)
-        if not task.kind.is_search:  # whose tokens are those of documents
+        if not task.kind.is_search:  # in search, most tokens are those of documents
             guess = max(int(float(f"{size.evaluated_tokens / 2 / max(size.example_tokens, 1):.2g}")), 1)
             is_guess, num = not (task.size or size.test_examples), size.test_examples or guess
             tests.append((num, task.name, f"{num:,} examples" + ", a guess" * is_guess))
@@ -204,14 +211,14 @@ def describe_power(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
             differences.append(f"{points:.1f} points on {name} ({examples})")
         moved = f"{100 * noise[0]:g} points between pretraining seeds and {100 * noise[1]:g} between fine-tuning seeds"
         sizes = f"{show_list(differences)} ({POWER:.0%} power)"
-        yield f"finds differences of about {sizes} if scores vary by {moved}, as of {who}"
+        yield f"finds differences of about {sizes} if scores vary by {moved}, as in {who}"
     if plan.num_seeds == 2:
-        remedy = "take 3 or more, or 1, whose verdicts are about these checkpoints alone"
+        remedy = "take 3 or more, or take 1 for verdicts about these checkpoints alone"
         yield f"2 pretraining seeds find less than 1 seed does: {remedy}"
 
 
 def run_tree(plan: Plan) -> Tree:
-    """Runs under the runs that they start from: `610m-3k-9k-12k: 3k → 12k, mlm40 9k`, and what is kept on the way."""
+    """Make a tree of the runs below their parents, with kept steps: `610m-3k-9k-12k: 3k → 12k, mlm40 9k`."""
     root = Tree("runs, with the step that each starts from and ends at")
     num_seeds, plan = plan.num_seeds, plan.of_first_seed
     branches: dict[str, Tree] = {}
@@ -228,66 +235,48 @@ def run_tree(plan: Plan) -> Tree:
     return root
 
 
-def describe_steps(estimate: Estimate) -> Table:
-    """Make a table of models, steps and tokens of each group of arms."""
-    rows = [row for row in estimate.groups if row["group"] != "evaluation"]
-    columns = {"arms": ([row["group"] for row in rows], "all")}
-    for header, field in (("models", "models"), ("steps\nalone", "steps_alone"), ("steps\nshared", "steps")):
-        counts = [row[field] for row in rows]
-        columns[header] = ([f"{count:,}" for count in counts], f"{sum(counts):,}")
-    columns["tokens"] = ([show_tokens(row["tokens"]) for row in rows], show_tokens(sum(row["tokens"] for row in rows)))
-    return number_table("Steps", columns)
+Columns = dict[str, tuple[str, Callable[[Any], str]]]
+"""Columns of a table by header: the key of the rows, and the format of its values."""
 
 
-def number_table(title: str, columns: Mapping[str, tuple[list[str], str]]) -> Table:
-    """Make a table that fits into 60 columns: words wrap, numbers are whole. `columns`: header → cells, and the sum."""
+def group_table(title: str, rows: Sequence[dict[str, Any]], columns: Columns) -> Table:
+    """Make a table of groups of arms and their sums. It fits into 60 characters: words wrap, numbers do not."""
     table = Table(title=title, show_footer=True, **PLAIN)
-    for index, (header, (_, footer)) in enumerate(columns.items()):
-        layout: dict[str, Any] = {"justify": "right", "no_wrap": True} if index else {"overflow": "fold"}
-        table.add_column(header, footer, **layout)
-    for row in zip(*(cells for cells, _ in columns.values()), strict=True):
-        table.add_row(*row)
+    table.add_column("arms", "all", overflow="fold")
+    for header, (key, show) in columns.items():
+        table.add_column(header, show(sum(row[key] for row in rows)), justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(row["group"], *(show(row[key]) for key, show in columns.values()))
     return table
 
 
-def cost_table(estimate: Estimate) -> Table:
-    """Make a table of the FLOPs and device hours of each group of arms."""
-    machine, rows = estimate.machine, estimate.groups
-    columns = {"": ([row["group"] for row in rows], "all")}
-    columns["FLOPs"] = ([show_power(row["flops"]) for row in rows], show_power(estimate.flops))
-    if machine:
-        spent = [row["device_hours"] or 0.0 for row in rows]
-        columns[f"{machine.name}\nhours"] = ([show_estimate(value) for value in spent], show_estimate(sum(spent)))
-    return number_table("Cost", columns)
-
-
 def describe_hours(machine: Machine, flops: float) -> str:
-    """Tell the time that a machine takes, all devices busy: `12 hours`, and below two hours as it is said: `1m26s`."""
+    """Tell the time that a machine takes with all devices busy: `12 hours`, and below two hours `1m26s`."""
     hours = machine.device_hours(flops) / machine.devices
     return f"{show_estimate(hours)} hours" if hours >= 2 else duration(3600 * hours)
 
 
 def cost_lines(estimate: Estimate) -> list[str]:
-    """FLOPs by objective, the time with all devices at work, bytes on disk, and what all of it assumes."""
+    """List the FLOPs by objective, the time with all devices busy, the bytes on disk, and the assumptions."""
     by_objective = {name: flops for name, flops in estimate.flops_by_objective.items() if flops}
     spent = sum(by_objective.values())
     shares = [f"{name} {show_power(flops)} ({flops / spent:.0%})" for name, flops in by_objective.items()]
-    lines = ["FLOPs of pretraining, the head only where a loss is: " + ", ".join(shares)]
+    lines = ["FLOPs of pretraining, with the head on targets only: " + ", ".join(shares)]
     machine, disk = estimate.machine, {use: format_bytes(size) for use, size in estimate.disk_bytes.items()}
     if machine and machine.devices > 1:
         all_busy = describe_hours(machine, estimate.flops)
-        lines.append(f"on all {machine.devices} (planning.devices of the study), all busy: {all_busy}")
+        lines.append(f"on all {machine.devices} devices (planning.devices of the study), all busy: {all_busy}")
     if estimate.first_seed_flops is not None:
         first = f"{show_power(estimate.first_seed_flops)} FLOPs"
         if machine:
             first += f", {describe_hours(machine, estimate.first_seed_flops)} with all devices busy"
         lines.append(f"the first pretraining seed alone, with its fine-tunings: {first}")
-    with_more = f"{disk['needed']} with what branches need, {disk['everything']} when nothing is dropped"
+    with_more = f"{disk['needed']} with the checkpoints that branches need, {disk['everything']} for all checkpoints"
     lines.append(f"disk: {disk['models']} for the models' weights, {with_more}")
     lines += estimate.misfits
     lines += [f"assumed: {line}" for line in estimate.assumptions]
     if estimate.not_counted:
-        lines.append(f"not counted, for their shape is not known here: {', '.join(estimate.not_counted)}")
+        lines.append(f"not counted, since their shape is not known here: {', '.join(estimate.not_counted)}")
     return lines
 
 
@@ -317,8 +306,7 @@ def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
 
 
 def describe_advice(advice: Advice) -> RenderableType:
-    """Tell the best use of the budget, the choices with their reasons, what each preset would get, and what to keep in
-    mind."""
+    """Describe the best use of the budget, the choices with their reasons, the presets, the cost, and the caveats."""
     choices = Table(title=f"The recipe: {advice.recipe.name}", show_lines=True)
     for name in ("what", "choice", "reason", "source"):
         choices.add_column(name, overflow="fold")
@@ -326,7 +314,7 @@ def describe_advice(advice: Advice) -> RenderableType:
         choices.add_row(choice.what, choice.value, choice.reason, choice.source)
     parts: list[RenderableType] = [Text(advice.best_use, style="bold"), "", choices, ""]
     if any(not item.is_guess for item in advice.candidates):
-        sizes = Table(title="What the budget buys by size")
+        sizes = Table(title="What the budget buys, by size")
         for name in ("preset", "tokens", "per parameter", "epochs", "loss by the law"):
             sizes.add_column(name, justify="left" if name == "preset" else "right")
         for item in advice.candidates:
@@ -349,7 +337,7 @@ def describe_advice(advice: Advice) -> RenderableType:
 
 
 def recipe_yaml(advice: Advice, has_reasons: bool = True) -> str:
-    """Write the recipe for `biphase pretrain`, with the commands before it and its reasons as comments."""
+    """Write the recipe for `biphase pretrain`, with its reasons and the commands that precede it as comments."""
     recipe, lines = advice.recipe, [f"# {advice.best_use}"]
     lines += [f"# {choice.what}: {choice.value}. {choice.reason} [{choice.source}]" for choice in advice.choices]
     lines += [f"# note: {caveat}" for caveat in advice.caveats]

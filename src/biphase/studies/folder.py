@@ -1,16 +1,16 @@
-"""The folder of a study: which runs and cells of its plan are done there, which failed, and how long they took.
+"""The folder of a study: the runs and cells of its plan that are done, those that failed, and their times.
 
 OUT/  study.yaml  runs/NAME-HASH8/  trained/NAME.json  scores/MODEL/TASK-HASH16/  failed/UNIT.json
 
-A trained run has a record in `trained`. A process that trains it holds `.NAME.lock`, and records the time so far in
-`.NAME.clock`. A scored cell has a folder in `scores`. Both count while they match the plan: a record by a key of its
-recipe and of all recipes behind it, a cell by weights and settings. The checkpoints of models whose cells are all
-scored may be deleted: nothing is trained again for them.
+A trained run has a record in `trained`. A process that trains it holds `.NAME.lock` and writes the time so far into
+`.NAME.clock`. A scored cell has a folder in `scores`. Records and scores count while they match the plan: a record by a
+key over its recipe and the recipes of all its ancestors, a score by weights and settings. Checkpoints of models whose
+cells are all scored may be deleted: nothing is trained again for them.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +31,7 @@ from biphase.studies.spec import EMBED, Study, scored_as
 from biphase.tasks.spec import find_task
 
 TRAINING = "train"
-"""The kind of training runs among the units; in place of a unit's name it means all of them."""
+"""The kind of the units that train; as the name of a unit, all of them."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,18 @@ class TrainedRecord:
     """The record of a trained run: `trained/RUN.json`."""
 
     folder: str
-    """Its name below runs/."""
+    """The name of the run's folder below runs/."""
     key: str
     """The `key` of the run in its plan."""
     seconds: Annotated[float, Field(ge=0, le=1e10)]
     placeless_key: str
     """The `placeless_key` of the run in its plan."""
     text: tuple[str, ...] | None = None
-    """The fingerprints of its shard sets when it was trained; None while it trains."""
+    """The fingerprints of its shard sets at its training; None during the training."""
     untimed: tuple[str, ...] = ()
-    """Folders of runs that began without a clock: for these `seconds` is too small."""
+    """Folders of runs that began without a clock, so that `seconds` is too small."""
     models: Mapping[int, tuple[str, int]] = field(default_factory=dict)
-    """Its models by step: their hashes, and the number of tokens that they have positions for. These identify the
-    scores of a checkpoint that is gone."""
+    """Its models by step: their hashes and numbers of positions. They identify the scores of a deleted checkpoint."""
 
     @property
     def is_timed(self) -> bool:
@@ -60,13 +59,13 @@ class TrainedRecord:
 
 def read_record(path: Path) -> TrainedRecord:
     """Read the record of a run, or its clock. Raises `InputError` for a damaged one."""
-    remedy = "delete it, and the study's own command finds the run again, or trains it again"
+    remedy = "delete it: the study's own command then finds the run again, or trains it again"
     return read_hashed(path, TrainedRecord, remedy)
 
 
 def find_record(folder: Path, run: PlannedRun) -> TrainedRecord | None:
-    """Read the record of a run, if it matches the plan and the run is still there. Shard sets match by their places or
-    by their contents."""
+    """Read the record of a run; None if there is none, if it does not match the plan, or if the run is gone. Shard sets
+    match by path or by content."""
     path = folder / "trained" / f"{run.name}.json"
     record = read_record(path) if path.exists() else None
     if record is None or not Run(folder / "runs" / record.folder).is_done:
@@ -78,14 +77,14 @@ def find_record(folder: Path, run: PlannedRun) -> TrainedRecord | None:
 
 
 def find_text(shards: str) -> str | None:
-    """Find the fingerprint of a shard set; None where it is not here."""
+    """Return the fingerprint of a shard set, or None for a missing one."""
     is_here = (Path(shards) / "manifest.json").exists()
     return read_shard_manifest(Path(shards)).fingerprint if is_here else None
 
 
 def reach_step(folder: Path, run: PlannedRun, step: int) -> str:
-    """Return `FOLDER@STEP` of a run that matches the plan. Without such a checkpoint it raises `BusyError` while
-    another process works on the run, else `InputError`."""
+    """Return `FOLDER@STEP` of a run that matches the plan. For a missing checkpoint, raise `BusyError` while another
+    process works on the run, else `InputError`."""
     is_busy = False
     for _ in range(2):  # a run may finish between the two looks
         record = find_record(folder, run)
@@ -100,8 +99,8 @@ def reach_step(folder: Path, run: PlannedRun, step: int) -> str:
 
 
 def drop_checkpoints(folder: Path, plan: Plan) -> None:
-    """Delete checkpoints that no run needs any more and that are no model; none if the folder has another plan by now,
-    whose runs may begin at them."""
+    """Delete checkpoints that are no models and that no run needs any more. Delete none if the folder now belongs to
+    another plan, whose runs may begin at them."""
     file = folder / "study.yaml"
     if not file.exists() or file.read_text(encoding="utf-8") != study_text(plan.study):
         return
@@ -112,7 +111,7 @@ def drop_checkpoints(folder: Path, plan: Plan) -> None:
 
 
 def claim_study_folder(path: Path, study: Study) -> Path:
-    """Write the study into its folder. Raises `InputError` for the folder of another study."""
+    """Write the study into its folder, and return the folder. Raises `InputError` for the folder of another study."""
     file = path / "study.yaml"
     if file.exists() and (name := read_yaml(file).get("name")) != study.name:
         raise InputError(f"{path} is the folder of the study '{name}', not of '{study.name}'; choose another one")
@@ -122,34 +121,48 @@ def claim_study_folder(path: Path, study: Study) -> Path:
 
 
 def study_text(study: Study) -> str:
-    """Write the text of `study.yaml` in a study's folder."""
+    """Return the text of `study.yaml` in a study's folder."""
     return yaml.safe_dump(study.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-# What is scored
+# The state of a study
 
 
 @dataclass(frozen=True)
 class StudyState:
-    """The progress of a plan in a study's folder, read once: every record, and every `score.json`."""
+    """The progress of a plan in a study's folder. Each record and each `score.json` is read once."""
 
     plan: Plan
     folder: Path
-    scores: dict[str, ScoreSet]
-    """By model, the finished scores that match the study: the model's weights, this version's protocol, and the
-    settings of one of its cells."""
     records: dict[str, TrainedRecord]
     """The records of trained runs."""
-    trained: set[str]
-    """Complete runs: they have every checkpoint that is still needed."""
-    scored: set[str]
-    """Names of the cells with all their scores."""
-    begun: dict[str, int]
-    """The logged steps of runs that have begun and are not complete."""
     steps: dict[str, set[int]] = field(default_factory=dict)
     """The checkpoints of each recorded run."""
-    needed: dict[str, set[int]] = field(default_factory=dict)
-    """The steps of each run whose checkpoints are models to be scored, or begin a run that is not complete."""
+    scores: dict[str, ScoreSet] = field(default_factory=dict)
+    """By model, the finished scores that match the study: the model's weights, this version's protocol, and the
+    settings of one of its cells."""
+    scored: set[str] = field(default_factory=set)
+    """Names of the cells with all their scores."""
+    begun: dict[str, int] = field(default_factory=dict)
+    """The logged steps of each run that has begun and is not complete."""
+
+    @cached_property
+    def needed(self) -> dict[str, set[int]]:
+        """The steps of each run whose checkpoints are models to be scored, or the start of an incomplete run."""
+        scored_models = {cell.model for cell in self.plan.cells}
+        scored_models -= {cell.model for cell in self.plan.cells if cell.name not in self.scored}
+        complete, needed = {*self.records}, {name: set[int]() for name in self.plan.runs}
+        for (run, step), users in reversed(self.plan.checkpoints.items()):  # a run comes after its parent
+            if not (scored_models.issuperset(users["models"]) and complete.issuperset(users["needed_by"])):
+                needed[run].add(step)
+                if step not in self.steps.get(run, ()):
+                    complete.discard(run)
+        return needed
+
+    @cached_property
+    def trained(self) -> set[str]:
+        """Complete runs: recorded ones with every checkpoint that is still needed."""
+        return {name for name in self.records if self.needed[name] <= self.steps.get(name, set())}
 
     @property
     def done(self) -> set[str]:
@@ -157,19 +170,19 @@ class StudyState:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """Every unit of the plan by its name → `train`, or the task that the cell is trained on."""
+        """The kind of every unit by its name: `train`, or the training task of a cell."""
         kinds = {train_name(run): TRAINING for run in self.plan.runs}
         return kinds | {cell.name: scored_as(cell.task) for cell in self.plan.cells}
 
     def read_failures(self) -> list[Failure]:
-        """Read which units failed last time and are still to be done. A unit that failed under an earlier version of
-        the study file may be done by now, or gone from the plan."""
+        """Read the failures of units that are still to be done. A unit that failed under an earlier version of the
+        study file may be done by now, or gone from the plan."""
         left = self.kinds.keys() - self.done
         return [failure for failure in read_failures(self.folder) if failure.unit in left]
 
     def identify(self, run: str, step: int) -> tuple[str, int] | None:
-        """Return the hash of a model and the number of tokens that it has positions for: from its checkpoint, or from
-        the record where that is gone; None without either."""
+        """Return the hash and the number of positions of a model: from its checkpoint, or from the record of a deleted
+        one; None without either."""
         if step in self.steps.get(run, ()):
             model = identify(f"{(self.folder / 'runs' / self.records[run].folder).resolve()}@{step}")
             return model.hash, model.max_length
@@ -178,25 +191,9 @@ class StudyState:
 
 def read_runs(plan: Plan, folder: Path) -> StudyState:
     """Read the state of a study's runs, without scores."""
-    records, steps = dict[str, TrainedRecord](), dict[str, set[int]]()
-    for name, run in plan.runs.items():
-        if record := find_record(folder, run):
-            records[name], steps[name] = record, {*whole_steps(Run(folder / "runs" / record.folder))}
-    return find_needed(StudyState(plan, folder, {}, records, set(), set(), {}, steps))
-
-
-def find_needed(state: StudyState, scored_models: set[str] | frozenset[str] = frozenset()) -> StudyState:
-    """Return the state with the needed checkpoints, and the runs that have all of theirs. A model in `scored_models`
-    needs no checkpoint."""
-    trained, needed = {*state.records}, {name: set[int]() for name in state.plan.runs}
-    for (run, step), users in reversed(
-        state.plan.checkpoints.items()
-    ):  # a run comes behind the run that it starts from
-        if not scored_models.issuperset(users["models"]) or not trained.issuperset(users["needed_by"]):
-            needed[run].add(step)
-            if step not in state.steps.get(run, ()):
-                trained.discard(run)
-    return replace(state, trained=trained, needed=needed)
+    records = {name: record for name, run in plan.runs.items() if (record := find_record(folder, run))}
+    steps = {name: {*whole_steps(Run(folder / "runs" / record.folder))} for name, record in records.items()}
+    return StudyState(plan, folder, records, steps)
 
 
 def read_state(plan: Plan, folder: Path) -> StudyState:
@@ -207,8 +204,7 @@ def read_state(plan: Plan, folder: Path) -> StudyState:
     cells: dict[str, list[StudyCell]] = {model.name: [] for model in plan.models}
     for cell in plan.cells:
         cells[cell.model].append(cell)
-    scores = {model.name: ScoreSet(()) for model in plan.models}
-    scored, scored_models = set[str](), set[str]()
+    scores, scored = {model.name: ScoreSet(()) for model in plan.models}, set[str]()
     keys_of = cache(keys_of_cell)  # models share the same few hundred cells
     for model in plan.models:
         identity = state.identify(model.run, model.step)
@@ -221,7 +217,7 @@ def read_state(plan: Plan, folder: Path) -> StudyState:
         read = read_scores(score_folder)
         current, matched = list[Score](), set[str]()
         for score in read.scores:
-            # The plan may name its precision, or leave the choice to the machine.
+            # The plan names a precision, or leaves the choice to the machine.
             name = f"{score.trained_on} {score.task}" if score.trained_on.startswith(EMBED) else score.task
             configs = (score.config, score.config.model_copy(update={"precision": "auto"}))
             keys = {score_key(name, config) for config in configs}
@@ -229,45 +225,38 @@ def read_state(plan: Plan, folder: Path) -> StudyState:
                 current.append(score)
                 matched |= keys
         scores[model.name] = ScoreSet(tuple(current), read.broken)
-        scored_cells = {name for name, keys in due.items() if keys <= matched}
-        scored |= scored_cells
-        if scored_cells == due.keys():
-            scored_models.add(model.name)
-    # 3. Needed checkpoints, which follow from both, and the steps of runs that have begun.
-    state = find_needed(state, scored_models)
-    begun = dict[str, int]()
+        scored |= {name for name, keys in due.items() if keys <= matched}
+    state = replace(state, scores=scores, scored=scored)
+    # 3. The steps of runs that have begun.
     for name in plan.runs.keys() - state.trained:
         for path in folder.glob(f"runs/{name}-????????"):
             if (path / "config.yaml").exists() and (rows := read_metrics(open_run(path), "train")):
-                begun[name] = max(rows[-1]["step"], begun.get(name, 0))
-    return replace(state, scores=scores, scored=scored, begun=begun)
+                state.begun[name] = max(rows[-1]["step"], state.begun.get(name, 0))
+    return state
 
 
 @cache
 def score_key(task: str, settled: FinetuneConfig) -> str:
-    """Name a task and the settings that decide a result on it. Cached: all models of a study share the same few hundred
-    settings."""
+    """Return a key of a task and of the settings that decide a result on it. Cached, since all models of a study share
+    the same few hundred settings."""
     return f"{task} {settled.model_dump_json(exclude=PLACEMENT)}"
 
 
 def keys_of_cell(trained_on: str, evaluates: Sequence[str], config: FinetuneConfig, max_length: int) -> set[str]:
-    """List the keys of a cell's scores, one for each task that it is evaluated on. `max_length` is the number of tokens
-    that its network has positions for."""
+    """List the keys of a cell's scores, one per evaluated task. `max_length` is the number of positions of its
+    network."""
     if trained_on.startswith(EMBED):
         return {score_key(f"{trained_on} {task}", config) for task in evaluates}
     return {score_key(task.name, settle_config(config, task, max_length)) for task in map(find_task, evaluates)}
 
 
-# Text of its training
-
-
 def refuse_other_text(state: StudyState) -> None:
-    """Raise `InputError` where a shard set holds other text than its run was trained on. It may be gone."""
+    """Raise `InputError` for a shard set with other text than its run was trained on. A missing shard set passes."""
     text_of = cache(find_text)
     for name, record in state.records.items():
         for path, content in zip(state.plan.runs[name].recipe.data.sets, record.text or (), strict=False):
             if content != (held := text_of(path) or content):
                 raise InputError(
-                    f"run {name} was trained on other text ({content[:8]}) than {path} holds now "
+                    f"run {name} was trained on other text ({content[:8]}) than {path} has now "
                     f"({held[:8]}): put that text back, or choose another folder for the study"
                 )

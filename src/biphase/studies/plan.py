@@ -1,10 +1,10 @@
-"""A study → its plan: runs that train each distinct step of its arms once, what they pass on, what is scored.
+"""A study → its plan: runs that train each distinct step of the arms once, their checkpoints, and the cells to score.
 
-Arms share a trunk as long as everything that decides their weights agrees and the rate is at its peak: they part where
-the objective changes, where a decay begins, or where one of them ends. The first arm in the file that needs a step
-trains it; a later arm is a run that starts from the kept checkpoint, with its moments and its place in the data order,
-and so gives the weights that it would have had alone. Warm-up and decay are never cut: a schedule begins and ends
-within one run.
+Arms share a trunk while everything that decides their weights agrees and the learning rate is at its peak. They part
+where the objective changes, where a decay begins, or where one of them ends. The first arm in the file that needs a
+step trains it. A later arm is a run that starts from the kept checkpoint, with its moments and its place in the data
+order, so that it gets the same weights as alone. Warm-up and decay are never cut: a schedule begins and ends within one
+run.
 
 A trunk with two branches, each arm with a warm-up ╱ of 10 and a decay ╲ of 20 steps; ● is a kept checkpoint:
 
@@ -14,12 +14,12 @@ A trunk with two branches, each arm with a warm-up ╱ of 10 and a decay ╲ of 
     60-100                              ╰────────────────── mlm ──────────╲───────●
 
     arm                                                       run
-    clm-200    begin 0, trunk none,    first  0, last 200    all of it; kept 60, 80, 200
-    clm-100    begin 0, trunk clm-200, first 80, last 100    its decay, since steps 0 to 80 are those of clm-200
+    clm-200    begin 0, trunk none,    first  0, last 200    the whole arm; keeps 60, 80, 200
+    clm-100    begin 0, trunk clm-200, first 80, last 100    its decay, since clm-200 trains steps 0 to 80
     60-100     begin 0, trunk clm-200, first 60, last 160    its 100 steps of MLM, without a warm-up
 
-An arm that continues clm-200 (`parents` in the study file) begins at 200: steps count updates since random weights,
-over all parents, as checkpoints do.
+An arm that continues clm-200 (`parents` in the study file) begins at 200. Steps count updates since random weights over
+all parents, as in checkpoints.
 """
 
 import re
@@ -44,7 +44,7 @@ from biphase.studies.arms import Arm, expand_arms
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of `biphase pretrain`: the steps that an arm needs beyond those that earlier runs have trained."""
+    """A run of `biphase pretrain`: the steps of an arm that no earlier run trains."""
 
     name: str
     """The name of its arm."""
@@ -52,16 +52,16 @@ class PlannedRun:
     model: str
     parent: str | None
     first: int
-    """The parent's step that it starts from, 0 without a parent."""
+    """The step of its parent at which it starts; 0 without a parent."""
     last: int
     kept: tuple[int, ...]
-    """The steps of which another run or an evaluation needs the checkpoint, the last one included."""
+    """The steps whose checkpoints another run or an evaluation needs, and the last step."""
     recipe: Recipe
-    """The recipe that is trained; its `init.checkpoint` is PARENT@STEP, where the unit that trains puts a folder."""
+    """The recipe of the run. Its `init.checkpoint` is PARENT@STEP, which the unit that trains replaces by a folder."""
     key: str
-    """A hash of everything that decides its weights: its recipe, and the keys of the runs behind it."""
+    """A hash of everything that decides its weights: its recipe and the keys of its ancestors."""
     placeless_key: str
-    """The same without the places of its shard sets: with what these hold, it names the run wherever they lie."""
+    """The same hash without the paths of shard sets. With their contents, it identifies the run wherever they are."""
 
     @property
     def steps(self) -> int:
@@ -73,21 +73,21 @@ class PlannedRun:
 
     @property
     def stored_steps(self) -> list[int]:
-        """Steps whose checkpoints are there when the run is done: kept ones, ends of phases, the last before the
+        """Steps whose checkpoints exist when the run is done: kept steps, ends of phases, the last step before the
         decay."""
         return sorted(self.first + step for step in self.recipe.kept_steps)
 
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """A checkpoint that is fine-tuned and scored: what the paper calls a model."""
+    """A checkpoint to fine-tune and score: a model in the paper's terms."""
 
     name: str
     pooled_name: str
-    """The name under which reports pool it with the other pretraining seeds: its own, without the seed."""
+    """The name without the pretraining seed, under which reports pool all seeds."""
     arm: str
     kind: Literal["final", "intermediate", "random"]
-    """`random` is the network and tokenizer of the checkpoint with fresh weights."""
+    """`random`: the network and tokenizer of the checkpoint with fresh weights."""
     run: str
     step: int
     seed: int = 0
@@ -95,31 +95,31 @@ class EvaluatedModel:
 
 @dataclass(frozen=True)
 class StudyCell:
-    """A fine-tuning: a model on a task's training data, evaluated on one task or several."""
+    """A fine-tuning of a model on the training data of a task, evaluated on one task or several."""
 
     model: str
     task: str
     evaluates: tuple[str, ...]
-    """The tasks that it is evaluated on; several share their training, as nq and mldr_en share that of msmarco."""
+    """The tasks of its evaluation. Several tasks may share a training, as nq and mldr_en share that of msmarco."""
     config: FinetuneConfig
 
     @property
     def name(self) -> str:
-        """The cell as a unit of work, as `study status` and `--unit` know it."""
+        """The name of the cell as a unit, for `study status` and `--unit`."""
         return f"{self.model}/{spec.scored_as(self.task)}/lr{self.config.learning_rate:g}/seed{self.config.seed}"
 
 
 CITED = re.compile(r"(F[0-9]+) of the paper")
-"""A line that is one of the paper's findings as a whole."""
+"""A line that cites a whole finding of the paper."""
 
 Condition = str | Sequence[Sequence[AskedInequality]]
-"""A line of a hypothesis, bound to the plan: the key of a finding of the paper, such as F1; or groups of inequalities
-over the plan's arms, where a group holds if one of its members does."""
+"""A line of a hypothesis, bound to the plan: the key of a finding of the paper, such as F1, or groups of inequalities
+over the plan's arms. A group is true if one of its inequalities is."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs and cells of a study. Runs stand behind the runs that they start from."""
+    """The runs and cells of a study. Each run comes after its parent."""
 
     study: spec.Study
     arms: dict[str, Arm]
@@ -127,25 +127,24 @@ class Plan:
     models: tuple[EvaluatedModel, ...]
     cells: tuple[StudyCell, ...]
     families: dict[str, str]
-    """The names under which scores stand → the codes of their families."""
+    """The names of tasks in scores → the codes of their families."""
     hypotheses: tuple[Sequence[Condition], ...] = ()
     """The lines of each hypothesis."""
 
     @property
     def num_seeds(self) -> int:
-        """The most pretraining seeds that an arm has."""
+        """The largest number of pretraining seeds of an arm."""
         return 1 + max(arm.seed for arm in self.arms.values())
 
     @property
     def has_one_order(self) -> bool:
-        """An arm that is pretrained several times sees the data in one order each time."""
-        order_seeds = {name: arm.recipe.data.order_seed for name, arm in self.arms.items()}
-        return any(arm.seed and order_seeds[name] == order_seeds[arm.pooled_name] for name, arm in self.arms.items())
+        """Whether several pretraining seeds of an arm see the data in the same order."""
+        return any(arm.seed and arm.recipe.data == self.arms[arm.pooled_name].recipe.data for arm in self.arms.values())
 
     @cached_property
     def usual_recipes(self) -> dict[tuple[str, bool], str]:
-        """The `recipe_key` that most arms of a network have, of equals the first in the file; by the network and
-        whether they continue another arm. Points of a sweep and growing batches do not count."""
+        """The most frequent `recipe_key` among the arms, by network and by whether they continue another arm. Of equals
+        it is the first in the file. Points of a sweep and arms with growing batches do not count."""
         recipes: dict[tuple[str, bool], Counter[str]] = {}
         for arm in self.arms.values():
             if not arm.seed and not arm.settings and isinstance(arm.recipe.batch_tokens, int):
@@ -154,8 +153,7 @@ class Plan:
 
     @property
     def of_first_seed(self) -> "Plan":
-        """The part of the plan that is of the first pretraining seed: a plan for itself. The others repeat it, or a
-        part of it."""
+        """The plan of the first pretraining seed alone. The other seeds repeat it, or a part of it."""
         arms = {name: arm for name, arm in self.arms.items() if not arm.seed}
         runs = {name: run for name, run in self.runs.items() if name in arms}
         models = {model.name: model for model in self.models if not model.seed}
@@ -163,7 +161,7 @@ class Plan:
         return replace(self, arms=arms, runs=runs, models=tuple(models.values()), cells=cells)
 
     def lineage(self, name: str) -> list[Arm]:
-        """The arms that an arm continues, the oldest first, and the arm itself."""
+        """Return the ancestors of an arm, the oldest first, and the arm itself."""
         arms = [self.arms[name]]
         while (parent := arms[0].parent) is not None:
             arms.insert(0, self.arms[parent])
@@ -171,17 +169,17 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """The steps that are trained, each once."""
+        """The steps of all runs."""
         return sum(run.steps for run in self.runs.values())
 
     @property
     def steps_alone(self) -> int:
-        """The steps of all arms if each were trained from its beginning."""
+        """The steps of all arms without sharing."""
         return sum(arm.recipe.num_steps for arm in self.arms.values())
 
     @property
     def longest_chain(self) -> int:
-        """Steps that must follow one another however many devices there are, each run as a whole."""
+        """The steps of the longest chain of runs, which must follow one another on any number of devices."""
         up_to: dict[str, int] = {}
         for name, run in self.runs.items():
             up_to[name] = run.steps + (up_to[run.parent] if run.parent else 0)
@@ -189,14 +187,14 @@ class Plan:
 
     @property
     def segments(self) -> list[dict[str, Any]]:
-        """Every run, cut where its objective changes, where its rate stops to rise or begins to fall, and at kept
-        steps. The parent of a segment is the one at whose end it begins; None where no run of the plan does."""
+        """All runs, cut where the objective changes, where warm-up ends or decay begins, and at kept steps. The parent
+        of a segment is the segment at whose end it begins; None if there is none in the plan."""
         segments: list[dict[str, Any]] = []
         ending_at: dict[tuple[str, int], str] = {}
         for run in self.runs.values():
             schedule = run.recipe.schedule
             warm_end, decay_begin = run.first + schedule.warmup_steps, run.last - schedule.decay_steps
-            # It begins at a kept step of its parent, where a segment of that one ends; its own follow one another.
+            # A run begins at a kept step of its parent, where a segment ends; its own segments follow one another.
             parent = ending_at[run.parent, run.first] if run.parent else None
             cuts = [step - run.first for step in (warm_end, decay_begin, *run.kept)]
             for begin, end, phase in cut_phases(run.recipe.curriculum, cuts):
@@ -209,11 +207,11 @@ class Plan:
 
     @cached_property
     def checkpoints(self) -> dict[tuple[str, int], dict[str, list[str]]]:
-        """Every step that stays on disk when its run is done, in the order of the runs, and who needs it.
+        """Every checkpoint that is on disk when its run is done, in the order of the runs, with its users.
 
-        `models` are those that it is, whose cells need its weights; `needed_by` are the runs that start from it, and
-        `moments_needed_by` those of them that go on with its optimizer. When these are done, and at once where there
-        are none, it or its moments may be dropped, unless it is a model.
+        `models` are the models that it is, whose cells need its weights. `needed_by` are the runs that start from it;
+        those in `moments_needed_by` also continue with its optimizer. When its users are done, the checkpoint or its
+        moments may be deleted.
         """
         checkpoints: dict[tuple[str, int], dict[str, list[str]]] = {}
         for run in self.runs.values():
@@ -229,11 +227,10 @@ class Plan:
 
 
 def plan_study(study: spec.Study) -> Plan:
-    """Plan a study; nothing is read from disk but the table of tasks.
+    """Plan a study. Read nothing from disk but the table of tasks.
 
     Raises:
-        InputError: as `expand_arms` and `check_evaluation`; an intermediate checkpoint that cannot exist; two arms that
-            are one model; a hypothesis as `bind_hypotheses`.
+        InputError: as `expand_arms`, `check_evaluation`, `list_models`, `share_trunks` and `bind_hypotheses`.
     """
     arms = expand_arms(study)
     if study.evaluation is not None:
@@ -246,12 +243,13 @@ def plan_study(study: spec.Study) -> Plan:
 
 
 def list_models(study: spec.Study, arms: Mapping[str, Arm]) -> tuple[EvaluatedModel, ...]:
-    """List final models in the order of the file, then intermediate ones, then each network from random weights."""
+    """List final models in the order of the file, then intermediate models, then each network from random weights.
+    Raises `InputError` for an intermediate checkpoint that cannot exist."""
     finals = []
     for name, arm in arms.items():
         run = run_that_trains(arms, arm.last, name)
         finals.append(EvaluatedModel(name, arm.pooled_name, name, "final", run, arm.last, arm.seed))
-    # By name, for a checkpoint that is named twice is one model.
+    # By name, because a checkpoint that is named twice is one model.
     before_decay: dict[str, EvaluatedModel] = {}
     for intermediate in study.intermediate:
         for pooled in intermediate.arms:
@@ -266,7 +264,7 @@ def list_models(study: spec.Study, arms: Mapping[str, Arm]) -> tuple[EvaluatedMo
                 before_decay[model.name] = model
     controls: dict[str, EvaluatedModel] = {}
     if study.evaluation is not None and study.evaluation.random_weights:
-        # The first final model of each network lends its checkpoint for the network and the tokenizer.
+        # The checkpoint of each network's first final model gives the network and the tokenizer.
         for final in finals:
             network = arms[final.arm].model
             name = f"{network}-random"
@@ -277,14 +275,13 @@ def list_models(study: spec.Study, arms: Mapping[str, Arm]) -> tuple[EvaluatedMo
 
 
 def list_cells(study: spec.Study, models: tuple[EvaluatedModel, ...]) -> Iterator[StudyCell]:
-    """Cells of one model and task follow one another, so that a worker loads both once."""
+    """List all cells; those of one model and task are neighbours, so that a worker loads both once."""
     evaluation = study.evaluation
     if evaluation is None:
         return
-    # The control is trained as often as an arm is pretrained, where need be with further seeds: both have an interval.
+    # The control has at least as many fine-tuning seeds as an arm has pretraining seeds: both have an interval.
     num_pretrained, first = 1 + max(model.seed for model in models), evaluation.seeds_of(0)
-    further = [seed for seed in range(num_pretrained) if seed not in first]
-    further = further[: max(0, num_pretrained - len(first))]
+    further = [seed for seed in range(num_pretrained) if seed not in first][: max(0, num_pretrained - len(first))]
     evaluated = spec.trainings(evaluation)
     if evaluation.embed is not None:
         evaluated[evaluation.embed.name] = tuple(evaluation.embed.tasks)
@@ -313,23 +310,23 @@ def train_name(run: str) -> str:
 
 
 def history(plan: Plan, model: EvaluatedModel) -> tuple[Phase, ...]:
-    """List the phases of a model from its beginning, over all parents; those of a foreign model are not known."""
+    """List the phases of a model, with those of all its ancestors in the study."""
     *earlier, arm = plan.lineage(model.arm)
     before = [phase for parent in earlier for phase in parent.recipe.curriculum]
     return join_phases([*before, *phases_between(arm.recipe.curriculum, 0, model.step - arm.begin)])
 
 
 def share_trunks(arms: Mapping[str, Arm]) -> dict[str, Arm]:
-    """Place every arm behind the longest beginning that it shares with one of the earlier arms; of equally long ones,
-    behind that of the first arm in the file.
+    """Place every arm after the longest beginning that it shares with an earlier arm; of equally long ones, after that
+    of the first arm in the file.
 
-    Raises `InputError` when two arms are the same model.
+    Raises `InputError` for two arms that are the same model.
     """
     placed: dict[str, Arm] = {}
-    # The arms of which all is equal that decides the weights of a step, but the curriculum and the decay.
+    # Arms that agree in everything that decides the weights of a step, except curriculum and decay.
     relatives: dict[str, list[str]] = defaultdict(list)
     for name, arm in arms.items():
-        # 1. Alone, the arm would train all its steps, from random weights or from the end of the arm that it continues.
+        # 1. Alone, the arm trains all its steps, from random weights or from the end of its parent.
         recipe, begin, run = arm.recipe, 0, None
         if arm.parent is not None:
             begin = placed[arm.parent].last
@@ -337,7 +334,7 @@ def share_trunks(arms: Mapping[str, Arm]) -> dict[str, Arm]:
         first, tree = begin, recipe.weights_tree
         del tree["curriculum"], tree["schedule"]["decay_steps"]
         earlier = relatives[content_hash(tree)]
-        # 2. The steps that it has in common with an earlier arm are those of a trunk, unless they end in the warm-up.
+        # 2. The steps in common with an earlier arm form a trunk, unless they end in the warm-up.
         trunk, longest = "", max(1, recipe.schedule.warmup_steps) - 1
         for relative in earlier:
             rival = arms[relative].recipe
@@ -346,7 +343,7 @@ def share_trunks(arms: Mapping[str, Arm]) -> dict[str, Arm]:
             if shared_steps(recipe, rival) > longest:
                 trunk, longest = relative, shared_steps(recipe, rival)
         if trunk:
-            # The trunk's arm may itself be a branch of a third one, whose run then has the checkpoint.
+            # The trunk's arm may itself branch off a third arm, whose run then has the checkpoint.
             first = begin + longest
             run = run_that_trains(placed, first, trunk)
         placed[name] = replace(arm, begin=begin, trunk=run, first=first, last=begin + recipe.num_steps)
@@ -355,17 +352,17 @@ def share_trunks(arms: Mapping[str, Arm]) -> dict[str, Arm]:
 
 
 def shared_steps(recipe: Recipe, rival: Recipe) -> int:
-    """Count the steps that two recipes have in common which differ in curriculum and decay alone: phase by phase, up to
-    and into the first that differs, and not beyond the step where either's rate begins to fall.
+    """Count the common steps of two recipes that differ only in curriculum and decay: phase by phase, up to the first
+    difference, and at most up to the step where either rate begins to fall.
 
-        clm 200           | 60 clm + 100 mlm   →  60: of the first phases, the shorter one
-        60 clm + 100 mlm  | 60 clm + 80 mlm    → 140: equal first phases, and the shorter one of the second
+        clm 200           | 60 clm + 100 mlm   →  60: the shorter of the first phases
+        60 clm + 100 mlm  | 60 clm + 80 mlm    → 140: the equal first phases, and the shorter of the second
         60 clm + 100 mlm  | 60 clm + 80 mlm20  →  60: the second phases have nothing in common
     """
     common = 0
     for phase, rival_phase in zip(recipe.curriculum, rival.curriculum, strict=False):
         if phase != rival_phase:
-            # One whose masking ratio moves is no beginning of a longer one, in which it moves more slowly.
+            # A phase with a moving masking ratio is no beginning of a longer one: there the ratio moves more slowly.
             is_alike = not phase.is_ramped and phase.model_copy(update={"steps": rival_phase.steps}) == rival_phase
             common += min(phase.steps, rival_phase.steps) if is_alike else 0
             break
@@ -374,7 +371,7 @@ def shared_steps(recipe: Recipe, rival: Recipe) -> int:
 
 
 def run_that_trains(arms: Mapping[str, Arm], step: int, arm: str) -> str:
-    """Find the run that trains an arm up to `step`, and so has that checkpoint: of 60-100 at step 60 clm-200."""
+    """Find the run that trains an arm up to `step`, and so has that checkpoint: clm-200 for 60-100 at step 60."""
     while step <= arms[arm].first:
         trunk = arms[arm].trunk
         assert trunk is not None
@@ -383,8 +380,8 @@ def run_that_trains(arms: Mapping[str, Arm], step: int, arm: str) -> str:
 
 
 def make_runs(arms: Mapping[str, Arm], models: Iterable[EvaluatedModel]) -> dict[str, PlannedRun]:
-    """Make a run for each arm that has steps of its own, which keeps what the models and other runs need."""
-    # An arm whose every step another arm's run trains is a checkpoint of that run.
+    """Make a run for each arm with steps of its own. It keeps the checkpoints that models and other runs need."""
+    # An arm without steps of its own is a checkpoint of another arm's run.
     trained = {name: arm for name, arm in arms.items() if arm.first < arm.last}
     kept_steps = {name: {arm.last} for name, arm in trained.items()}
     for arm in trained.values():
@@ -397,8 +394,8 @@ def make_runs(arms: Mapping[str, Arm], models: Iterable[EvaluatedModel]) -> dict
         recipe, first, last = arm.recipe, arm.first, arm.last
         init, schedule, steps = recipe.init, recipe.schedule, tuple(sorted(kept_steps[name]))
         if arm.trunk is not None:
-            # A branch goes on as if it had never left the trunk, and its warm-up lies behind it. An arm that continues
-            # another one begins with its own warm-up, and with moments if it asks for them.
+            # A branch continues the trunk, with its moments and without a warm-up. An arm that continues another arm
+            # has its own warm-up, and takes over the moments if it asks for them.
             is_branch = first > arm.begin
             init = Init(checkpoint=f"{arm.trunk}@{first}", carry_optimizer=is_branch or init.carry_optimizer)
             schedule = schedule.model_copy(update={"warmup_steps": 0}) if is_branch else schedule
@@ -415,8 +412,8 @@ def make_runs(arms: Mapping[str, Arm], models: Iterable[EvaluatedModel]) -> dict
 
 
 def list_named_arms(plan: Plan) -> dict[str, ArmsBySpot]:
-    """List the names that a hypothesis can use, with their arms: an arm, an arm without its budget, a curriculum, a
-    group, an intermediate or a random model; `random` stands for those of all networks."""
+    """List the names that a hypothesis can use, with their arms: those of an arm, with or without its budget, of a
+    curriculum, a group, an intermediate or a random model. `random` means the random models of all networks."""
     plan = plan.of_first_seed
     spots = {name: (arm.model, arm.recipe.num_steps) for name, arm in plan.arms.items()}
     named_arms = {name: {spot: {name: name}} for name, spot in spots.items()}
@@ -425,7 +422,7 @@ def list_named_arms(plan: Plan) -> dict[str, ArmsBySpot]:
             named_arms[model.name] = {(plan.arms[model.arm].model, model.step): {model.name: model.name}}
     names_of_models = {*named_arms}
     for arm in plan.arms.values():
-        # The names that it shares with the same arm at other budgets; and what it is called there at every place.
+        # The names that the arm shares with the same arm at other budgets, and its own name at each spot.
         short, spot = arm.name.removesuffix(f"-{write_steps(arm.recipe.num_steps)}"), spots[arm.name]
         names = [short, arm.group]
         if arm.parent is None and not arm.settings:
@@ -439,8 +436,8 @@ def list_named_arms(plan: Plan) -> dict[str, ArmsBySpot]:
 
 
 def bind_hypotheses(plan: Plan) -> Iterator[list[Condition]]:
-    """Bind the lines of every hypothesis to arms of the plan. Raises `InputError` for a line that is not in the
-    grammar, or asks for what the study does not have."""
+    """Bind the lines of every hypothesis to arms of the plan. Raises `InputError` for a line outside the grammar, and
+    for names that the study does not have."""
     study = plan.study
     if study.hypotheses and study.evaluation is None:
         raise InputError("hypotheses are about scores: the study needs an evaluation")

@@ -46,7 +46,7 @@ from biphase.report.results import (
 from biphase.report.tables import LATEX, Table
 from biphase.run import Run, read_metrics
 from biphase.studies.advise import Evidence
-from biphase.studies.cost import RunSize, measure_sizes, run_flops
+from biphase.studies.cost import RunSize, count_devices, measure_sizes, run_flops
 from biphase.studies.declarations import tell_declaration
 from biphase.studies.folder import TRAINING, StudyState, find_text, read_state
 from biphase.studies.plan import EvaluatedModel, Plan, history, plan_study
@@ -57,11 +57,11 @@ PAPER_METRICS = {kind.code: kind.paper_metric for kind in KINDS.values()}
 
 
 def collect_results(plan: Plan, scores: dict[str, ScoreSet], sizes: Mapping[str, RunSize] | None = None) -> ResultSet:
-    """Collect every arm on every task, by the standard metric and by the paper's, in each of its comparisons, with the
-    tasks and fine-tunings that the plan expects.
+    """Collect the results of every arm on every task, by the standard metric and by the paper's, and the tasks and
+    fine-tunings that the plan expects.
 
-    Models whose names differ in the seed alone are one arm, pretrained several times: their results are pooled. `sizes`
-    are those of the runs, measured unless given. Raises `InputError` as `refuse_unlike_scores` does.
+    The pretraining seeds of an arm are pooled. The `sizes` of runs are measured unless given. Raises `InputError` as
+    `refuse_unlike_scores` does.
     """
     refuse_unlike_scores(scores)
     sizes = measure_sizes(plan) if sizes is None else sizes
@@ -88,9 +88,9 @@ def collect_results(plan: Plan, scores: dict[str, ScoreSet], sizes: Mapping[str,
 
 
 def refuse_unlike_scores(scores: Mapping[str, ScoreSet]) -> None:
-    """Raise `InputError` where a model's scores on a task have different settings, or where models were scored on
-    different data: then a difference of scores is no difference between models. The message names a cell for each value
-    of the first setting that differs."""
+    """Raise `InputError` if a model's scores on a task have different settings, or if models were scored on different
+    data: then differences of scores are not differences between models. The message names a cell for each value of the
+    first different setting."""
     groups: dict[tuple[str | None, str], list[Score]] = defaultdict(list)
     for model, model_scores in scores.items():
         for score in model_scores.scores:
@@ -109,8 +109,8 @@ def refuse_unlike_scores(scores: Mapping[str, ScoreSet]) -> None:
 
 
 def list_unlike(facts: Iterable[tuple[str, Mapping[str, str]]]) -> Iterator[tuple[str, dict[str, list[str]]]]:
-    """List each setting with several known values: its values, and the names that have each of them. `facts` are names
-    with their settings; a name may come more than once."""
+    """List each setting with several known values, and the names by value. `facts` are names with their settings; a
+    name may occur several times."""
     values: dict[str, dict[str, dict[str, None]]] = {}
     for name, settings in facts:
         for key, value in settings.items():
@@ -126,9 +126,9 @@ def collect_model(
 ) -> Iterator[Result]:
     """Collect a model's results on every task, by both metrics.
 
-    `peers` are the scores of the arm's other pretraining seeds, which choose the rate for a single fine-tuning seed.
-    `pretraining_seed` is None for random weights: each fine-tuning draws these anew, and counts as a pretraining seed
-    of its own. It gets a number below zero, because no arm's seed can be paired with it.
+    `peers` are the scores of the arm's other pretraining seeds, which help to choose the rate for a single fine-tuning
+    seed. `pretraining_seed` is None for random weights. Each fine-tuning draws these anew, and so counts as a
+    pretraining seed of its own, with a number below zero because no arm's seed can be paired with it.
     """
     for task in sorted(scores.grids):
         name = next(model for model in scores.models if (model, task) in scores.cells)  # the only one
@@ -139,7 +139,7 @@ def collect_model(
             try:
                 result = select_rate(scores, name, task, metric, is_papers_way=is_papers_way, peers=rivals)
             except InputError:
-                continue  # diverged everywhere: told as missing
+                continue  # it diverged at all rates; the page lists this as missing
             seeds = [-1 - s if pretraining_seed is None else pretraining_seed for s in result.seeds]
             family: Any = families[task]
             yield replace(result, arm=arm, family=family, pretraining_seeds=seeds)
@@ -147,8 +147,8 @@ def collect_model(
 
 def read_evidence(folder: Path) -> list[Evidence]:
     """Compare the curricula of the study in a folder by their mean test score in % over all tasks, at the largest
-    budget of the network with most curricula. Arms without a score on some task and curricula without a short form are
-    left out. Raises `InputError` where none is left."""
+    budget of the network with the most curricula. Leave out arms without a score on some task, and curricula without a
+    short form. Raises `InputError` if none is left."""
     if not (folder / "study.yaml").exists():
         raise InputError(f"{folder} is not the folder of a study: it has no study.yaml; give the folder of `study run`")
     plan = plan_study(load_study(folder / "study.yaml"))
@@ -168,8 +168,8 @@ def read_evidence(folder: Path) -> list[Evidence]:
 
 
 def weigh_evidence(curricula: Mapping[str, Terms]) -> list[Evidence]:
-    """Turn the mean score of each curriculum, a weighted sum, into evidence: is the best encoder ahead of it by the
-    test of all verdicts?"""
+    """Turn the scores of each curriculum into evidence: its mean, and whether the best encoder is ahead of it by the
+    test of all verdicts."""
     means = {name: seed_interval(terms) for name, terms in curricula.items()}
     evidence = [Evidence(name, 100 * mean.value, 100 * mean.half_width) for name, mean in means.items()]
     encoders = [item for item in evidence if not OBJECTIVES[item.objectives[-1]].is_causal] or evidence
@@ -182,17 +182,17 @@ def weigh_evidence(curricula: Mapping[str, Terms]) -> list[Evidence]:
 
 
 def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]) -> ReportArm:
-    """Describe a model as the paper would; all pretraining seeds of an arm have one description."""
+    """Describe a model in the paper's terms. All pretraining seeds of an arm have one description."""
     arm = plan.arms[model.arm]
     if model.kind == "random":
         return ReportArm(model.name, "control", arm.model)
-    # 1. Its phases: those from scratch, and those that continue another arm.
+    # 1. Phases from scratch, and phases that continue another arm.
     *earlier, _ = plan.lineage(arm.name)
     phases = history(plan, model)
     before = join_phases(phase for parent in earlier for phase in parent.recipe.curriculum)
     pretraining = before or phases
     continued = arm.recipe.curriculum if before else ()
-    # 2. Steps by objective: a mixture counts by its shares, and the paper calls all that masks tokens MLM.
+    # 2. Steps by objective: a mixed phase counts by its shares, and all masked objectives count as MLM.
     parts = [part for phase in pretraining for part in phase.parts]
     steps = sum(phase.steps for phase in pretraining)
     clm = round(sum(part.steps * share for part, share in parts if part.objective == "clm"))
@@ -202,21 +202,21 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]
     masked = [phase for phase in continued or phases if phase.masked]
     masks = dict.fromkeys(phase.masked for phase in masked)
     has_one_mask = len(masks) == 1 and not masked[0].is_ramped
-    # 4. Is it in the paper's terms: CLM, MLM, or CLM and then MLM; or MLM that continues one of these?
+    # 4. The paper has CLM, MLM, CLM and then MLM, and MLM that continues one of these.
     kinds = [part.objective for part, _ in parts]
     continued_kinds = [part.objective for phase in continued for part, _ in phase.parts]
     has_paper_kinds = kinds in (["clm"], ["mlm"], ["clm", "mlm"]) and continued_kinds in ([], ["mlm"])
     is_constant = all(not phase.is_ramped and phase.mask_passes == 1 for phase in phases)
     is_of_the_paper = has_paper_kinds and is_constant and isinstance(arm.recipe.batch_tokens, int) and not arm.settings
     has_usual_recipe = arm.recipe_key == plan.usual_recipes.get((arm.model, arm.parent is not None))
-    # 5. All its training from random weights on; a parent may have had other batches.
+    # 5. Tokens and FLOPs from random weights on; a parent may have had other batches.
     tokens, flops = 0.0, 0.0
     name: str | None = model.run
     end = model.step
     while name is not None:
         run = plan.runs[name]
         tokens += run.recipe.tokens_before(end) - run.recipe.tokens_before(run.first)
-        flops += sum(run_flops(run, sizes[name], end).values()) or math.nan  # nan: the shape is not known
+        flops += sum(run_flops(run, sizes[name], end).values()) or math.nan  # nan: the shape is unknown
         name, end = run.parent, run.first
     is_intermediate = model.kind == "intermediate"
     return ReportArm(
@@ -238,13 +238,13 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]
     )
 
 
-HOW_JUDGED = "Supported if each inequality is, contradicted if one is; corrected (Holm) for the hypotheses declared."
+HOW_JUDGED = "Supported if every inequality is, contradicted if one is; corrected (Holm) for all declared hypotheses."
 
 
 def judge_results(plan: Plan, results: ResultSet) -> tuple[tuple[Finding, ...], Verdicts]:
     """Judge all hypotheses together by the standard metrics, and the paper's findings by the same scores. A hypothesis
-    needs scores on all its tasks of the plan; unfinished scores, and scores that lost seeds, leave it undecided.
-    `results` have their averages and the plan's expectations."""
+    needs complete scores on all its tasks in the plan; otherwise it is undecided. `results` include averages and the
+    plan's expectations."""
     results = results.select(metric=results.primary_metric)
     measured = measure_findings(results)
     cited, findings = {finding.key: finding.claims for finding in measured}, []
@@ -257,14 +257,14 @@ def judge_results(plan: Plan, results: ResultSet) -> tuple[tuple[Finding, ...], 
 
 
 def list_equivalents(plan: Plan) -> dict[str, tuple[str, ...]]:
-    """Map each arm whose compute equivalent a hypothesis bounds to the arms of its baseline."""
+    """Map each arm with a hypothesis about its compute equivalent to the arms of its baseline."""
     bound = chain.from_iterable(chain(*groups) for groups in chain(*plan.hypotheses) if not isinstance(groups, str))
     return {asked.operands[0].arms[0]: asked.baseline for asked in bound if asked.baseline}
 
 
 def hypotheses_json(plan: Plan, digest: str, declared: Sequence[str], findings: Sequence[Finding]) -> str:
-    """Write the hypotheses with their verdicts; `digest` is their hash, and `declared` tells whether they came before
-    the results (`tell_declaration`)."""
+    """Write the hypotheses with their verdicts. `digest` is their hash, and `declared` are the sentences of
+    `tell_declaration`."""
     records = []
     for hypothesis, finding in zip(plan.study.hypotheses, findings, strict=True):
         inequalities: list[dict[str, object]] = []
@@ -288,31 +288,31 @@ BUNDLE = "bundle.json"
 
 @dataclass(frozen=True)
 class BundleRecord:
-    """Facts of a study that its archive states, because it has no weights and no shards."""
+    """Facts of a study in its archive, which has no weights and no shards."""
 
     biphase: str
     commit: str
     sizes: Mapping[str, RunSize]
-    """By the names of its runs."""
+    """The sizes of runs by name."""
     commands: tuple[str, ...]
-    """The commands that make the results, from the text on."""
+    """The commands that make the results from the text."""
 
 
 def read_bundle(folder: Path) -> BundleRecord | None:
-    """Read the record of a study that came as an archive; None for any other folder."""
+    """Read the record of a study from an archive; None for any other folder."""
     remedy = "unpack the archive again"
     return read_hashed(folder / BUNDLE, BundleRecord, remedy) if (folder / BUNDLE).exists() else None
 
 
 def list_notes(state: StudyState, sizes: Mapping[str, RunSize]) -> Iterator[str]:
-    """Write a sentence for each fact that differs between arms, is assumed, or cannot be checked."""
+    """Write sentences about facts that differ between arms, are assumed, or cannot be checked."""
     assumed = {lengths.source: lengths for _, lengths in sizes.values() if lengths.source.startswith("assumed")}
     for source, lengths in assumed.items():
         yield f"FLOPs, and shares of them, assume samples of {lengths.mean_tokens:,.0f} tokens ({source})."
     if shapeless := [name for name, (shape, _) in sizes.items() if shape is None]:
         yield f"FLOPs are unknown for networks whose shape or vocabulary is not known here: {first_of(shapeless)}."
     if state.plan.has_one_order:
-        yield "All pretraining seeds saw the data in the same order: their results hold for that order."
+        yield "All pretraining seeds saw the data in the same order: results may differ for another order."
     trained = []
     for name in state.records:
         environment = read_environment(state, name)
@@ -329,7 +329,7 @@ def list_notes(state: StudyState, sizes: Mapping[str, RunSize]) -> Iterator[str]
                 unlike.setdefault((how, key), {}).setdefault(value, {}).update(dict.fromkeys(names))
     for (how, key), merged in unlike.items():
         values = ", ".join(f"{value} ({first_of([*names])})" for value, names in sorted(merged.items()))
-        yield f"Not all were {how} with the same {key}: {values}; differences between these may come from it."
+        yield f"Not all were {how} with the same {key}: {values}; this may explain differences between them."
     broken = chain.from_iterable(own.broken.items() for own in state.scores.values())
     yield from (f"Left out: {path} ({reason})." for path, reason in broken)
     if lost := [score for own in state.scores.values() for score in own.scores if has_lost_predictions(score)]:
@@ -339,7 +339,7 @@ def list_notes(state: StudyState, sizes: Mapping[str, RunSize]) -> Iterator[str]
 
 
 def describe_place(machine: Mapping[str, Any]) -> dict[str, str]:
-    """Name the device, the processor and the versions of software, as far as a record of a machine has them."""
+    """Name the device, the processor and the versions of software in a record of a machine; "" for missing ones."""
     software = " ".join(f"{name} {machine[name]}" for name in SOFTWARE if name in machine)
     return {key: str(machine.get(key, "")) for key in ("device", "processor")} | {"software": software}
 
@@ -353,10 +353,10 @@ def report_study(
     """Write tables, figures, verdicts and the page of all finished results into the folder `out`. Return the page, its
     text, the results, the table of all models and tasks, and the answer in sentences.
 
-    `commands` reproduce the results, in their order.
+    `commands` reproduce the results, in this order.
     """
     with figure_pool() as pool:
-        picture = pool.submit(plan_svg, replace(plan, cells=()))  # beside the scores, which take longest to read
+        picture = pool.submit(plan_svg, replace(plan, cells=()))  # while this process reads scores
         state = read_state(plan, folder)
         bundle = read_bundle(folder)
         sizes = measure_sizes(plan) | (dict(bundle.sizes) if bundle else {})
@@ -386,8 +386,8 @@ def report_study(
 
 
 def list_commands(state: StudyState) -> Iterator[str]:
-    """Write the commands before the study's own: install the software of its runs, and make their shards. A shard set
-    that is gone has a comment alone."""
+    """Write the commands that precede the study's own: install the software of its runs, and make their shards. A
+    missing shard set has only a comment."""
     texts: dict[tuple[str, str], None] = {}
     versions: dict[str, None] = {}
     for name, record in state.records.items():
@@ -421,7 +421,7 @@ def read_environment(state: StudyState, run: str) -> dict[str, Any]:
 
 
 def plan_svg(plan: Plan) -> str:
-    from biphase.studies.describe import draw_plan  # matplotlib, which only the process that draws has to load
+    from biphase.studies.describe import draw_plan  # only the process that draws loads matplotlib
 
     with TemporaryDirectory() as folder:
         picture = Path(folder) / "plan.svg"
@@ -430,8 +430,8 @@ def plan_svg(plan: Plan) -> str:
 
 
 def read_losses(state: StudyState) -> dict[str, list[dict[str, Any]]]:
-    """Read the logged losses of all runs by arm, each with its pretraining seed; steps count from random weights, so a
-    branch begins where it leaves its trunk."""
+    """Read the logged losses of all runs by arm, each with its pretraining seed. Steps count from random weights, so
+    that a branch begins where it leaves its trunk."""
     losses, root = defaultdict[str, list[dict[str, Any]]](list), state.folder / "runs"
     for name, planned in state.plan.runs.items():
         record = state.records.get(name)
@@ -445,8 +445,8 @@ def read_losses(state: StudyState) -> dict[str, list[dict[str, Any]]]:
 
 
 def cells_csv(scores: dict[str, ScoreSet]) -> str:
-    """Write every cell as measured, from 0 to 1: a row for each model, task, rate and seed; empty where it
-    diverged."""
+    """Write the scores of every cell, from 0 to 1: a row per model, task, rate and seed. Diverged cells have no
+    scores."""
     rows: list[dict[str, object]] = []
     for model, score_set in scores.items():
         for score in sorted(score_set.scores, key=lambda s: (s.task, s.config.learning_rate, s.config.seed)):
@@ -470,15 +470,15 @@ class StageCost(NamedTuple):
     steps: int
     tokens: float
     flops: float
-    """nan for a network of unknown shape."""
+    """FLOPs; nan for a network of unknown shape."""
     seconds: float
     untimed: int
     """The number of units without a time."""
 
 
 def list_costs(state: StudyState, sizes: Mapping[str, RunSize]) -> list[dict[str, object]]:
-    """List the measured costs, a row for each stage and device; the keys are the headers. A device is a GPU, or a
-    thread of a CPU; energy is the board's power limit times the hours."""
+    """List the measured costs, a row per stage and device, with headers as keys. A device is a GPU, or a thread of a
+    CPU. The energy is the power limit of the board times the hours."""
     spent: dict[tuple[str, str, int], list[StageCost]] = defaultdict(list)
     for name, record in state.records.items():
         run, machine = state.plan.runs[name], read_environment(state, name)
@@ -498,19 +498,13 @@ def list_costs(state: StudyState, sizes: Mapping[str, RunSize]) -> list[dict[str
         total = StageCost(*map(sum, zip(*parts, strict=True)))
         time = duration(total.seconds) if total.untimed < total.units else "not known"
         if 0 < total.untimed < total.units:
-            time += f", without {show_count(total.untimed, 'run')} whose time is not known"
+            time += f", without {show_count(total.untimed, 'run')} of unknown time"
         computed = "not known" if math.isnan(total.flops) else show_power(total.flops)
         hours, watts = total.seconds * count / 3600, WATTS.get(known_device(device) or "")
         energy = f"{hours * watts / 1000:.3g} at {watts} W" if watts else "not known"
         columns = (stage, f"{count} × {device}", total.units, total.steps, f"{total.tokens:,.0f}", computed, time)
         rows.append(dict(zip(COST_COLUMNS, (*columns, f"{hours:.3g}", energy), strict=True)))
     return rows
-
-
-def count_devices(machine: Mapping[str, Any]) -> tuple[str, int]:
-    """Name the device in a record of a machine, and count the GPUs, or CPU threads, of all processes."""
-    device = str(machine.get("device", "not known"))
-    return device, machine.get("processes", 1) * (machine.get("threads", 1) if device == "cpu" else 1)
 
 
 def write_citation(study: Study, declared: Sequence[str]) -> str:
@@ -526,6 +520,7 @@ def write_citation(study: Study, declared: Sequence[str]) -> str:
 
 
 def list_missing(state: StudyState) -> Iterator[str]:
+    """Write sentences about unfinished, failed and diverged units."""
     kinds, done = state.kinds, state.done
     left = Counter(kind for unit, kind in kinds.items() if unit not in done)
     for kind, total in Counter(kinds.values()).items():

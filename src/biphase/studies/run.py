@@ -1,8 +1,8 @@
-"""A plan is done: its runs and cells are units, in the order of their needs, on whatever is free.
+"""Run a plan: its runs and cells are units, in the order of their needs, on any free worker.
 
-What the study's folder has is never done again (`study.folder`), so the same command goes on. Any number of processes
-may work on one folder: each leaves alone what another one is at, and waits for it where it needs it. A worker trains a
-run or fits a cell; PyTorch is loaded there only.
+Finished work in the study's folder is never done again (`studies.folder`), so the same command continues. Any number of
+processes may share a folder: each skips the units of the others, and waits for those that it needs. A worker trains a
+run or fits a cell; only workers load PyTorch.
 """
 
 import os
@@ -51,17 +51,17 @@ from biphase.tasks.sources import HUB, dir_of, find_source
 from biphase.tasks.spec import find_task
 
 TICK_SECONDS = 10.0
-"""How much of its time a killed run loses at most."""
+"""The most training time that a killed run loses from its record."""
 
 
 def train_unit(plan: Plan, run: str, folder: Path, processes: int) -> list[str]:
-    """Train a run, or make the checkpoints that it still lacks, and record its folder.
+    """Train a run, or make its missing checkpoints, and record its folder.
 
-    Raises `BusyError` when another process is at it.
+    Raises `BusyError` while another process trains it.
     """
     planned, name, runs, trained = plan.runs[run], train_name(run), folder / "runs", folder / "trained"
     clock = trained / f".{run}.clock"
-    with locked(trained / f".{run}.lock", busy=f"another process is at {name}"):
+    with locked(trained / f".{run}.lock", busy=f"another process works on {name}"):
         state = read_runs(plan, folder)
         if run in state.trained:
             return [f"{name}: done by another process"]
@@ -74,8 +74,8 @@ def train_unit(plan: Plan, run: str, folder: Path, processes: int) -> list[str]:
             checkpoint = reach_step(folder, plan.runs[planned.parent], planned.first)
             changes["init"] = recipe.init.model_copy(update={"checkpoint": checkpoint})
         recipe = recipe.model_copy(update=changes)
-        # What training has taken before: by its clock, else by its record. A folder that has neither is untimed, and
-        # what a clock says of a run whose folder was removed counts no more.
+        # The earlier time of training: by its clock, else by its record. A run without either is untimed. The clock of
+        # a run whose folder was removed does not count.
         begun = tuple(sorted(path.name for path in runs.glob(f"{run}-????????")))
         before = read_record(clock) if clock.exists() and begun else None
         if before is None or before.key != planned.key:
@@ -84,7 +84,7 @@ def train_unit(plan: Plan, run: str, folder: Path, processes: int) -> list[str]:
         with keep_time(clock, before) as so_far:
             path = train(recipe, runs).path if processes == 1 else train_by_torchrun(recipe, runs, processes)
         timed = so_far()
-        # The fingerprints of the shard sets that it was trained on, as its last checkpoint says them.
+        # The last checkpoint names the fingerprints of the shard sets.
         steps = whole_steps(Run(path))
         manifest = read_checkpoint_manifest(Run(path).steps / str(steps[-1]), check_files=False) if steps else None
         text = manifest.texts if manifest else None
@@ -96,14 +96,14 @@ def train_unit(plan: Plan, run: str, folder: Path, processes: int) -> list[str]:
         record = replace(timed, folder=path.name, text=text, models=models)
         write_hashed(clock, to_jsonable_python(record))
         clock.replace(trained / f"{run}.json")
-    last = f", {duration(record.seconds - before.seconds)} of it since it went on" if before.seconds else ""
+    last = f", {duration(record.seconds - before.seconds)} of it since the restart" if before.seconds else ""
     return [f"{name}: {recipe.num_steps:,} steps in {duration(record.seconds)}{last}"]
 
 
 @contextmanager
 def keep_time(clock: Path, before: TrainedRecord) -> Iterator[Callable[[], TrainedRecord]]:
-    """Add the time of the block to `before` in the file `clock`, every few seconds, for a kill gives no notice; the
-    function says what it is so far."""
+    """Add the time of the block to `before` in the file `clock`, every few seconds because a kill gives no notice.
+    Yield a function that returns the record so far."""
     started = time.perf_counter()
     over = threading.Event()
 
@@ -114,7 +114,7 @@ def keep_time(clock: Path, before: TrainedRecord) -> Iterator[Callable[[], Train
         is_last = False
         while not is_last:
             is_last = over.is_set()
-            with suppress(OSError):  # a full disk ends the training itself, and its error is to be seen
+            with suppress(OSError):  # on a full disk the training itself fails, and its error must be seen
                 write_hashed(clock, to_jsonable_python(so_far()))
             over.wait(TICK_SECONDS)
 
@@ -128,8 +128,8 @@ def keep_time(clock: Path, before: TrainedRecord) -> Iterator[Callable[[], Train
 
 
 def train_by_torchrun(recipe: Recipe, runs: Path, processes: int) -> Path:
-    """Train as `biphase pretrain` does under torchrun; what it prints goes to runs/NAME.log. SIGTERM is passed on, and
-    raises `StoppedError` when all its processes have ended."""
+    """Train by `biphase pretrain` under torchrun, with output to runs/NAME.log. Pass SIGTERM on, and raise
+    `StoppedError` when all processes have ended."""
     runs.mkdir(parents=True, exist_ok=True)
     recipe_file, log = runs / f"{recipe.name}.yaml", runs / f"{recipe.name}.log"
     write_text(recipe_file, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
@@ -138,7 +138,7 @@ def train_by_torchrun(recipe: Recipe, runs: Path, processes: int) -> Path:
     signals: list[int] = []
     with open(log, "ab") as file:
         begin = file.tell()
-        # It ends with this process, however that ends: BIPHASE_PARENT.
+        # With BIPHASE_PARENT, it ends whenever this process ends.
         launching = python_process(*words, OMP_NUM_THREADS="1", BIPHASE_PARENT=str(os.getpid()))
         child = subprocess.Popen(**launching, stdout=file, stderr=subprocess.STDOUT)
 
@@ -159,15 +159,15 @@ def train_by_torchrun(recipe: Recipe, runs: Path, processes: int) -> Path:
         raise BusyError(last_words)
     if code:
         raise InputError(f"torchrun ended with exit code {code}: {last_words}; see {log}")
-    printed = {Path(line).name for line in lines}  # `pretrain` says the folder of its run
+    printed = {Path(line).name for line in lines}  # `pretrain` prints the folder of its run
     done = [path for path in runs.glob(f"{recipe.name}-????????") if path.name in printed and Run(path).is_done]
     if len(done) != 1:
-        raise InputError(f"torchrun ended well but did not say which run is done; see {log}")
+        raise InputError(f"torchrun ended well but did not print the folder of its run; see {log}")
     return done[0]
 
 
 def score_unit(cell: StudyCell, run: PlannedRun, step: int, folder: Path, evaluation: Evaluation) -> list[str]:
-    """Fit one cell of the model that a step of a run is, or make an embedding model of it as the evaluation says."""
+    """Fit a cell of the model at a step of a run: fine-tune it, or make an embedding model of it."""
     reference, out, embed = reach_step(folder, run, step), folder / "scores" / cell.model, evaluation.embed
     if embed is None or not cell.task.startswith(EMBED):
         data_dirs = find_data_dirs(evaluation)
@@ -182,35 +182,35 @@ def score_unit(cell: StudyCell, run: PlannedRun, step: int, folder: Path, evalua
 
 
 CELLS = "cells"
-"""In place of a unit's name, all cells of models that are trained."""
+"""In place of a unit's name: all cells of trained models."""
 
 
 def run_study(plan: Plan, folder: Path, engine: Engine, processes: int = 1, only: str | None = None) -> list[Failure]:
-    """Do all that is missing, or `only` one unit, all of `train` or the `cells`; returns what failed. A failure blocks
-    only what needs it.
+    """Run all missing units, or `only` one unit, all of `train` or all `cells`; return the failures. A failure blocks
+    only the units that need it.
 
-    `processes` above 1 trains each run under torchrun, on so many devices of its machine. Raises `InputError` as
-    `refuse_other_text` and `choose_units` do, and for shards and folders of models that are not there.
+    `processes` above 1 trains each run under torchrun, on this number of devices of its machine. Raises `InputError` as
+    `refuse_other_text` and `choose_units` do, and for missing shards and folders of models.
     """
-    # 1. All units of the plan, and which of them are done.
+    # 1. All units of the plan, and those that are done.
     state = read_state(plan, folder)
     units, done = study_units(state, processes), state.done
     if plan.study.hypotheses:
         declare(plan, folder)
     refuse_other_text(state)
-    # 2. Before hours of training: is the data of all tasks here, and is there what is asked for?
+    # 2. Before hours of training, check the data of all tasks and the name of the unit.
     if only != TRAINING and len(units) > len(done):
         look_for_data(plan)
     chosen = units if only is None else choose_units(units, only, done)
-    # 3. What is left, and what it needs.
-    drop_checkpoints(folder, plan)  # also what a killed process was just removing
+    # 3. The remaining units; check their shards and models.
+    drop_checkpoints(folder, plan)  # a killed process may have left some
     left = [unit for unit in chosen if unit.name not in done]
     recipes = [plan.runs[unit.arguments["run"]].recipe for unit in left if unit.kind == TRAINING]
     for path in {path for recipe in recipes for path in recipe.data.sets}:
         read_shard_manifest(Path(path))
     for model in {recipe.init.model for recipe in recipes if recipe.init.model is not None}:
         refuse_missing(model)
-    # 4. The engine does it, and checkpoints go as soon as nobody needs them.
+    # 4. Run them, and delete checkpoints as soon as no run needs them.
     return run_batch(
         left,
         engine,
@@ -225,8 +225,8 @@ def run_study(plan: Plan, folder: Path, engine: Engine, processes: int = 1, only
 
 
 def choose_units(units: Sequence[Unit], only: str, done: Set[str]) -> list[Unit]:
-    """Choose all training runs, the cells that need none any more, or one unit by its name. Raises `InputError` where
-    there is none, or something is to be done before it."""
+    """Choose all training runs, all cells of trained models, or one unit by its name. Raises `InputError` for an
+    unknown unit, and for a unit that needs an unfinished one."""
     if only == TRAINING:
         return [unit for unit in units if unit.kind == TRAINING]
     if only == CELLS:
@@ -238,7 +238,7 @@ def choose_units(units: Sequence[Unit], only: str, done: Set[str]) -> list[Unit]
     by_name = {unit.name: unit for unit in units}
     if only not in by_name:
         close = get_close_matches(only, [TRAINING, CELLS, *by_name], 1)
-        hint = f"did you mean '{close[0]}'?" if close else f"they are called such as '{units[0].name}'"
+        hint = f"did you mean '{close[0]}'?" if close else f"a name is such as '{units[0].name}'"
         raise InputError(f"no unit '{only}' in this study; {hint}")
     unit = by_name[only]
     if unit.needs and only not in done:
@@ -247,8 +247,7 @@ def choose_units(units: Sequence[Unit], only: str, done: Set[str]) -> list[Unit]
 
 
 def measure_units(state: StudyState, units: Sequence[Unit]) -> dict[str, Pace]:
-    """Add up what is done, by the kind of the units: it tells how long the rest takes, from the first unit of a sitting
-    on."""
+    """Measure the pace of finished units by kind, so that forecasts begin with the first unit of a call."""
     records = {train_name(name): record for name, record in state.records.items() if name in state.trained}
     timed = {name: record.seconds for name, record in records.items() if record.is_timed}
     trained = sum(unit.cost for unit in units if unit.name in timed)
@@ -259,25 +258,25 @@ def measure_units(state: StudyState, units: Sequence[Unit]) -> dict[str, Pace]:
 
 @dataclass(frozen=True)
 class StudyStatus:
-    """How far a study is."""
+    """The progress of a study."""
 
     study: str
     folder: Path
     lines: list[dict[str, Any]]
-    """A row for the training runs, and one for the cells of each task: `begun` are not done, and no
-    process may be at them now; `seconds_left` is what one worker needs, as the bar of `study run` tells it, None
-    before anything is done."""
+    """A row for the training runs, and one for the cells of each task. `begun` units are not done, and perhaps no
+    process works on them now. `seconds_left` is the forecast for one worker, as in the bar of `study run`; None before
+    anything is done."""
     seeds: list[str]
-    """How far each of several seeds of pretraining is."""
+    """The progress of each pretraining seed if there are several."""
     notes: list[str]
-    """Which times are guesses."""
+    """Sentences about guessed times and missing shards."""
     failed: list[Failure]
     num_waiting: int
-    """How many units need one that failed."""
+    """The number of units that need a failed one."""
 
 
 def status(state: StudyState) -> StudyStatus:
-    """Tell how far a study is."""
+    """Describe the progress of a study."""
     plan, units, done, failures = state.plan, study_units(state), state.done, state.read_failures()
     left, failed = [unit for unit in units if unit.name not in done], {failure.unit for failure in failures}
     seconds_left = Forecast(left, measure_units(state, units)).seconds_by_kind
@@ -291,10 +290,10 @@ def status(state: StudyState) -> StudyStatus:
         left_of_kind = None if seconds_left is None else seconds_left.get(kind, 0.0)
         lines.append(line | {"total": total, "seconds_left": left_of_kind})
         if num_left == total and kind in guessed:
-            notes.append(f"how long {kind} takes is a guess until its first cell is done")
+            notes.append(f"the time for {kind} is a guess until its first cell is done")
     texts = {path for run in plan.runs if run not in state.trained for path in plan.runs[run].recipe.data.sets}
     absent = [path for path in texts if not Path(path, "manifest.json").exists()]
-    notes += [f"{path} holds no shards: what is left to train cannot begin" for path in absent]
+    notes += [f"{path} has no shards: the remaining runs cannot begin" for path in absent]
     seeds = []
     for seed in range(plan.num_seeds) if plan.num_seeds > 1 else ():
         of_seed = {unit.name for unit in units if unit.wave == seed}
@@ -306,11 +305,11 @@ def status(state: StudyState) -> StudyStatus:
 
 
 def study_units(state: StudyState, processes: int = 1) -> list[Unit]:
-    """Make a unit of each run and of each cell, by the names that `study status` and `--unit` know; it needs what is
-    not done yet.
+    """Make a unit of each run and of each cell, with the names of `study status` and `--unit`. Each needs only units
+    that are not done yet.
 
-    It costs what it computes, or computes yet where a run has begun: FLOPs, or tokens where the size of a network is
-    not known. Each pretraining seed is a wave: a study that is stopped has whole seeds, as far as it came.
+    The cost of a unit is its remaining FLOPs, or its tokens if the size of a network is unknown. Each pretraining seed
+    is a wave, so that a stopped study has complete seeds.
     """
     plan, folder, evaluation = state.plan, state.folder, state.plan.study.evaluation
     sizes = measure_sizes(plan)
@@ -319,7 +318,7 @@ def study_units(state: StudyState, processes: int = 1) -> list[Unit]:
     units = []
     for run in plan.runs.values():
         cost = sum(run_flops(run, sizes[run.name]).values()) if has_flops else float(run.tokens)
-        cost *= max(run.steps - state.begun.get(run.name, 0), 1) / run.steps  # a step where a checkpoint is to be made
+        cost *= max(run.steps - state.begun.get(run.name, 0), 1) / run.steps  # at least a step, for a checkpoint
         needs = (train_name(run.parent),) if run.parent and run.parent not in state.trained else ()
         arguments = {"plan": trained, "run": run.name, "folder": folder, "processes": processes}
         name, wave = train_name(run.name), plan.arms[run.name].seed
@@ -337,7 +336,7 @@ def study_units(state: StudyState, processes: int = 1) -> list[Unit]:
 
 
 def look_for_data(plan: Plan) -> None:
-    """Raises `InputError` for a task whose data are not here, before hours of training; the hub is not asked."""
+    """Raise `InputError` for a task with missing data, before hours of training. The Hub is not asked."""
     evaluation = plan.study.evaluation
     if evaluation is None:
         return

@@ -1,6 +1,6 @@
-"""The form of a study file: what is trained (models × curricula × budgets), on what it is judged, what it may cost.
+"""The form of a study file: arms (models × curricula × budgets), their evaluation, and assumptions about cost.
 
-`study.arms` makes recipes of it. A curriculum has short forms:
+`studies.arms` turns it into recipes. A curriculum has short forms:
 
     mlm   mlm30   mntp12.5       one objective for the whole budget; the number is the percentage of masked tokens
     25/75                        25 % of the budget CLM, then 75 % MLM
@@ -10,7 +10,7 @@
     40k clm + 2k mlm20           any list of phases in steps ...
     40% mlm + 20% clm + 40% mlm  ... or in shares of the budget, which add up to 100 %
 
-What these short forms cannot say has a name and a list of phases in the study's `curricula` (`NamedCurriculum`).
+All other curricula need a name and a list of phases in the study's `curricula` (`NamedCurriculum`).
 """
 
 import re
@@ -42,21 +42,21 @@ SHORT_PHASE = re.compile(
 
 
 class NamedCurriculum(config.Strict):
-    """A list of phases with a name, for what the short forms cannot say."""
+    """A list of phases with a name, for curricula without a short form."""
 
     name: str
     phases: Annotated[tuple[dict[str, Any], ...], Field(min_length=1)]
-    """Each has the keys of a recipe's phase, and `share` of the budget in place of `steps` where wanted."""
+    """Phases with the keys of a recipe's phase, or with `share`, a share of the budget, in place of `steps`."""
     repeat: Annotated[config.PositiveCount, Field(le=10_000)] = 1
-    """How often the list is gone through: shares and steps are those of one round."""
+    """The number of times that the list is repeated. Shares and steps are those of one round."""
 
 
 PhaseTemplate = tuple[Phase, Fraction | None]
-"""A phase with its own number of steps and None, or with a single step and its share of a budget not known yet."""
+"""A phase with its own number of steps and None, or a phase of one step and its share of a budget."""
 
 
 def read_steps(value: Any) -> Any:
-    """`42k` → 42000. What is not written so is handed back, for the check that follows."""
+    """Read `42k` as 42000. Return anything else as it is, for validation."""
     match = re.fullmatch(rf"({NUMBER})k", value) if isinstance(value, str) else None
     if match is None:
         return value
@@ -72,10 +72,10 @@ def curriculum_label(text: str) -> str:
 def read_curriculum(
     text: str, named: Mapping[str, NamedCurriculum], mask_probability: float
 ) -> tuple[PhaseTemplate, ...]:
-    """Read the phases of a name in `named` or of a short form; masked ones that say no percentage get
+    """Read the phases of a name in `named` or of a short form. Masked phases without a percentage get
     `mask_probability`.
 
-    Raises `InputError` for what is neither of the two, and for a phase that no recipe could have.
+    Raises `InputError` for an unknown name or form, and for a phase that no recipe could have.
     """
     curriculum = named.get(text) or NamedCurriculum(name=text, phases=tuple(read_short_form(text, named)))
     one_round = []
@@ -83,19 +83,19 @@ def read_curriculum(
         where = f"curriculum '{text}', phase {index}"
         if ("steps" in phase) == ("share" in phase):
             raise InputError(f"{where} needs either steps or share")
-        is_clean = phase.get("objective", "clm") == "clm"  # `attention` and `target` mask nothing unless they say so
+        is_clean = phase.get("objective", "clm") == "clm"  # `attention` and `target` alone mask nothing
         settings = {"steps": 1} | ({} if is_clean else {"mask_probability": mask_probability}) | phase
         settings["steps"], share = read_steps(settings["steps"]), settings.pop("share", None)
         if "share" in phase:
             if isinstance(share, bool) or not isinstance(share, int | float | Fraction) or not 0 < share <= 1:
                 raise InputError(f"{where}: share is {share!r}, not a number above 0 and up to 1")
-            share = Fraction(str(share)) / curriculum.repeat  # a round's shares are of the budget of that round
+            share = Fraction(str(share)) / curriculum.repeat  # a share is one of the budget of a round
         one_round.append((config.parse_config(Phase, settings, origin=where), share))
     return tuple(one_round) * curriculum.repeat
 
 
 def read_short_form(text: str, named: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Read the phases of a short form, as a named curriculum has them. `named` are what else could have been meant."""
+    """Read the phases of a short form, with the keys of a named curriculum's. Errors suggest names in `named`."""
     long_form = re.sub(rf"^({NUMBER})/({NUMBER})$", r"\1% clm + \2% mlm", text)
     long_form = re.sub(r"^([a-z][^/+]*)/([a-z][^/+]*)$", r"50% \1 + 50% \2", long_form)
     long_form = re.sub(rf"^({NUMBER}k?)\+({NUMBER}k?)$", r"\1 clm + \2 mlm", long_form)
@@ -112,7 +112,7 @@ def read_short_form(text: str, named: Iterable[str]) -> Iterator[dict[str, Any]]
             keys["mask_probability"] = {"from": float(percent) / 100, "to": float(to) / 100}
         elif percent:
             keys["mask_probability"] = float(percent) / 100
-        if amount is None or unit == "%":  # without an amount, a phase has all of the budget
+        if amount is None or unit == "%":  # a phase without an amount has the whole budget
             keys["share"] = Fraction(amount or 100) / 100
         else:
             keys["steps"] = amount + unit
@@ -120,7 +120,7 @@ def read_short_form(text: str, named: Iterable[str]) -> Iterator[dict[str, Any]]
 
 
 def fill_budget(templates: tuple[PhaseTemplate, ...], budget: int | None, where: str) -> tuple[Phase, ...]:
-    """Fit the phases into a budget of steps. Shares round where each phase ends, so that the sum is the budget."""
+    """Fit the phases into a budget of steps. The ends of phases are rounded, so that steps add up to the budget."""
     shares = [share for _, share in templates if share is not None]
     if shares and len(shares) < len(templates):
         raise InputError(f"{where} mixes steps and shares; use one of the two")
@@ -145,11 +145,11 @@ def fill_budget(templates: tuple[PhaseTemplate, ...], budget: int | None, where:
 
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-"""What names of studies and models look like: they become names of folders."""
+"""The form of names of studies and models, which become names of folders."""
 
 
 ARCHITECTURE = "architecture."
-"""What the axes of a sweep begin with that change a network."""
+"""The beginning of the axes of a sweep that change a network."""
 
 Steps = Annotated[config.PositiveCount, BeforeValidator(read_steps)]
 
@@ -161,20 +161,21 @@ Seeds = Annotated[
     ),
     BeforeValidator(lambda value: None if value == 1 else value),
 ]
-"""A list, or how many: 5 means 0 to 4. A single one, 1, is None: the number of each pretraining seed."""
+"""A list of seeds, or their number: 5 means 0 to 4. The number 1 is None: each model has the number of its pretraining
+seed."""
 
 
 ShownText = Annotated[str, AfterValidator(printable)]
-"""A text for people: no page and no picture can hold a control character, which is written out."""
+"""A text for people. Control characters, which no page or picture can hold, are written out."""
 
 
 class PretrainingSeeds(config.Strict):
-    """The number of times that every arm is pretrained: with initial weights, masks and, with `order`, an order of the
-    data of its own each time. All arms have the same order with the same seed."""
+    """The pretraining seeds of every arm. Each has its own initial weights, masks and, with `order`, order of the data.
+    All arms have the same order with the same seed."""
 
     count: Annotated[config.PositiveCount, Field(le=config.MOST_REPEATS)] = 1
     order: bool = True
-    """Without it all seeds see the data in one order, and what they show holds for that order."""
+    """Whether each seed has its own order of the data. With `false`, results are valid for the one order only."""
 
 
 SeededTraining = Annotated[
@@ -184,7 +185,7 @@ SeededTraining = Annotated[
 
 
 class StartingModel(config.Strict):
-    """The start of an arm: a network with random weights, or a pretrained one. A plain preset needs no entry."""
+    """The start of an arm: a network with random weights, or a pretrained network. A plain preset needs no entry."""
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
     preset: str | None = None
@@ -193,7 +194,7 @@ class StartingModel(config.Strict):
     model: str | None = None
     """A Hugging Face decoder or encoder, in place of a preset."""
     revision: str | None = None
-    """The commit, tag or branch of `model` on the hub."""
+    """The commit, tag or branch of `model` on the Hub."""
     recipe: dict[str, Any] = Field(default_factory=dict)
     """Changes to the study's `recipe` for this model."""
 
@@ -202,27 +203,27 @@ class ArmGroup(config.Strict):
     """Every combination of models (or parents), curricula and budgets."""
 
     group: ShownText = "arms"
-    """What the plan's table calls these arms."""
+    """The name of these arms in the plan's table."""
     name: str = ""
-    """A template of {model} or {parent}, {curriculum} and {budget}; `{model}-{curriculum}-{budget}` unless given."""
+    """A template of {model} or {parent}, {curriculum} and {budget}; by default `{model}-{curriculum}-{budget}`."""
     models: tuple[str, ...] = ()
-    """Presets, or names of `models`."""
+    """Presets, or names of the study's `models`."""
     parents: tuple[str, ...] = ()
-    """Arms whose final model, decayed, is trained further. They stand in place of models."""
+    """Arms to continue, from their final, decayed models. They replace `models`."""
     curricula: Annotated[tuple[str, ...], Field(min_length=1)]
     """Short forms such as `25/75`, or names of the study's `curricula`."""
     budgets: tuple[Steps, ...] = ()
-    """Budgets are in steps, and not needed where a curriculum says its steps."""
+    """Budgets in steps. Curricula with steps of their own need none."""
     pretraining_seeds: SeededTraining | None = None
-    """In place of the study's."""
+    """Pretraining seeds in place of the study's."""
     carry_optimizer: bool = True
-    """Whether arms with `parents` go on with the optimizer moments of their parent; else they start at zero."""
+    """Whether arms with `parents` take over the optimizer moments of their parent; otherwise these start at zero."""
     recipe: dict[str, Any] = Field(default_factory=dict)
     """Changes to the study's `recipe` for these arms."""
     sweep: dict[str, Annotated[tuple[bool | int | float | str, ...], Field(min_length=1)]] = Field(default_factory=dict)
-    """Further axes: a key of the recipe, such as `schedule.peak_lr`, or of a preset, such as
-    `architecture.num_hidden_layers`, with its values. An architecture is a model of its own, called
-    `1m-num_hidden_layers4`; of other keys, names end in the last word and the value: `…-peak_lr0.003`."""
+    """Further axes: keys of the recipe, such as `schedule.peak_lr`, or of a preset, such as
+    `architecture.num_hidden_layers`, with their values. Each architecture is a model with its own name, such as
+    `1m-num_hidden_layers4`. For other keys, the names of arms end in the last word and the value: `…-peak_lr0.003`."""
 
     @model_validator(mode="after")
     def axes_and_beginning_are_known(self) -> "ArmGroup":
@@ -236,22 +237,24 @@ class ArmGroup(config.Strict):
 
 
 class Intermediate(config.Strict):
-    """Checkpoints before the decay that are evaluated like final models."""
+    """Checkpoints before the decay to evaluate like final models."""
 
     arms: Annotated[tuple[str, ...], Field(min_length=1)]
     steps: Annotated[tuple[Steps, ...], Field(min_length=1)]
-    """Steps count from the beginning of the arm: from random weights, or from the parent's end."""
+    """Steps from the beginning of the arm: from random weights, or from the end of its parent."""
 
 
 EMBED = "embed:"
-"""What the names of recipes of embedding begin with, where those of tasks to train on stand."""
+"""The beginning of the names of embedding recipes, which replace the name of a training task in cells and scores."""
 
 
 class EmbedEvaluation(config.Strict):
-    """Every model becomes an embedding model by one recipe, with every seed, and is scored as it is."""
+    """An evaluation of embeddings: one recipe turns every model into an embedding model, with every seed, and its
+    zero-shot scores count."""
 
     recipe: dict[str, Any]
-    """A recipe of `biphase embed`, without what follows from the study: name, model, out, weights, seed, evaluation."""
+    """A recipe of `biphase embed` without the keys that the study decides: name, model, out, weights, seed,
+    evaluation."""
     data: Annotated[JudgedPaths, Field(min_length=1)]
     """Folders in BEIR's layout, or files of scored pairs."""
 
@@ -261,18 +264,19 @@ class EmbedEvaluation(config.Strict):
 
     @property
     def tasks(self) -> dict[str, str]:
-        """The names of its scores → where the data is."""
+        """The names of its scores → the paths of the data."""
         return {f"zero-shot:{set_name(path)}": path for path in self.data}
 
     def settle(self) -> EmbeddingRecipe:
-        """Return the recipe of any model. Raises `InputError` for a key that is wrong, or follows from the study."""
+        """Return the recipe, without a model. Raises `InputError` for a wrong key, and for one that the study
+        decides."""
         settled = {"name": "embed", "model": "", "out": "", "weights": "pretrained", "seed": 0, "evaluation": ()}
         if decided := settled.keys() & self.recipe.keys():
             raise InputError(f"evaluation.embed: '{min(decided)}' follows from the study; leave it out of recipe")
         return config.parse_config(EmbeddingRecipe, {**self.recipe, **settled}, origin="evaluation.embed")
 
     def configs(self, seeds: Sequence[int]) -> list[FinetuneConfig]:
-        """Write settings of cells, one for each seed: the last rate, and the steps of all stages as far as known."""
+        """Return the settings of cells, one per seed: the last stage's rate, and the steps of all stages."""
         stages, usual = self.settle().stages, FinetuneConfig()
         steps = sum(stage.max_steps or usual.max_steps for stage in stages)
         last = {"learning_rate": stages[-1].learning_rate, "batch_size": stages[-1].batch_size}
@@ -280,62 +284,62 @@ class EmbedEvaluation(config.Strict):
 
 
 class Evaluation(config.Strict):
-    """Every model is fine-tuned on every task with every rate and seed."""
+    """The evaluation of a study: every model is fine-tuned on every task with every rate and seed."""
 
     tasks: tuple[str, ...] = ()
     learning_rates: tuple[Annotated[float, Field(gt=0)], ...] = ()
     seeds: Seeds = None
-    """The same for every pretraining seed; by default one, which goes with it: luck of a fine-tuning seed that all
-    pretrainings of an arm share would pass for the arm's."""
+    """Fine-tuning seeds, the same for every pretraining seed. By default, each model has one fine-tuning seed, with the
+    number of its pretraining seed: the luck of a shared seed would look like an effect of the arm."""
     embed: EmbedEvaluation | None = None
     finetune: dict[str, Any] = Field(default_factory=dict)
     """Settings for all tasks, with the keys of `biphase finetune`."""
     per_task: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Settings for single tasks, which go over those of `finetune`."""
+    """Settings for single tasks, which override those of `finetune`."""
     data_dirs: dict[str, str] = Field(default_factory=dict)
-    """Folders with a task's data as published, in place of the hub; by the task's name or its YAML file."""
+    """Folders with the published data of tasks, in place of the Hub; by the task's name or its YAML file."""
     random_weights: bool = False
-    """Whether each network is also fine-tuned from random weights: the control that pretraining must beat."""
+    """Whether to fine-tune each network from random weights too: the control that pretraining must beat."""
 
     @model_validator(mode="after")
     def something_is_scored(self) -> "Evaluation":
         if not self.tasks and self.embed is None:
-            raise ValueError("tasks or embed say what models are judged on")
+            raise ValueError("nothing is evaluated: give tasks or embed")
         if self.tasks and not self.learning_rates:
-            raise ValueError("learning_rates is missing: tasks are fine-tuned")
+            raise ValueError("learning_rates is missing: fine-tuning on tasks needs them")
         return self
 
     def seeds_of(self, pretraining_seed: int) -> tuple[int, ...]:
-        """Return the fine-tuning seeds of models of a pretraining seed."""
+        """Return the fine-tuning seeds for models of a pretraining seed."""
         return (pretraining_seed,) if self.seeds is None else self.seeds
 
 
 class Planning(config.Strict):
-    """The assumptions of the estimates of cost. They change no result."""
+    """The assumptions behind estimates of cost. They change no result."""
 
     device: str | None = None
-    """Such as H100 or CPU, or the folder of a run that measures one."""
+    """A device such as H100 or CPU, or the folder of a run that measures one."""
     devices: config.PositiveCount = 1
     efficiency: Annotated[float, Field(gt=0, le=1)] | None = None
-    """The useful FLOP/s as a share of the device's peak."""
+    """Useful FLOP/s as a share of the device's peak."""
     vocab_size: config.PositiveCount | None = None
-    """The size of the tokenizer's vocabulary, where the shards are not here to say it."""
+    """The vocabulary size of the tokenizer, if the shards are not here."""
     mean_sample_tokens: config.PositiveCount | None = None
-    """The mean length of a sample, where the shards are not here to say it and samples are documents."""
+    """The mean length of a sample, if the shards are not here and samples are documents."""
 
 
 class Hypothesis(config.Strict):
-    """A result that a study is expected to show, declared before it runs."""
+    """An expected result of a study, declared before it runs."""
 
     name: ShownText
     says: ShownText
-    """In a sentence, for people."""
+    """The hypothesis in a sentence, for people."""
     holds: Annotated[
         tuple[str, ...],
         BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
         Field(min_length=1),
     ]
-    """Inequalities that are all to hold; or findings, as `F1 of the paper`."""
+    """Inequalities that must all be true, or findings of the paper, such as `F1 of the paper`."""
 
 
 class Study(config.Strict):
@@ -344,17 +348,17 @@ class Study(config.Strict):
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
     title: ShownText = ""
     question: ShownText = ""
-    """What the study is to answer; the plan and the report begin with it."""
+    """The question of the study. The plan and the report begin with it."""
     authors: tuple[ShownText, ...] = ()
-    """Whom to cite: names as BibTeX takes them, such as `Ada Lovelace`."""
+    """The authors to cite, in BibTeX's form, such as `Ada Lovelace`."""
     notes: tuple[ShownText, ...] = ()
-    """What a reader of the report must know beside its results, in sentences: what was left out, and why."""
+    """Sentences for readers of the report, such as what was left out, and why."""
     recipe: dict[str, Any]
-    """A recipe without name, init and curriculum: what all arms have in common."""
+    """The common recipe of all arms, without name, init and curriculum."""
     pretraining_seeds: SeededTraining = PretrainingSeeds()
-    """Every arm is trained so often; the first time gives the runs and names of a study without this key."""
+    """The number of pretrainings of every arm. The first has the runs and names of a study without this key."""
     mask_probability: Annotated[float, Field(gt=0, lt=1)] = 0.4
-    """The masking probability of MLM and MNTP phases that say none."""
+    """The masking probability of masked phases that do not state one."""
     models: tuple[StartingModel, ...] = ()
     curricula: tuple[NamedCurriculum, ...] = ()
     arms: Annotated[tuple[ArmGroup, ...], Field(min_length=1)]
@@ -368,8 +372,8 @@ def load_study(source: Path | dict[str, Any], overrides: Sequence[str] = ()) -> 
     """Read a study from its file, or from a mapping of the file's keys, changed by `key.sub=value` overrides. Raises
     `InputError` as `load_config` does.
 
-    Its `hypotheses` may be the name of a file with a list of them, seen from the study's folder, or `paper`: all
-    findings of the paper. A task's own file is looked for beside the study where it is not there as it is named.
+    Its `hypotheses` may be the path of a file with a list of them, relative to the study's folder, or `paper`: all
+    findings of the paper. The file of a task may be relative to the current folder or to the study's.
     """
     path = config.find_yaml(source, "studies") if isinstance(source, Path) else Path("study")
     tree = config.read_yaml(path) if isinstance(source, Path) else dict(source)
@@ -379,9 +383,8 @@ def load_study(source: Path | dict[str, Any], overrides: Sequence[str] = ()) -> 
     if hypotheses == "paper":
         from biphase.report.paper import read_findings
 
-        tree["hypotheses"] = []
-        for key, finding in read_findings()["findings"].items():
-            tree["hypotheses"].append({"name": key, "says": finding["says"], "holds": f"{key} of the paper"})
+        says = {key: finding["says"] for key, finding in read_findings()["findings"].items()}
+        tree["hypotheses"] = [{"name": key, "says": says[key], "holds": f"{key} of the paper"} for key in says]
     elif isinstance(hypotheses, str):
         tree["hypotheses"] = config.read_yaml(path.parent / hypotheses).get("hypotheses")
 
@@ -394,7 +397,7 @@ def load_study(source: Path | dict[str, Any], overrides: Sequence[str] = ()) -> 
 
 
 def move_tasks(tree: dict[str, Any], move: Callable[[str], str]) -> dict[str, Any]:
-    """Return the tree of a study with its tasks under other names, such as paths of their files."""
+    """Rename the tasks in the tree of a study, such as to the paths of their files."""
     evaluation = tree.get("evaluation")
     if not (isinstance(evaluation, dict) and isinstance(evaluation.get("tasks"), list)):
         return tree
@@ -406,8 +409,8 @@ def move_tasks(tree: dict[str, Any], move: Callable[[str], str]) -> dict[str, An
 
 
 def trainings(evaluation: Evaluation) -> dict[str, tuple[str, ...]]:
-    """Map each task that is trained on to the tasks that its models are evaluated on (nq is evaluated, never trained
-    on; the tests of one file share its training)."""
+    """Map each training task to the tasks that evaluate it. Some tasks have no training of their own (nq), and the
+    tests of one file share its training."""
     trained: dict[str, tuple[str, ...]] = {}
     for task in evaluation.tasks:
         description = find_task(task)
@@ -417,12 +420,12 @@ def trainings(evaluation: Evaluation) -> dict[str, tuple[str, ...]]:
 
 
 def scored_as(training: str) -> str:
-    """Name the training of cells as scores do: by a task's own name, where the study may name its file."""
+    """Return the name of a training in scores: the task's own name, even if the study names its file."""
     return training if training.startswith(EMBED) else find_task(training).name
 
 
 def task_families(evaluation: Evaluation | None) -> dict[str, str]:
-    """Map the names under which scores stand to the codes of their families."""
+    """Map the names of tasks in scores to the codes of their families."""
     if evaluation is None:
         return {}
     embedded = () if evaluation.embed is None else evaluation.embed.tasks
@@ -431,7 +434,7 @@ def task_families(evaluation: Evaluation | None) -> dict[str, str]:
 
 
 def check_evaluation(evaluation: Evaluation) -> None:
-    """Raises `InputError` for a task or a setting that fine-tuning does not know."""
+    """Raise `InputError` for an unknown task or setting of fine-tuning."""
     trained = trainings(evaluation)
     names = [find_task(task).name for task in evaluation.tasks]
     for key, values in (("task", names), ("rate", evaluation.learning_rates), ("seed", evaluation.seeds_of(0))):
@@ -446,12 +449,12 @@ def check_evaluation(evaluation: Evaluation) -> None:
 
 
 def find_data_dirs(evaluation: Evaluation) -> dict[str, str]:
-    """Folders of data by the names of their tasks. Raises `InputError` for what is none of the tasks."""
+    """Map the names of tasks to their folders of data. Raises `InputError` for a task that is not evaluated."""
     return name_data_dirs(evaluation.data_dirs.items(), evaluation.tasks, "evaluation.data_dirs")
 
 
 def finetune_config(evaluation: Evaluation, task: str, learning_rate: float, seed: int) -> FinetuneConfig:
-    """Write the settings of the cells that train on `task` with this rate and seed."""
+    """Return the settings of the cells that train on `task` with this rate and seed."""
     settings, axes = evaluation.finetune | evaluation.per_task.get(task, {}), {"learning_rate", "seed"}
     if swept := axes & settings.keys():
         raise InputError(f"evaluation: {min(swept)} follows from {min(swept)}s; leave it out of finetune and per_task")
