@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from biphase.errors import InputError, nearest
+from biphase.errors import InputError, nearest, refuse_unknown
 from biphase.finetuning.scores import Score, ScoreSet, join_examples, short_name
 from biphase.tasks.spec import EvaluatedSplit
 
@@ -120,8 +120,8 @@ def spread_of_choices(shares_K: np.ndarray, scores_K: np.ndarray, covariance_KK:
     lucky at a rate choose it for each other, so they share luck that their spread does not show.
     """
     spread = shares_K @ (scores_K - shares_K @ scores_K) ** 2
-    of_examples = shares_K @ np.diag(covariance_KK) - shares_K @ covariance_KK @ shares_K
-    return max(float(spread - of_examples), 0.0)
+    spread -= shares_K @ np.diag(covariance_KK) - shares_K @ covariance_KK @ shares_K
+    return max(float(spread), 0.0)
 
 
 def other_seeds(values_KS: Sequence[Sequence[float]]) -> list[float]:
@@ -148,12 +148,10 @@ def find_scored_model(scores: ScoreSet, name: str) -> str:
     if model_name in scores.models:
         return model_name
     models = [model for model in scores.models if short_name(model) == model_name]
-    if len(models) == 1:
-        return models[0]
-    if models:
+    if len(models) > 1:
         raise InputError(f"'{name}' could be any of {', '.join(map(repr, models))}; give the whole name")
-    names = {*scores.models, *map(short_name, scores.models)}
-    raise InputError(f"no scores of a model '{name}'{nearest(model_name, names)}")
+    refuse_unknown("no scores of a model", model_name, {*scores.models, *map(short_name, scores.models)})
+    return models[0]
 
 
 def choose_rate(validation: Mapping[float, Sequence[float | None]]) -> float:
@@ -187,12 +185,8 @@ def choose_for_each_seed(
     """
     rates = {}
     for seed in sorted({seed for by_seed in validation.values() for seed in by_seed}):
-        others: dict[float, Sequence[float | None]] = {}
-        itself: dict[float, Sequence[float | None]] = {}
-        for rate, by_seed in validation.items():
-            others[rate] = [value for voter, value in by_seed.items() if voter != seed]
-            if seed in by_seed:
-                itself[rate] = [by_seed[seed]]
+        others = {rate: [scores[voter] for voter in scores if voter != seed] for rate, scores in validation.items()}
+        itself = {rate: [by_seed[seed]] for rate, by_seed in validation.items() if seed in by_seed}
         elsewhere = {rate: peers[rate] for rate in itself if rate in peers}
         for voters in (others, elsewhere, itself):
             if any({*values} - {None} for values in voters.values()):

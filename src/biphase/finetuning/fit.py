@@ -33,6 +33,7 @@ from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask
 from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.heads import build_network, open_encoder, refuse_replaced, to_transformers
 from biphase.finetuning.kept import keep_network
+from biphase.finetuning.loss import weigh_classes
 from biphase.finetuning.metrics import Rows
 from biphase.finetuning.scores import Score, read_score, short_name, write_cell
 from biphase.tasks.examples import input_of, load_examples
@@ -48,8 +49,7 @@ def train_network(
     # 1. The items, and the number of steps.
     config = cell.config
     items, num_steps = choose_items(split, config)
-    if config.class_weights:
-        cell = cell.with_class_weights(split.balanced_weights(items, cell))
+    cell = weigh_classes(cell, split, items)
     checks = steps_to_validate(config, len(items), num_steps)
     best: BestWeights | None = None
     # 2. Optimizer.

@@ -73,10 +73,9 @@ def refuse_replaced(model: Encoder) -> None:
     Weights are read when they are needed, so new ones would go by the old name."""
     if stamp_model(model.folder) != model.stamps:
         open_encoder.cache_clear()
-        features.clear()
+        stored_features.cache_clear()
         backbones.clear()
-        reason = f"files of {model.name} were replaced while a cell was computed with them"
-        raise InputError(f"{reason}: nothing of that cell is kept, run the same command again")
+        raise InputError(f"files of {model.name} were replaced while a cell was computed with them: run it again")
 
 
 class UsedEmbedding(nn.Embedding):
@@ -264,12 +263,6 @@ def mean_pool(hidden_TD: Tensor, bounds_S1: Tensor) -> Tensor:
 
 BLOCK = 64
 """Texts that are encoded together."""
-NUM_FEATURES = 8
-
-features: dict[tuple[Any, ...], tuple[TokenizedTexts, dict[int, Tensor]]] = {}
-"""Outputs of frozen encoders by (encoder, device, type, id of the texts): the texts and the rows of each sample. The
-oldest go first."""
-
 backbones: WeakValueDictionary[tuple[str, torch.device], nn.Module] = WeakValueDictionary()
 """Encoders on a GPU, one copy each, while features need them."""
 
@@ -282,6 +275,12 @@ def place_backbone(encoder: Encoder, device: torch.device) -> nn.Module:
     if placed is None:
         placed = backbones[encoder.hash, device] = copy.deepcopy(encoder.backbone).to(device).eval()
     return placed
+
+
+@lru_cache(maxsize=8)
+def stored_features(encoder: str, device: torch.device, dtype: torch.dtype, texts: TokenizedTexts) -> dict[int, Tensor]:
+    """Return the store of a frozen encoder's outputs: the rows of each sample of these texts."""
+    return {}
 
 
 class FrozenFeatures(nn.Module):
@@ -299,12 +298,8 @@ class FrozenFeatures(nn.Module):
 
     def look_up(self, batch: Batch) -> Tensor:
         """Look up the mean of each sample, or the hidden state of each token in families of tokens."""
-        key = self.encoder.hash, self.cell.device, self.cell.dtype, id(batch.texts)
-        features[key] = features.pop(key, (batch.texts, {}))
-        while len(features) > NUM_FEATURES:
-            del features[next(iter(features))]
-        _, rows_of = features[key]
         texts, samples = batch.texts, batch.samples.tolist()
+        rows_of = stored_features(self.encoder.hash, self.cell.device, self.cell.dtype, texts)
         for block in np.unique([sample // BLOCK for sample in samples if sample not in rows_of]).tolist():
             neighbours = np.arange(block * BLOCK, min((block + 1) * BLOCK, texts.num_samples))
             with torch.no_grad():

@@ -19,19 +19,11 @@ from biphase.corpus.rows import PlacedRow
 from biphase.errors import InputError
 from biphase.finetuning.calibration import Calibration, fit_temperature
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import (
-    AdditiveSplit,
-    Batch,
-    BatchModel,
-    CellContext,
-    HashedTokenizer,
-    count_touched,
-    segment_logsumexp,
-    to_bounds,
-)
+from biphase.finetuning.encoding import Batch, BatchModel, CellContext, EncodedSplit, HashedTokenizer, to_bounds
 from biphase.finetuning.families import Predicted, predict_inputs
 from biphase.finetuning.families.sequence_classification import labelled
 from biphase.finetuning.kept import KeptModel
+from biphase.finetuning.loss import segment_logsumexp
 from biphase.finetuning.metrics import Judgement, score_rows
 from biphase.tasks.examples import LabelledText, read_choices
 from biphase.tasks.spec import TaskSplit
@@ -39,7 +31,7 @@ from biphase.tasks.splits import TaskData
 
 
 @dataclass(frozen=True)
-class Split(AdditiveSplit):
+class Split(EncodedSplit):
     bounds_Q1: np.ndarray
     """The bounds of each question's choices in the samples."""
     right_Q: np.ndarray
@@ -90,7 +82,7 @@ def encode_choices(examples: Sequence[LabelledText], tokenizer: HashedTokenizer,
     texts = tokenizer.encode_filled(choices, config.max_length)
     bounds_Q1 = to_bounds([len(example.texts) for example in examples])
     right_Q = np.array([example.label for example in examples], dtype=np.int64)
-    num_cut = count_touched(bounds_Q1, texts.truncated)
+    num_cut = texts.count_cut(bounds_Q1)
     return Split([example.id for example in examples], texts, len(examples), num_cut, bounds_Q1, right_Q)
 
 

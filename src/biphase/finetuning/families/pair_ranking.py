@@ -15,14 +15,7 @@ import numpy as np
 
 from biphase.corpus.rows import PlacedRow
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import (
-    CellContext,
-    HashedTokenizer,
-    TokenizedTexts,
-    count_touched,
-    share_room,
-    to_bounds,
-)
+from biphase.finetuning.encoding import CellContext, HashedTokenizer, TokenizedTexts, share_room, to_bounds
 from biphase.finetuning.families import Predicted, multiple_choice, predict_inputs
 from biphase.finetuning.kept import KeptModel
 from biphase.finetuning.metrics import BM25, Judgement, judge_ranking, ranking_scores
@@ -74,7 +67,7 @@ def encode(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig)
             ids=[query for query, _ in groups],
             texts=texts,
             num_examples=len(groups),
-            num_truncated=count_touched(bounds_Q1, texts.truncated),
+            num_truncated=texts.count_cut(bounds_Q1),
             bounds_Q1=bounds_Q1,
             right_Q=np.zeros(len(groups), dtype=np.int64),
             documents_S=[document for _, document in named],

@@ -24,17 +24,10 @@ from biphase import console
 from biphase.corpus.rows import PlacedRow, Row
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import (
-    AdditiveSplit,
-    Batch,
-    BatchModel,
-    CellContext,
-    HashedTokenizer,
-    segment_logsumexp,
-    to_bounds,
-)
+from biphase.finetuning.encoding import Batch, BatchModel, CellContext, EncodedSplit, HashedTokenizer, to_bounds
 from biphase.finetuning.families import Predicted, predict_inputs
 from biphase.finetuning.kept import KeptModel
+from biphase.finetuning.loss import segment_logsumexp
 from biphase.finetuning.metrics import Judgement, Rows, answer_scores, counted_answers, paper_answer_f1, token_f1
 from biphase.tasks.examples import Answer, Question, find_answer, read_spans
 from biphase.tasks.sources import text_column
@@ -79,7 +72,7 @@ ANSWERS_WITHIN = 0.99
 
 
 @dataclass(frozen=True)
-class Split(AdditiveSplit):
+class Split(EncodedSplit):
     """Windows as samples, and the places of contexts and answers in them.
 
     Context tokens are counted through the whole split, each once, however many windows hold it. With question 0 of 5

@@ -20,9 +20,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 from biphase.corpus.rows import PlacedRow, Row, column
 from biphase.finetuning.calibration import Calibration, choose_thresholds, fit_temperature
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import AdditiveSplit, Batch, BatchModel, CellContext, HashedTokenizer, balance_classes
+from biphase.finetuning.encoding import Batch, BatchModel, CellContext, EncodedSplit, HashedTokenizer
 from biphase.finetuning.families import Predicted, in_order_of_length, predict_inputs
 from biphase.finetuning.kept import KeptModel, input_columns
+from biphase.finetuning.loss import balance_classes, cross_entropy
 from biphase.finetuning.metrics import Judgement, score_rows
 from biphase.tasks.examples import LabelledText, fill_row, input_of, lacks_text
 from biphase.tasks.spec import Task, TaskSplit
@@ -30,7 +31,7 @@ from biphase.tasks.splits import TaskData
 
 
 @dataclass(frozen=True)
-class Split(AdditiveSplit):
+class Split(EncodedSplit):
     labels_S: np.ndarray
     """The index of the class; or a number, fp64; or [S, C], 1 for each class of the set."""
 
@@ -50,7 +51,7 @@ class Split(AdditiveSplit):
         targets_S = cell.on_device(self.labels_S[batch.samples])
         match cell.task.problem_type:
             case None:
-                return cell.cross_entropy(output, self.labels_S[batch.samples], self.labels_S[items])
+                return cross_entropy(cell, output, self.labels_S[batch.samples], self.labels_S[items])
             case "regression":
                 return mse_loss(output[:, 0], targets_S, reduction="sum") / len(items)
             case "multi_label_classification":

@@ -18,17 +18,10 @@ from torch import Tensor
 
 from biphase.corpus.rows import PlacedRow, Row
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import (
-    AdditiveSplit,
-    Batch,
-    BatchModel,
-    CellContext,
-    HashedTokenizer,
-    balance_classes,
-    to_bounds,
-)
+from biphase.finetuning.encoding import Batch, BatchModel, CellContext, EncodedSplit, HashedTokenizer, to_bounds
 from biphase.finetuning.families import Predicted, in_order_of_length, predict_inputs
 from biphase.finetuning.kept import TEXT, KeptModel
+from biphase.finetuning.loss import balance_classes, cross_entropy
 from biphase.finetuning.metrics import Judgement, Rows, find_entities, tag_scores
 from biphase.tasks.examples import TaggedWords, words_of
 from biphase.tasks.sources import text_column
@@ -37,7 +30,7 @@ from biphase.tasks.splits import TaskData
 
 
 @dataclass(frozen=True)
-class Split(AdditiveSplit):
+class Split(EncodedSplit):
     tags_W: np.ndarray
     """The tag of every word, cut off or not."""
     word_bounds_S1: np.ndarray
@@ -58,7 +51,7 @@ class Split(AdditiveSplit):
         """The cross-entropy of the tokens of words."""
         words_T = self.words_T[batch.indices_T]
         targets_T = np.where(words_T >= 0, self.tags_W[words_T], -100)  # torch ignores -100
-        return cell.cross_entropy(output, targets_T, self.targets_of(items))
+        return cross_entropy(cell, output, targets_T, self.targets_of(items))
 
     @property
     def class_indices(self) -> np.ndarray:
