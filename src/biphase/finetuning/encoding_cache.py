@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,13 @@ def load_encoded(source: TaskSource, encoder: Encoder, config: FinetuneConfig) -
     """Read the encoded splits of a source from the `cache_folder`, which is safe to delete; encode them first if they
     are not there. Raises `InputError` for a `max_length` without room for text, or beyond the network's positions."""
     task, tokenizer = source.task, encoder.tokenizer
-    least = len(tokenizer.opening) + 1 + 2
+    least = len(tokenizer.opening) + 3
     if config.max_length > encoder.max_length:
-        positions = f"{encoder.name} has positions for {encoder.max_length} tokens"
-        raise InputError(f"max_length {config.max_length}: {positions}")
+        raise InputError(
+            f"max_length {config.max_length}: {encoder.name} has positions for {encoder.max_length} tokens"
+        )
     if config.max_length < least:
-        raise InputError(f"max_length {config.max_length} leaves no room for text; give {least} or more")
+        raise InputError(f"max_length {config.max_length} leaves no room for text: give {least} or more")
     keys = ("max_length", "max_eval_examples", *task.kind.encoding_settings)
     settings = {name: getattr(config, name) for name in keys}
     specials = [tokenizer.hash, tokenizer.opening, tokenizer.closing]
@@ -89,15 +91,12 @@ def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: Finetu
 
 def save_encoded(path: Path, encoded: EncodedTask) -> None:
     """Write one file. Values that several splits share (documents of a retrieval task) are written once."""
-    arrays: dict[str, np.ndarray] = {}
-    values: dict[str, Any] = {}
-    names: dict[int, str] = {}  # id() of a value → its first name
-    first_names: dict[str, str] = {}  # each name → the first name of its value
     splits, num_left_out = encoded
-    for split_name, split in splits.items():
-        for name, value in leaves_of(split, f"{split_name}."):
-            first = first_names[name] = names.setdefault(id(value), name)
-            (arrays if isinstance(value, np.ndarray) else values)[first] = value
+    leaves = dict(chain(*(leaves_of(split, f"{name}.") for name, split in splits.items())))
+    names: dict[int, str] = {}  # id() of a value → its first name
+    first_names = {name: names.setdefault(id(value), name) for name, value in leaves.items()}
+    arrays = {name: leaves[name] for name in names.values() if isinstance(leaves[name], np.ndarray)}
+    values = {name: leaves[name] for name in names.values() if name not in arrays}
     content = {"left_out": num_left_out, "values": values, "places": first_names}
     arrays[NO_ARRAYS] = np.frombuffer(json.dumps(content, ensure_ascii=False).encode(), np.uint8)
     path.touch()
@@ -133,6 +132,5 @@ def build_record(kind: Any, leaves: dict[str, Any], prefix: str) -> Any:
     values = {}
     for item in fields(kind):
         name = f"{prefix}{item.name}"
-        is_nested = is_dataclass(item.type)
-        values[item.name] = build_record(item.type, leaves, f"{name}.") if is_nested else leaves[name]
+        values[item.name] = build_record(item.type, leaves, f"{name}.") if is_dataclass(item.type) else leaves[name]
     return kind(**values)

@@ -126,10 +126,9 @@ def tell_downloads(grid: Grid) -> None:
             fetched.append(task.name)
     if fetched:
         axes = [len(grid.models), len(grid.tasks), len(grid.learning_rates), len(grid.seeds)]
-        shape = f"models × tasks × rates × seeds: {' × '.join(map(str, axes))}"
-        where = f"the data of {', '.join(fetched)} comes from the hub"
+        shape = f"{math.prod(axes):,} trainings (models × tasks × rates × seeds: {' × '.join(map(str, axes))})"
         err.print(
-            f"{math.prod(axes):,} trainings ({shape}); {where}; --dry-run tells how many are missing, and their time"
+            f"{shape}; the data of {', '.join(fetched)} comes from the hub; --dry-run tells their number and time"
         )
 
 

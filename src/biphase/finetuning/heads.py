@@ -56,8 +56,7 @@ def open_encoder(model: Encoder) -> Encoder:
     assert pretrained is not None, "a model that was found has a tokenizer"
     tokenizer = HashedTokenizer(pretrained)
     config: Any = backbone.config
-    ids = [id for token, id in pretrained.get_vocab().items() if token not in NEW_NAMES.values()]
-    highest = max(ids, default=0)
+    highest = max((id for token, id in pretrained.get_vocab().items() if token not in NEW_NAMES.values()), default=0)
     sizes = f"{model.name}: its tokenizer has {highest + 1:,} tokens, its network {config.vocab_size:,}"
     if max(highest, tokenizer.closing, *tokenizer.opening) >= config.vocab_size:
         raise InputError(f"{sizes}; they do not belong together")
@@ -175,8 +174,8 @@ class ClassNetwork(nn.Module):
         config.update(dropout_shares(load_model_config(encoder.folder)))
         model = make_class(config, backbone, cell)
         if type(model.base_model) is not type(network):
-            kinds = f"{type(model).__name__} reads texts with a {type(model.base_model).__name__}"
-            raise InputError(f"{kinds}, biphase with a {type(network).__name__}; leave keep and head out")
+            kinds = f"{type(model).__name__} contains a {type(model.base_model).__name__}, not {type(network).__name__}"
+            raise InputError(f"{kinds}: leave keep and head out")
         if hasattr(network, "pooler"):
             network.pooler = model.base_model.pooler
         attention = model.config._attn_implementation
@@ -355,8 +354,7 @@ class OtherHeadError(InputError):
     """The class `kind` of transformers has another head than the paper's."""
 
     def __init__(self, kind: str) -> None:
-        scored = "the paper's, which is trained here"
-        super().__init__(f"keep: {kind} has another head than {scored}; head=transformers trains and scores its own")
+        super().__init__(f"keep: {kind} has another head than the paper's; head=transformers trains and scores it")
         self.kind = kind
 
 
@@ -372,8 +370,7 @@ def plan_to_keep(plan: CellPlan) -> CellPlan:
         config = plan.config.model_copy(update={"head": "transformers"})
         plan = plan_cell(plan.model, plan.train, plan.evaluation, config)
         check_keepable(encoder, plan.task, plan.config)
-        why = "`evaluate` trains the paper's, which is the same for all networks"
-        err.print(f"{error.kind} has another head than the paper's: its own is trained (head=transformers); {why}")
+        err.print(f"{error.kind} has another head than the paper's, and trains its own (head=transformers)")
     return plan
 
 
@@ -388,12 +385,9 @@ def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> 
         if not template.endswith("{text}"):
             raise InputError(f"keep: a prompt stands before its text; '{template}' must end with {{text}}")
     config: Any = encoder.backbone.config
-    misread_as = misreading_class(encoder.tokenizer.pretrained, config)
-    if misread_as:
-        raise InputError(
-            f"keep: transformers would take {misread_as} for the type '{config.model_type}', which splits texts "
-            f"otherwise than the tokenizer.json of {encoder.name}: what is kept would predict something else"
-        )
+    if misread_as := misreading_class(encoder.tokenizer.pretrained, config):
+        taken = f"transformers would take {misread_as} for the type '{config.model_type}'"
+        raise InputError(f"keep: {taken}, which splits texts otherwise than the tokenizer.json of {encoder.name}")
     with torch.random.fork_rng(devices=[]):
         model = to_transformers(build_network(encoder, cell, []), encoder, cell)
     if cell.is_embedder:
@@ -405,10 +399,10 @@ def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> 
         alone = [padded_logits(model, proof_batch(model, cell, (sample,))) for sample in (0, 1)]
         if not agree(logits, torch.cat(alone)):
             raise InputError(f"keep: {kind} gives something else for a text in a batch than alone; leave keep out")
-    if task.kind.head == "ForSequenceClassification" and not agree(
-        2 * padded_logits(divide_logits(model, 2), both), logits
-    ):
-        raise InputError(f"keep: the logits of {kind} are not those of its last layer; leave keep out")
+    if task.kind.head == "ForSequenceClassification":
+        halved = padded_logits(divide_logits(model, 2), both)
+        if not agree(2 * halved, logits):
+            raise InputError(f"keep: the logits of {kind} are not those of its last layer; leave keep out")
 
 
 def proof_batch(model: Any, cell: CellContext, samples: Sequence[int]) -> Batch:
@@ -465,8 +459,8 @@ def with_same_head(network: Any, encoder: Encoder, cell: CellContext) -> Any:
     model = make_class(config, network.backbone, cell).eval()
     refusal: InputError = OtherHeadError(type(model).__name__)
     if cell.config.frozen:
-        kept = f"a linear probe cannot be kept for {cell.task.family.replace('_', ' ')}"
-        refusal = InputError(f"keep: {kept}: {type(model).__name__} has more than its one layer; leave frozen out")
+        why = f"for {cell.task.family.replace('_', ' ')}: {type(model).__name__} has more than one layer"
+        refusal = InputError(f"keep: a linear probe cannot be kept {why}; leave frozen out")
     model.base_model.load_state_dict(inner.state_dict(), strict=False)
     layers = [layer for layer in model.children() if isinstance(layer, nn.Linear)]
     trained_layers = [layer for layer in network.children() if isinstance(layer, nn.Linear)]

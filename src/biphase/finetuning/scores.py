@@ -163,8 +163,7 @@ def write_cell(folder: Path, score: Score, losses: Sequence[float], predictions:
 def read_score(folder: Path) -> Score:
     """Read the score of a finished cell. Raises `InputError` for a broken file, and for the score of another cell than
     the folder's name says."""
-    path = folder / "score.json"
-    remedy = "delete its folder and rerun"
+    path, remedy = folder / "score.json", "delete its folder and rerun"
     with files.reading(path):
         text = path.read_bytes()
     try:
