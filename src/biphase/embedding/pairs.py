@@ -62,11 +62,9 @@ class Pairs:
         return list(zip(*self.table.to_pydict().values(), strict=True))
 
 
-def to_arrow(
-    rows: Iterable[Sequence[Any]], columns: Sequence[str], progress: console.Tracker | None = None
-) -> pa.Table:
+def to_arrow(rows: Iterable[Sequence[Any]], names: Sequence[str], progress: console.Tracker | None = None) -> pa.Table:
     """Make a table of rows, piece by piece, because Python objects take several times the memory."""
-    schema = pa.schema([(name, pa.float64() if name == "score" else pa.string()) for name in columns])
+    schema = pa.schema([(name, pa.float64() if name == "score" else pa.string()) for name in names])
     pieces, remaining = [schema.empty_table()], iter(rows)
     while piece := list(islice(remaining, PIECE_ROWS)):
         pieces.append(pa.table([list(column) for column in zip(*piece, strict=True)], schema=schema))
@@ -161,9 +159,7 @@ def check_rows(rows: Iterable[PlacedRow], columns: Sequence[str], is_scored: boo
         if is_scored:
             values.append(read_number(location, columns[2], row.get(columns[2])))
             if not 0 <= values[-1] <= 5:
-                raise InputError(
-                    f"{location}: '{columns[2]}' is {values[-1]:g}: scores are from 0 to 1, or from 0 to 5"
-                )
+                raise InputError(f"{location}: '{columns[2]}' is {values[-1]:g}: scores are from 0 to 1, or 0 to 5")
         yield tuple(values)
 
 

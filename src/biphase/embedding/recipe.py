@@ -186,9 +186,8 @@ class EmbeddingRecipe(Strict):
 
     def identity(self, model_hash: str, data_hashes: list[str]) -> str:
         """Hash everything that decides the weights: contents stand in for paths."""
-        tree = self.model_dump(
-            mode="json", exclude={"name", "out", "languages", "license", "evaluation", "tracking", "merge"}
-        )
+        elsewhere = {"name", "out", "languages", "license", "evaluation", "tracking", "merge"}
+        tree = self.model_dump(mode="json", exclude=elsewhere)
         tree["model"] = model_hash
         for stage in tree["stages"]:
             stage.pop("save_steps"), stage.pop("mini_batch_tokens")

@@ -35,6 +35,41 @@ BatchModel = Callable[["Batch"], Tensor]
 
 
 @dataclass(frozen=True)
+class CellContext:
+    """What is the same throughout a cell: its task and settings, its device and type of arithmetic."""
+
+    task: Task
+    config: FinetuneConfig
+    device: torch.device
+    dtype: torch.dtype
+    """The type of the arithmetic; autocast from the type of the weights."""
+    class_weights_C: Tensor | None = None
+    """The weight of each class in the loss, fp32 (`loss.weigh_classes`)."""
+    calibration: Calibration = AS_THEY_ARE
+    """It changes nothing, unless a network is kept."""
+
+    @property
+    def is_embedder(self) -> bool:
+        """Whether the network gives embeddings, without a head."""
+        return self.task.kind.is_search and self.config.ranking == "embeddings"
+
+    @property
+    def is_of_tokens(self) -> bool:
+        """Whether the network has an output for each token, not for each sample."""
+        return self.task.kind.has_token_outputs
+
+    @property
+    def num_outputs(self) -> int:
+        """The width of the head's output: the number of classes; 1 for a score; 2 for the start and end of answers."""
+        return self.task.kind.num_outputs or len(self.task.classes)
+
+    def on_device(self, targets: np.ndarray) -> Tensor:
+        """Copy targets to the device, as int64, or fp32 for fractions."""
+        kind = np.float32 if np.issubdtype(targets.dtype, np.floating) else np.int64
+        return to_device(np.ascontiguousarray(targets, dtype=kind), self.device)
+
+
+@dataclass(frozen=True)
 class HashedTokenizer:
     """A tokenizer and its hash, which names encoded texts."""
 
@@ -142,15 +177,13 @@ class TokenizedTexts:
         is_used[self.tokens_T] = True
         return np.flatnonzero(is_used)
 
-    def compute(self, model: "BatchModel", samples: np.ndarray, cell: "CellContext") -> tuple["Batch", Tensor]:
+    def compute(self, model: "BatchModel", samples: np.ndarray, cell: CellContext) -> tuple["Batch", Tensor]:
         """Compute the model's output for some samples as one batch. Returns the batch and the output."""
         batch = pack(self, samples, cell)
         with torch.autocast(cell.device.type, cell.dtype, enabled=cell.dtype != torch.float32):
             return batch, model(batch)
 
-    def outputs(
-        self, model: "BatchModel", samples: np.ndarray, cell: "CellContext"
-    ) -> Iterator[tuple["Batch", Tensor]]:
+    def outputs(self, model: "BatchModel", samples: np.ndarray, cell: CellContext) -> Iterator[tuple["Batch", Tensor]]:
         """Yield batches of some samples, longest first, with the model's outputs. Call under `torch.no_grad`."""
         most = cell.config.microbatch_tokens
         if cell.device.type == "cpu":
@@ -159,7 +192,7 @@ class TokenizedTexts:
         for part in self.in_parts(ordered, most):
             yield self.compute(model, part, cell)
 
-    def predict(self, model: "BatchModel", cell: "CellContext", width: int | None = None) -> np.ndarray:
+    def predict(self, model: "BatchModel", cell: CellContext, width: int | None = None) -> np.ndarray:
         """Compute the model's outputs in fp32: [S, C], or [T, C] in families of tokens. Call under `torch.no_grad`. C
         is `width`, or else `cell.num_outputs`."""
         num_rows = len(self.tokens_T) if cell.is_of_tokens else self.num_samples
@@ -188,7 +221,7 @@ class EncodedSplit(ABC):
         """The class of each example, if few shots are drawn from each class; else the same for all."""
         return np.zeros(self.num_examples, dtype=np.int64)
 
-    def balanced_weights(self, items: np.ndarray, cell: "CellContext") -> np.ndarray:
+    def balanced_weights(self, items: np.ndarray, cell: CellContext) -> np.ndarray:
         """Compute the weights, [C], that balance the classes of some training items."""
         raise AssertionError(f"{cell.task.name} has no classes to weigh: `settle_config` refuses them")
 
@@ -205,7 +238,7 @@ class EncodedSplit(ABC):
         """The tokens of each training item."""
         return self.texts.lengths_S
 
-    def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: "CellContext") -> Tensor:
+    def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
         """Compute the mean loss over some training items, in microbatches that fit into memory, and add its gradient to
         the parameters'."""
         total = torch.zeros((), device=cell.device)
@@ -217,11 +250,11 @@ class EncodedSplit(ABC):
             total += loss.detach()
         return total
 
-    def loss(self, output: Tensor, batch: "Batch", items: np.ndarray, cell: "CellContext") -> Tensor:
+    def loss(self, output: Tensor, batch: "Batch", items: np.ndarray, cell: CellContext) -> Tensor:
         """Compute the part that a batch of some of these items adds to the mean loss over all of them."""
         raise AssertionError("a family whose loss is no sum over items accumulates gradients itself")
 
-    def predict(self, model: "BatchModel", cell: "CellContext") -> Any:
+    def predict(self, model: "BatchModel", cell: CellContext) -> Any:
         """Predict all examples: the outputs of each sample, [S, C], unless the family has its own predictions. Call
         under `torch.no_grad`, with a model in evaluation mode."""
         return self.texts.predict(model, cell)
@@ -231,12 +264,12 @@ class EncodedSplit(ABC):
         """The index of every class or tag of every example; empty for a task without classes."""
         return np.zeros(0, dtype=np.int64)
 
-    def calibrate(self, model: "BatchModel", cell: "CellContext") -> Calibration | None:
+    def calibrate(self, model: "BatchModel", cell: CellContext) -> Calibration | None:
         """Calibrate outputs on this split, which is validation. None in families without classes."""
         return None
 
     @abstractmethod
-    def judge(self, predictions: Any, cell: "CellContext") -> Judgement:
+    def judge(self, predictions: Any, cell: CellContext) -> Judgement:
         """Score predictions: every metric of the family by name, between 0 and 1; and a row for each example, as in
         `test.jsonl`: its id, prediction and score."""
 
@@ -272,41 +305,6 @@ def share_room(lengths: Sequence[int], room: int) -> list[int]:
 def to_bounds(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     """Return the bounds of parts laid end to end, int64, from 0: lengths 3, 2 give 0, 3, 5."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-
-
-@dataclass(frozen=True)
-class CellContext:
-    """What is the same throughout a cell: its task and settings, its device and type of arithmetic."""
-
-    task: Task
-    config: FinetuneConfig
-    device: torch.device
-    dtype: torch.dtype
-    """The type of the arithmetic; autocast from the type of the weights."""
-    class_weights_C: Tensor | None = None
-    """The weight of each class in the loss, fp32 (`loss.weigh_classes`)."""
-    calibration: Calibration = AS_THEY_ARE
-    """It changes nothing, unless a network is kept."""
-
-    @property
-    def is_embedder(self) -> bool:
-        """Whether the network gives embeddings, without a head."""
-        return self.task.kind.is_search and self.config.ranking == "embeddings"
-
-    @property
-    def is_of_tokens(self) -> bool:
-        """Whether the network has an output for each token, not for each sample."""
-        return self.task.kind.has_token_outputs
-
-    @property
-    def num_outputs(self) -> int:
-        """The width of the head's output: the number of classes; 1 for a score; 2 for the start and end of answers."""
-        return self.task.kind.num_outputs or len(self.task.classes)
-
-    def on_device(self, targets: np.ndarray) -> Tensor:
-        """Copy targets to the device, as int64, or fp32 for fractions."""
-        kind = np.float32 if np.issubdtype(targets.dtype, np.floating) else np.int64
-        return to_device(np.ascontiguousarray(targets, dtype=kind), self.device)
 
 
 @dataclass(frozen=True)

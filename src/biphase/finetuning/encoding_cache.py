@@ -50,13 +50,11 @@ def load_encoded(source: TaskSource, encoder: Encoder, config: FinetuneConfig) -
     """Read the encoded splits of a source from the `cache_folder`, which is safe to delete; encode them first if they
     are not there. Raises `InputError` for a `max_length` without room for text, or beyond the network's positions."""
     task, tokenizer = source.task, encoder.tokenizer
-    least = len(tokenizer.opening) + 3
-    if config.max_length > encoder.max_length:
-        raise InputError(
-            f"max_length {config.max_length}: {encoder.name} has positions for {encoder.max_length} tokens"
-        )
-    if config.max_length < least:
-        raise InputError(f"max_length {config.max_length} leaves no room for text: give {least} or more")
+    least, longest = len(tokenizer.opening) + 3, config.max_length
+    if longest > encoder.max_length:
+        raise InputError(f"max_length {longest}: {encoder.name} has positions for {encoder.max_length} tokens")
+    if longest < least:
+        raise InputError(f"max_length {longest} leaves no room for text: give {least} or more")
     keys = ("max_length", "max_eval_examples", *task.kind.encoding_settings)
     settings = {name: getattr(config, name) for name in keys}
     specials = [tokenizer.hash, tokenizer.opening, tokenizer.closing]

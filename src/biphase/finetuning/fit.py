@@ -36,7 +36,7 @@ from biphase.finetuning.kept import keep_network
 from biphase.finetuning.loss import weigh_classes
 from biphase.finetuning.metrics import Rows
 from biphase.finetuning.scores import Score, read_score, short_name, write_cell
-from biphase.tasks.examples import input_of, load_examples
+from biphase.tasks.examples import inputs_of, load_examples
 from biphase.tasks.spec import EVALUATED_SPLITS
 from biphase.tasks.splits import Collection, TaskData, draw_indices
 
@@ -296,11 +296,7 @@ def fit_cells(plans: Sequence[CellPlan], out: Path, keep: Path | None = None) ->
 def add_inputs(predictions: Mapping[str, Rows], data: TaskData | Collection) -> None:
     """Add the input of each example to the rows of predictions."""
     for split in EVALUATED_SPLITS:
-        if isinstance(data, Collection):
-            inputs = [text for id, text in data.queries.items() if id in data.relevance[split]]
-        else:
-            inputs = [input_of(example) for example in data.splits[split]]
-        for row, text in zip(predictions[split], inputs, strict=True):
+        for row, text in zip(predictions[split], inputs_of(data, split), strict=True):
             row["input"] = text
 
 

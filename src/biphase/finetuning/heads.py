@@ -18,7 +18,7 @@ import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -97,10 +97,7 @@ class UsedEmbedding(nn.Embedding):
 
 
 def copy_backbone(
-    backbone: Any,
-    texts: Sequence[TokenizedTexts],
-    weights: Literal["pretrained", "random"] = "pretrained",
-    pad_id: int | None = None,
+    backbone: Any, texts: Sequence[TokenizedTexts], weights: str = "pretrained", pad_id: int | None = None
 ) -> nn.Module:
     """Copy a network for these texts, which `pad_id` pads where it is given; without texts, for any text. Random
     weights come from torch's generator. An embedding that is more than a table stays whole."""
@@ -332,9 +329,7 @@ def can_look_up(cell: CellContext) -> bool:
 
 
 @torch.no_grad()
-def encode_packed(
-    encoder: Encoder, texts: Sequence[str], device: torch.device, dtype: torch.dtype = torch.float32
-) -> np.ndarray:
+def encode_packed(encoder: Encoder, texts: Sequence[str], device: torch.device, dtype: torch.dtype) -> np.ndarray:
     """Average the outputs over each text's tokens: fp32, [texts, width]. Prints how many texts were cut."""
     backbone: Any = place_backbone(encoder, device)
     encoded = encoder.tokenizer.encode_texts(texts, encoder.max_length)
@@ -370,7 +365,8 @@ def plan_to_keep(plan: CellPlan) -> CellPlan:
         config = plan.config.model_copy(update={"head": "transformers"})
         plan = plan_cell(plan.model, plan.train, plan.evaluation, config)
         check_keepable(encoder, plan.task, plan.config)
-        err.print(f"{error.kind} has another head than the paper's, and trains its own (head=transformers)")
+        why = "(head=transformers); `evaluate` trains the paper's"
+        err.print(f"{error.kind} has another head than the paper's, and trains that one {why}")
     return plan
 
 

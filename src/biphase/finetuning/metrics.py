@@ -269,9 +269,7 @@ def best_share(
     return float(np.cumsum([has_answer.count(False), *gains]).max()) / len(scores)
 
 
-def paper_answer_f1(
-    gold: Sequence[Iterable[int]] | Sequence[np.ndarray], predicted: Sequence[Iterable[int]] | Sequence[np.ndarray]
-) -> float:
+def paper_answer_f1(gold: Sequence[Iterable[int]], predicted: Sequence[Iterable[int]]) -> float:
     """Compute the paper's score of question answering: the mean over questions of the F1 of two sets of token indices.
 
     `gold` are the tokens of the first answer only (none for an unanswerable question), `predicted` those labelled 1.

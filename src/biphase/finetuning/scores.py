@@ -269,14 +269,10 @@ def measure_trainings(scores: Iterable[Score]) -> dict[str, Spent]:
         evaluated[score.trained_on] += score.seconds["evaluate"]
     spent = {}
     for task, trainings in trained.items():
-        steps = 0
-        tokens = 0.0
-        seconds = evaluated[task]
-        for score in trainings.values():
-            steps += score.num_steps
-            seconds += score.seconds["train"]
-            tokens += score.tokens_per_second.get("train", 0.0) * score.seconds["train"]
-        spent[task] = Spent(len(trainings), steps, tokens, seconds)
+        steps = sum(score.num_steps for score in trainings.values())
+        seconds = [score.seconds["train"] for score in trainings.values()]
+        speeds = [score.tokens_per_second.get("train", 0.0) for score in trainings.values()]
+        spent[task] = Spent(len(seconds), steps, float(np.dot(speeds, seconds)), sum(seconds, evaluated[task]))
     return spent
 
 
@@ -383,9 +379,8 @@ def read_contributions(path: Path, score: Score, written: str | None) -> tuple[l
         ids, is_degenerate = [row["id"] for row in rows], metrics.is_one_for_all(rows)
         return ids, metrics.contributions(rows, score.metric, score.classes), is_degenerate
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"{path} does not say what each example contributes to {score.metric} ({first_line(error)}); rerun its cell"
-        ) from None
+        lacks = f"what each example contributes to {score.metric} ({first_line(error)})"
+        raise InputError(f"{path} does not say {lacks}; rerun its cell") from None
 
 
 def has_lost_predictions(score: Score) -> bool:

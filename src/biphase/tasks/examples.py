@@ -268,9 +268,7 @@ def make_examples(
     return examples, left_out
 
 
-def draw_splits(
-    source: TaskSource, examples: dict[spec.TaskSplit, list[AnyExample]], most_evaluated: int | None
-) -> None:
+def draw_splits(source: TaskSource, examples: dict[spec.TaskSplit, list[AnyExample]], most: int | None) -> None:
     """Hold missing splits out of train, and draw the examples to evaluate, in place. Raises `InputError` for a train
     split that is too small, or whose texts have one label, and for a split of one number, which has no correlation."""
     task = source.task
@@ -300,10 +298,8 @@ def draw_splits(
             sentence = f"{task.name}: none of the {len(examples[split]):,} examples {use} has {names}"
             has_shares = "" if task.stratified or task.problem_type else ", or `stratified: true`"
             err.print(f"{sentence}; name files for the splits{has_shares} to have all classes in each", markup=False)
-    if most_evaluated is not None:
-        for split in spec.EVALUATED_SPLITS:
-            indices = draw_indices(len(examples[split]), most_evaluated)
-            examples[split] = [examples[split][index] for index in indices]
+    for split in spec.EVALUATED_SPLITS if most is not None else ():
+        examples[split] = [examples[split][index] for index in draw_indices(len(examples[split]), most)]
 
 
 def group_of(task: spec.Task, location: str, row: Row) -> str:
@@ -338,13 +334,16 @@ def classes_of(example: AnyExample) -> tuple[int, ...]:
 
 def count_shared(data: TaskData | Collection) -> dict[spec.EvaluatedSplit, int]:
     """Count the inputs of validation and of test that train has too, whatever their labels."""
-    if isinstance(data, Collection):
-        trained = {data.queries[query] for query, _ in data.train}
-        return {split: sum(data.queries[id] in trained for id in data.relevance[split]) for split in data.relevance}
-    trained = {input_of(example) for example in data.train}
-    return {
-        split: sum(input_of(example) in trained for example in data.splits[split]) for split in spec.EVALUATED_SPLITS
-    }
+    trained = set(inputs_of(data, "train"))
+    return {split: sum(text in trained for text in inputs_of(data, split)) for split in spec.EVALUATED_SPLITS}
+
+
+def inputs_of(data: TaskData | Collection, split: spec.TaskSplit) -> list[Any]:
+    """List the inputs of a split, as `input_of` returns them; of retrieval the queries, in their order."""
+    if isinstance(data, TaskData):
+        return [input_of(example) for example in data.splits[split]]
+    ids = {query for query, _ in data.train} if split == "train" else data.relevance[split].keys()
+    return [text for id, text in data.queries.items() if id in ids]
 
 
 def input_of(example: AnyExample) -> Any:
@@ -505,14 +504,10 @@ def tag_spans(location: str, text: str, spans: Sequence[tuple[int, int, str]]) -
     tags = ["O"] * len(matches)
     for start, end, label in spans:
         if not 0 <= start < end <= len(text):
-            raise InputError(
-                f"{location}: the span from {start} to {end} is not in its text of {len(text):,} characters"
-            )
+            raise InputError(f"{location}: the span from {start} to {end} is not in its text of length {len(text):,}")
         inside = [index for index, word in enumerate(matches) if word.start() < end and word.end() > start]
         if any(tags[index] != "O" for index in inside):
-            raise InputError(
-                f"{location}: two spans share a word at {start} ({excerpt(text[start:end])}); leave one out"
-            )
+            raise InputError(f"{location}: two spans share a word at {start} ({excerpt(text[start:end])}); drop one")
         for index in inside:
             tags[index] = f"{'B' if index == inside[0] else 'I'}-{label}"
     return [word[0] for word in matches], tags

@@ -111,9 +111,7 @@ class Hub(Strict):
 class Task(Strict):
     """A task, as `tasks.yaml` and a user's file describe it."""
 
-    later: ClassVar[frozenset[str]] = frozenset(
-        {"problem_type", "choices", "multi_hot", "missing", "stratified", "group"}
-    )
+    later: ClassVar = frozenset({"problem_type", "choices", "multi_hot", "missing", "stratified", "group"})
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     family: Family

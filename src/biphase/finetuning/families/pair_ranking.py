@@ -56,7 +56,7 @@ def encode(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig)
         if name != "train":
             grades = data.relevance[name]
             relevance = {query: grades[query] for query in data.queries if query in grades}
-            searched = data.judged_documents[name] if config.judged_only else list(data.documents)
+            searched = [*(data.judged_documents[name] if config.judged_only else data.documents)]
             ranked = rank_documents(data, twins, list(relevance), searched)
             groups = [(query, candidates) for query, candidates in ranked.items() if candidates]
         named = [(query, document) for query, candidates in groups for document in candidates]
@@ -76,9 +76,7 @@ def encode(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig)
     return splits
 
 
-def rank_documents(
-    data: Collection, twins: Set[str], queries: Sequence[str], documents: Sequence[str]
-) -> dict[str, list[str]]:
+def rank_documents(data: Collection, twins: Set[str], queries: list[str], documents: list[str]) -> dict[str, list[str]]:
     """Rank the documents for each query by BM25. A query that is a document too (in `twins`) does not find itself."""
     words = index_bm25(data.documents[id] for id in documents)
     texts = [data.queries[id] for id in queries]

@@ -91,13 +91,11 @@ class Split(EncodedSplit):
 
 
 def encode(data: TaskData, tokenizer: HashedTokenizer, config: FinetuneConfig) -> dict[TaskSplit, Split]:
-    return {name: encode_labelled(data.task, rows, tokenizer, config) for name, rows in data.splits.items()}
+    return {name: encode_labelled(data.task, rows, tokenizer, config.max_length) for name, rows in data.splits.items()}
 
 
-def encode_labelled(
-    task: Task, examples: Sequence[LabelledText], tokenizer: HashedTokenizer, config: FinetuneConfig
-) -> Split:
-    texts = tokenizer.encode_filled([example.texts[0] for example in examples], config.max_length)
+def encode_labelled(task: Task, examples: Sequence[LabelledText], tokenizer: HashedTokenizer, max_length: int) -> Split:
+    texts = tokenizer.encode_filled([example.texts[0] for example in examples], max_length)
     labels: Sequence[Any] = [example.label for example in examples]
     if task.problem_type == "multi_label_classification":
         labels_S = np.zeros((len(labels), len(task.classes)))
@@ -139,13 +137,11 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
     no_label = () if task.problem_type == "multi_label_classification" else 0
     inputs = []
     for (location, row), empty in zip(rows, is_empty, strict=True):
-        text = fill_row(task, location, blank if empty else row)
-        inputs.append(LabelledText(location, (text,), no_label))
+        inputs.append(LabelledText(location, (fill_row(task, location, blank if empty else row),), no_label))
     if not model.is_ours:
-        texts = [*map(input_of, inputs)]
-        predictions, num_cut = classify_as_pipeline(network, tokenizer.pretrained, texts)
+        predictions, num_cut = classify_as_pipeline(network, tokenizer.pretrained, [*map(input_of, inputs)])
     else:
-        split = encode_labelled(task, inputs, tokenizer, model.config)
+        split = encode_labelled(task, inputs, tokenizer, model.config.max_length)
         logits_SC = predict_inputs(model, network, split)
         predictions, num_cut = [*read_outputs(task, logits_SC, model.calibration.thresholds)], split.num_truncated
     for index in np.flatnonzero(is_empty):

@@ -85,9 +85,8 @@ def encode_words(examples: Sequence[TaggedWords], tokenizer: HashedTokenizer, co
     sentences = [" ".join(example.words) for example in examples]
     room = tokenizer.room(config.max_length)
     parts, words = [], []
-    for example, first, (ids, spans_T2) in zip(
-        examples, word_bounds_S1[:-1], tokenizer.tokenize(sentences, with_spans=True), strict=True
-    ):
+    encoded = tokenizer.tokenize(sentences, with_spans=True)
+    for example, first, (ids, spans_T2) in zip(examples, word_bounds_S1[:-1], encoded, strict=True):
         parts.append(ids)
         # The words of the tokens that are not cut off, counted through the whole split, between special tokens (-1).
         last_characters = np.maximum(spans_T2[:, 1] - 1, spans_T2[:, 0])[:room]
