@@ -83,8 +83,7 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
     names = ("anchor", "positive", *(f"negative_{index + 1}" for index in range(len(columns) - 2)))
     names = ("anchor", "positive", "score") if is_scored else names
     with console.track(f"read {Path(source.path).name}", source.limit, "rows") as progress:
-        checked = check_rows(islice(rows, source.limit), columns, is_scored)
-        table = to_arrow(checked, names, progress)
+        table = to_arrow(check_rows(islice(rows, source.limit), columns, is_scored), names, progress)
     scores = table["score"].unique().to_pylist() if is_scored else []
     if scores and not source.columns and columns[2] == "label" and all(score % 1 == 0 for score in scores):
         remedy = f"name columns: [{', '.join(columns)}] where it is a score, or two columns with texts"
@@ -196,8 +195,7 @@ def guess_columns(name: str, row: dict[str, Any]) -> tuple[str, ...]:
         columns = (*columns, *(column for column in row if re.fullmatch(r"negative_?\d+", column)))
     texts = tuple(column for column, value in row.items() if isinstance(value, str) and as_number(value) is None)
     if columns is None and len(texts) == 2 and len(row) <= 3:
-        scores = [column for column in row if column not in texts and column in SCORES]
-        columns = (*texts, *scores)
+        columns = (*texts, *(column for column in row if column not in texts and column in SCORES))
     if columns is None:
         raise InputError(f"{name}: which columns are pairs? name them with columns: [a, b]; it has {', '.join(row)}")
     return columns
@@ -274,8 +272,8 @@ def check_stage(stage: EmbeddingStage, sources: Sequence[Pairs]) -> None:
             raise InputError(f"stage {stage.name}: {message}: lower batch_size, or give more pairs")
         mined = stage.hard_negatives
         if mined and len(pairs.table.columns) > 2:
-            message = f"hard_negatives are for pairs alone, and {pairs.name} has scores or negatives of its own"
-            raise InputError(f"stage {stage.name}: {message}: leave hard_negatives out, or name two of its columns")
+            has = f"{pairs.name} has scores or negatives of its own"
+            raise InputError(f"stage {stage.name}: {has}: leave hard_negatives out, or name two of its columns")
         if mined and mined.first_rank + mined.number > min(mined.last_rank, num_distinct):
             message = f"ranks {mined.first_rank} to {mined.last_rank} of the {num_distinct:,} {fewest} of {pairs.name}"
             raise InputError(f"stage {stage.name}: hard_negatives: {message} do not hold {mined.number} negatives")

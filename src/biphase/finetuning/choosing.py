@@ -128,8 +128,7 @@ def other_seeds(values_KS: Sequence[Sequence[float]]) -> list[float]:
     """Return, for each rate, [K], the variance of the mean of S - 1 other seeds around the mean of these seeds:
     σ² (1/S + 1/(S-1)), with one σ for the seeds of all rates. 0 if no rate has two seeds."""
     degrees = sum(len(values_S) - 1 for values_S in values_KS)
-    squares = sum(float(np.var(values_S)) * len(values_S) for values_S in values_KS)
-    variance = squares / degrees if degrees else 0.0
+    variance = sum(float(np.var(values_S)) * len(values_S) for values_S in values_KS) / max(degrees, 1)
     return [variance * (1 / len(values_S) + 1 / max(len(values_S) - 1, 1)) for values_S in values_KS]
 
 

@@ -57,8 +57,7 @@ def load_encoded(source: TaskSource, encoder: Encoder, config: FinetuneConfig) -
         raise InputError(f"max_length {longest} leaves no room for text: give {least} or more")
     keys = ("max_length", "max_eval_examples", *task.kind.encoding_settings)
     settings = {name: getattr(config, name) for name in keys}
-    specials = [tokenizer.hash, tokenizer.opening, tokenizer.closing]
-    key = content_hash([ENCODING, source.hash, specials, settings])
+    key = content_hash([ENCODING, source.hash, [tokenizer.hash, tokenizer.opening, tokenizer.closing], settings])
     path = cache_folder() / "encoded" / f"{task.name}-{key[:24]}.safetensors"
     if path not in encodings:
         refuse_links(path.parent)

@@ -72,8 +72,7 @@ def plan_grid(grid: Grid, part: str | None = None) -> list[SharedTraining]:
     for identity in models.values():
         shared: dict[tuple[str, FinetuneConfig], SharedTraining] = {}  # tasks of one training may settle differently
         for task, rate, seed in product(grid.tasks, grid.learning_rates, grid.seeds):
-            config = base.model_copy(update={"learning_rate": rate, "seed": seed})
-            cell = plan_cell(identity, *sources[task], config)
+            cell = plan_cell(identity, *sources[task], base.model_copy(update={"learning_rate": rate, "seed": seed}))
             shared.setdefault((cell.train.hash, cell.config), []).append(cell)
         trainings += shared.values()
     if part is None:
@@ -228,8 +227,7 @@ def measure_cells(finished: Iterable[Unit], scores: Iterable[Score]) -> dict[str
     paces = {}
     for task, spent in measure_trainings(scores).items():
         if sum(costs.get(task, ())):
-            seconds = spent.seconds / spent.trainings * len(costs[task])
-            paces[task] = Pace(seconds, sum(costs[task]))
+            paces[task] = Pace(spent.seconds / spent.trainings * len(costs[task]), sum(costs[task]))
     return paces
 
 
@@ -249,8 +247,7 @@ def fit_unit(
 ) -> list[str]:
     from biphase.finetuning.fit import fit_cells
 
-    plans = plan_cells(model, tasks, config, data_dirs, label)
-    return [score.headline() for score in fit_cells(plans, out)]
+    return [score.headline() for score in fit_cells(plan_cells(model, tasks, config, data_dirs, label), out)]
 
 
 # The best fine-tuned network of each model and task

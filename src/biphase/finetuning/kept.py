@@ -273,8 +273,7 @@ def label_of(model: KeptModel, row: Row) -> str | list[str] | None:
     except ValueError:  # the file's column of this name holds something else
         return None
     labels = [task.classes[index] for index in classes_of(example)]
-    has_several = task.family == "token_classification" or task.problem_type is not None
-    return labels if has_several else labels[0]
+    return labels if task.family == "token_classification" or task.problem_type is not None else labels[0]
 
 
 def read_labelled(model: KeptModel, file: Path) -> TaskData:
@@ -308,8 +307,7 @@ def decimal_of(form: TableForm, rows: Iterable[Mapping[str, str]]) -> str:
     fields = [field.strip() for row in rows for field in row.values()]
     if any(map(DECIMAL_POINT.fullmatch, fields)):
         return "."
-    is_excel = form.delimiter == ";" and form.has_mark
-    return "," if is_excel or any(map(DECIMAL_COMMA.fullmatch, fields)) else "."
+    return "," if (form.delimiter == ";" and form.has_mark) or any(map(DECIMAL_COMMA.fullmatch, fields)) else "."
 
 
 LINES_READ = 200

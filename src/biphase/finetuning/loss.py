@@ -30,8 +30,7 @@ def weigh_classes(cell: CellContext, split: EncodedSplit, items: np.ndarray) -> 
 
 def balance_classes(counts_C: np.ndarray) -> np.ndarray:
     """Compute scikit-learn's `balanced` weights: n / (k · n_c) for n targets of k classes. An absent class weighs 1."""
-    weights_C = counts_C.sum() / (np.count_nonzero(counts_C) * np.maximum(counts_C, 1))
-    return np.where(counts_C > 0, weights_C, 1.0)
+    return np.where(counts_C > 0, counts_C.sum() / (np.count_nonzero(counts_C) * np.maximum(counts_C, 1)), 1.0)
 
 
 def cross_entropy(cell: CellContext, logits_XC: Tensor, targets_X: np.ndarray, all_targets: np.ndarray) -> Tensor:

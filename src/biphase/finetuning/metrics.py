@@ -184,8 +184,7 @@ def count_labels(gold_U: np.ndarray, predicted_U: np.ndarray, bounds_S1: np.ndar
     word without a prediction has the index L."""
     columns_LL = np.eye(num_labels + 1, num_labels, dtype=np.int64)  # the last row, for no prediction, is empty
     gold_UL, predicted_UL = columns_LL[gold_U], columns_LL[predicted_U]
-    counts_UC = np.concatenate([gold_UL * predicted_UL, gold_UL + predicted_UL], axis=1)
-    return np.add.reduceat(counts_UC, bounds_S1[:-1])
+    return np.add.reduceat(np.concatenate([gold_UL * predicted_UL, gold_UL + predicted_UL], axis=1), bounds_S1[:-1])
 
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -215,8 +214,7 @@ def token_f1(prediction: str, answers: Sequence[str]) -> float:
     for answer in answers:
         gold = normalise(answer).split()
         if not set(predicted).isdisjoint(gold):
-            num_shared = (Counter(predicted) & Counter(gold)).total()
-            best = max(best, 2 * num_shared / (len(predicted) + len(gold)))
+            best = max(best, 2 * (Counter(predicted) & Counter(gold)).total() / (len(predicted) + len(gold)))
     return best
 
 

@@ -270,9 +270,9 @@ def measure_trainings(scores: Iterable[Score]) -> dict[str, Spent]:
     spent = {}
     for task, trainings in trained.items():
         steps = sum(score.num_steps for score in trainings.values())
-        seconds = [score.seconds["train"] for score in trainings.values()]
-        speeds = [score.tokens_per_second.get("train", 0.0) for score in trainings.values()]
-        spent[task] = Spent(len(seconds), steps, float(np.dot(speeds, seconds)), sum(seconds, evaluated[task]))
+        seconds = sum((score.seconds["train"] for score in trainings.values()), evaluated[task])
+        tokens = sum(score.tokens_per_second.get("train", 0.0) * score.seconds["train"] for score in trainings.values())
+        spent[task] = Spent(len(trainings), steps, tokens, seconds)
     return spent
 
 

@@ -238,8 +238,7 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
             refuse_doubles(f"{source.name}: {split}: the question", [example.id for example in examples[split]])
     draw_splits(source, examples, most_evaluated)
     tell_groups(task, {split: {example.group for example in examples[split]} for split in spec.TASK_SPLITS})
-    splits = {split: tuple(examples[split]) for split in spec.TASK_SPLITS}
-    return TaskData(task, **splits, left_out=left_out)
+    return TaskData(task, **{split: tuple(examples[split]) for split in spec.TASK_SPLITS}, left_out=left_out)
 
 
 def make_examples(

@@ -189,9 +189,7 @@ def parts_of(task: spec.Task, layout: spec.FileLayout) -> dict[PartName, str]:
     parts: dict[PartName, str] = {"corpus": layout.corpus} if task.kind.is_search else {}
     if parts and layout.format != "mldr":  # which has queries in the splits
         parts["queries"] = layout.queries
-    for split, name in layout.named.items():
-        parts[split] = name
-    return parts
+    return {**parts, **layout.named}
 
 
 def read_rows(source: TaskSource, part: PartName) -> Iterator[PlacedRow]:

@@ -17,7 +17,7 @@ from biphase import console
 from biphase.corpus.rows import column
 from biphase.errors import InputError
 from biphase.tasks.sources import PartName, TaskSource, read_rows, text_column
-from biphase.tasks.spec import EVALUATED_SPLITS, EvaluatedSplit, Task, TaskSplit
+from biphase.tasks.spec import EVALUATED_SPLITS, TASK_SPLITS, EvaluatedSplit, Task, TaskSplit
 
 DRAW_SEED = 42
 TRAIN_SHARE = 0.95
@@ -128,9 +128,7 @@ class TaskData:
 
     @property
     def splits(self) -> dict[TaskSplit, tuple[Any, ...]]:
-        splits: dict[TaskSplit, tuple[Any, ...]] = {"train": self.train, "validation": self.validation}
-        splits["test"] = self.test
-        return {name: examples for name, examples in splits.items() if examples}
+        return {name: getattr(self, name) for name in TASK_SPLITS if getattr(self, name)}
 
 
 @dataclass(frozen=True)

@@ -78,8 +78,7 @@ def encode(data: TaskData, tokenizer: HashedTokenizer, config: FinetuneConfig) -
 
 
 def encode_choices(examples: Sequence[LabelledText], tokenizer: HashedTokenizer, config: FinetuneConfig) -> Split:
-    choices = [choice for example in examples for choice in example.texts]
-    texts = tokenizer.encode_filled(choices, config.max_length)
+    texts = tokenizer.encode_filled([choice for example in examples for choice in example.texts], config.max_length)
     bounds_Q1 = to_bounds([len(example.texts) for example in examples])
     right_Q = np.array([example.label for example in examples], dtype=np.int64)
     num_cut = texts.count_cut(bounds_Q1)
@@ -102,6 +101,5 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
             raise InputError(f"{location}: {len(choices)} choices, where task '{task.name}' names {len(task.classes)}")
         inputs.append(LabelledText(location, choices, 0))
     split = encode_choices(inputs, tokenizer, model.config)
-    scores_S1 = predict_inputs(model, network, split)
-    parts = zip(np.split(scores_S1[:, 0], split.bounds_Q1[1:-1]), names, strict=True)
+    parts = zip(np.split(predict_inputs(model, network, split)[:, 0], split.bounds_Q1[1:-1]), names, strict=True)
     return Predicted([best_choice(*part) for part in parts], split.num_truncated)

@@ -75,7 +75,7 @@ ANSWERS_WITHIN = 0.99
 class Split(EncodedSplit):
     """Windows as samples, and the places of contexts and answers in them.
 
-    Context tokens are counted through the whole split, each once, however many windows hold it. With question 0 of 5
+    Context tokens are counted through the whole split, each once, however many windows have it. With question 0 of 5
     context tokens in the windows 0–2 and 2–4, and question 1 of 3 in one window, K is 8 and
 
         questions_W         0 0 1
@@ -328,8 +328,7 @@ def span_loss(logits_T2: Tensor, split: Split, batch: Batch, cell: CellContext) 
     is_hidden_T = torch.from_numpy(~is_choice_T).to(logits_T2.device)
     masked_T2 = logits_T2.masked_fill(is_hidden_T[:, None], float("-inf"))
     logsumexp_W2 = segment_logsumexp(masked_T2, batch.layout.bounds_S1.long())
-    chosen_W2 = masked_T2.gather(0, cell.on_device(targets_W2))
-    return (logsumexp_W2 - chosen_W2).mean(1).sum()
+    return (logsumexp_W2 - masked_T2.gather(0, cell.on_device(targets_W2))).mean(1).sum()
 
 
 def context_logits(split: Split, logits_T2: np.ndarray) -> np.ndarray:

@@ -160,6 +160,5 @@ def classify_as_pipeline(network: Any, tokenizer: Any, texts: Sequence[str]) -> 
         if len(scores) == 1:  # a number, with no class
             predictions.append({"predicted": scores[0]["score"]})
         else:
-            probabilities = {label["label"]: label["score"] for label in scores}
-            predictions.append(labelled(probabilities, is_single))
+            predictions.append(labelled({label["label"]: label["score"] for label in scores}, is_single))
     return predictions, sum(length > tokenizer.model_max_length for length in lengths)
