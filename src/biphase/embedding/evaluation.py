@@ -58,7 +58,7 @@ class JudgedSet:
 
 def read_judged_set(path: Path) -> JudgedSet:
     """Read a folder in BEIR's layout, as for a retrieval task, or a file of scored pairs. Raises `InputError` for a
-    path that is neither, or holds no judgement."""
+    path that is neither, or has no judgement."""
     if not path.is_dir():
         pairs = read_pairs(PairSource(path=str(path)), seed=0)
         if pairs.kind != "scored":
@@ -156,7 +156,7 @@ def run_mteb(model: SentenceTransformer, name: str) -> tuple[dict[str, Any], flo
     """Run a task of MTEB. Returns its result, as in MTEB's files, and its main score: the mean over subsets and splits.
 
     Args:
-        name: `STSBenchmark`, or `STSBenchmark=FOLDER` for machines without network. The folder holds the task's data
+        name: `STSBenchmark`, or `STSBenchmark=FOLDER` for machines without network. The folder has the task's data
             in files that `datasets` reads, such as `test.jsonl` or `test.parquet`.
 
     Raises:

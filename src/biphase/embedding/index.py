@@ -58,7 +58,7 @@ TRIED_WORDS = 12
 LEAST_FOUND = 0.5
 """Embeddings that find a smaller share of these passages were not trained for search."""
 SAMPLE = "A word, and 永和九年 歲在癸丑 คำไทย\nat last. " * 40
-"""A text whose passages tell one way of cutting from another."""
+"""A text whose passages differ if texts are cut in another way."""
 
 
 class IndexManifest(Strict):
@@ -76,7 +76,7 @@ class IndexManifest(Strict):
     model_place: str
     """The path of the model on this machine; empty for a model of the hub."""
     cutting: str = ""
-    """The hash of some passages, which tells how texts were cut."""
+    """The hash of some passages, which depends on how texts are cut."""
     sources: list[str]
     """The hub data sets of the text, with their commits."""
     language: str = ""

@@ -1,6 +1,6 @@
 """An embedding model: texts → token embeddings without padding → embeddings; it is written to a folder and read back.
 
-The packed input module gives flat batches in sentence-transformers' own form (`cu_seq_lens_q` and its kin), so its
+The packed input module makes flat batches in sentence-transformers' own form (`cu_seq_lens_q` and its kin), so its
 pooling, losses and cached gradients run on packed tokens unchanged. The folder loads with `SentenceTransformer(path)`,
 without our code.
 

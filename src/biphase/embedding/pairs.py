@@ -95,8 +95,8 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
 
 
 def check_paths(recipe: EmbeddingRecipe) -> None:
-    """Raise `InputError` for paths of a recipe that do not exist or hold no pairs in their first row, and for an `out`
-    that holds something else. Pairs on the hub are not checked."""
+    """Raise `InputError` for paths of a recipe that do not exist or have no pairs in their first row, and for an `out`
+    that is something else. Pairs on the hub are not checked."""
     out = Path(recipe.out)
     if out.exists() and out.resolve() == Path(recipe.model).expanduser().resolve():
         raise InputError(f"out: {out} is the model that is trained: give another folder")

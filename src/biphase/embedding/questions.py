@@ -17,7 +17,7 @@ By = Literal["both", "bm25", "embeddings"]
 """Passages are ranked by BM25, by their embeddings, or by both."""
 
 QUESTION_COLUMNS = ("question", "query", "text")
-"""Columns that may hold the question of a row, in order of preference."""
+"""Columns that may have the question of a row, in order of preference."""
 
 SIGNS: dict[str, Callable[[Any, Any], bool]] = {">=": ge, "<=": le, "!=": ne, "=": eq, ">": gt, "<": lt}
 

@@ -58,7 +58,7 @@ TRAINED = "this model"
 FURTHER_MODULES = "modules.safetensors"
 """The file with the weights of the modules behind the network."""
 NOTED_ROWS = 1000
-"""The first rows of a source are hashed, with the number of all, to tell one way of making pairs from another."""
+"""The first rows of a source whose hash shows that its pairs were made in another way."""
 SMALLEST_DIM = 32
 """The smallest half of the width that Matryoshka trains."""
 LOGGING_STEPS = 10

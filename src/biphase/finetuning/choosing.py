@@ -116,7 +116,7 @@ def spread_of_choices(shares_K: np.ndarray, scores_K: np.ndarray, covariance_KK:
     """Return the variance of the true test score over choices that fall on the rates with these shares.
 
     Measured scores spread further than true ones, by the noise of the test examples, which the error over examples
-    already counts. `covariance_KK` tells that part, and it is subtracted. The noise of seeds stays: seeds that are
+    already counts. `covariance_KK` is that noise, and is subtracted. The noise of seeds stays: seeds that are
     lucky at a rate choose it for each other, so they share luck that their spread does not show.
     """
     spread = shares_K @ (scores_K - shares_K @ scores_K) ** 2
@@ -156,7 +156,7 @@ def find_scored_model(scores: ScoreSet, name: str) -> str:
 def choose_rate(validation: Mapping[float, Sequence[float | None]]) -> float:
     """Choose the learning rate with the best mean validation score over its seeds; of equal ones the lowest.
 
-    None stands for a seed that diverged. A rate with more diverged seeds ranks below every rate with fewer, because the
+    None means that a seed diverged. A rate with more diverged seeds ranks below every rate with fewer, because the
     mean of the survivors does not predict the next seed.
 
     Raises `InputError` if no seed of any rate survived.
@@ -179,7 +179,7 @@ def choose_for_each_seed(
     """Choose the learning rate at which each seed is tested: `choose_rate` takes it from all other seeds.
 
     If no other seed survived, the peers choose: the seeds of other pretrainings. Without peers, the seed chooses for
-    itself, but no verdict follows from a single seed. `validation` holds the scores by rate, then by seed; some seed
+    itself, but no verdict follows from a single seed. `validation` has the scores by rate, then by seed; some seed
     has survived at some rate.
     """
     rates = {}

@@ -119,7 +119,7 @@ class FinetuneConfig(Strict):
     """Question answering: the tokens that two windows of a long context share. The token head has one window."""
     max_answer_tokens: PositiveCount | None = None
     """Question answering: the longest answer to predict. None: 30 for the paper's tasks; for others the length that
-    holds 99 % of the answers in train, and at least 30."""
+    covers 99 % of the answers in train, and at least 30."""
     scale: Annotated[float, Field(gt=0)] = 20.0
     """Retrieval: the factor on cosines in the loss (1 / temperature)."""
     ranking: Literal["embeddings", "pairs"] = "embeddings"
@@ -211,7 +211,7 @@ class CellPlan:
     train: TaskSource
     evaluation: TaskSource
     config: FinetuneConfig
-    """The configuration as `settle_config` gives it."""
+    """The configuration as `settle_config` returns it."""
     hash: str
     """The hash of everything that decides the scores."""
 

@@ -50,7 +50,7 @@ class CellContext:
 
     @property
     def is_embedder(self) -> bool:
-        """Whether the network gives embeddings, without a head."""
+        """Whether the network computes embeddings, without a head."""
         return self.task.kind.is_search and self.config.ranking == "embeddings"
 
     @property

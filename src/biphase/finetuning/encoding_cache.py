@@ -29,10 +29,10 @@ from biphase.tasks.sources import TaskSource
 from biphase.tasks.spec import TASK_SPLITS
 
 ENCODING = 8
-"""Part of the name of a file. Raise it when the same text gives other arrays, or the form of the file changes."""
+"""Part of the name of a file. Raise it when the arrays of a text or the form of the file change."""
 
 NO_ARRAYS = "json"
-"""The array that holds all other values as JSON, because a header of safetensors ends at 100 MB."""
+"""The array of all other values, as JSON: the header of a safetensors file ends at 100 MB."""
 
 encodings: dict[Path, EncodedTask] = {}
 """The tasks that were loaded last; the oldest go first."""

@@ -271,7 +271,7 @@ def calibrate_cell(network: Any, splits: Mapping[Any, EncodedSplit], cell: CellC
 def fit_cells(plans: Sequence[CellPlan], out: Path, keep: Path | None = None) -> list[Score]:
     """Fine-tune a model once for cells that share a training (`Task.trained_on`), and evaluate their tasks.
 
-    A finished cell appears as the folder `out/TASK-HASH`, and is read, not rerun. On a CPU the same cell gives the same
+    A finished cell appears as the folder `out/TASK-HASH`, and is read, not rerun. On a CPU the same cell has the same
     scores to the last bit. A training that diverges is a result, not an error.
 
     Args:

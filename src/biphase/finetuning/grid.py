@@ -141,7 +141,7 @@ class MissingCells:
     seconds_of_one_worker: float | None
     """The time of the known trainings; None if there are only unknown ones."""
     known_trainings: int
-    """Missing trainings on a task that has a finished one, which tells their time."""
+    """Missing trainings on a task with a finished one, from which their time is forecast."""
     unknown_trainings: int
     failed: list[Failure]
     """Failures of the last attempt."""

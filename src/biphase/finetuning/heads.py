@@ -1,7 +1,7 @@
 """A model's name → a network with its tokenizer, which cells share → a cell's copy with a head → that copy, trained, as
 a network of transformers.
 
-The copy holds only the rows of the embedding that the cell's texts use. The other rows get no gradient, so scores stay
+The copy has only the rows of the embedding that the cell's texts use. The other rows get no gradient, so scores stay
 the same; but with a vocabulary of 128,256 and small batches, their gradients, norm and optimizer would cost more than
 all else.
 

@@ -65,7 +65,7 @@ class KeptModel(Strict):
     calibration: Calibration = Calibration()
     """`predict` applies its thresholds, which transformers' pipelines ignore. The temperature is in the weights."""
 
-    # `find_kept` adds these; the record does not hold them.
+    # `find_kept` adds these; the file of the record lacks them.
     folder: Path = Field(default=Path(), exclude=True)
     is_ours: bool = Field(default=True, exclude=True)
     """Whether `finetune --keep` wrote the folder."""
@@ -317,7 +317,7 @@ CHANCE = 2
 
 
 def has_text_lines(task: Task, layout: FileLayout, file: Path) -> bool:
-    """Tell whether a .txt holds a text in each line, not the rows of a training file with this ending or words in
+    """Tell whether each line of a .txt is a text, not a row of a training file with this ending or words in
     columns.
 
     Lines of columns all have the same number of fields, and tabs between fields, empty lines between sentences, or more

@@ -231,7 +231,7 @@ def answer_scores(
 ) -> Metrics:
     """Compute SQuAD's `exact` and `f1`, by the official script of version 1.1 or 2.0; ReCoRD's is that of 1.1.
 
-    `gold` holds the texts of all annotators for each question, none for an unanswerable one; the prediction "" means no
+    `gold` has the texts of all annotators for each question, none for an unanswerable one; the prediction "" means no
     answer. The version is 2.0 if a question is unanswerable or `no_answer_scores` are given. It ignores answers that
     normalisation empties, and adds both scores over answerable questions (`has_answer_…`) and over unanswerable ones
     (`no_answer_…`), if there are any.
@@ -272,7 +272,7 @@ def paper_answer_f1(gold: Sequence[Iterable[int]], predicted: Sequence[Iterable[
 
     `gold` are the tokens of the first answer only (none for an unanswerable question), `predicted` those labelled 1.
     Indices count from the first token of the input, and all of it takes part: question, context and end-of-text. An
-    empty set stands for {0}: nothing found where there is nothing is 1, but so is the first token alone. The original
+    empty set means {0}: nothing found where there is nothing is 1, but so is the first token alone. The original
     also counts tokens labelled 1 in the padding, up to the longest input of the batch; here there is no padding, so
     that a model which labels it gets a higher score here, and all others the same.
     """

@@ -351,7 +351,7 @@ class ExampleTable:
     fingerprint: str
     """A hash of the examples' ids in order; equal for the same examples."""
     values_SN: np.ndarray
-    """The mean of a row is its score; the spread of a row gives the score's standard error."""
+    """A row's mean is its score; its spread determines the score's standard error."""
     num_degenerate: int = 0
     """The number of scores whose predictions are all the same: one class, no entity, one answer."""
     why_unknown: str = ""

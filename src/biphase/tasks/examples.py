@@ -106,7 +106,7 @@ def list_labels(value: Any) -> list[Any] | None:
 
 
 def is_missing(value: Any) -> bool:
-    """Tell whether a field holds nothing: no value, NaN, or blanks."""
+    """Tell whether a field is empty: no value, NaN, or blanks."""
     return value is None or value != value or (isinstance(value, str) and not value.strip())
 
 
@@ -305,7 +305,9 @@ def group_of(task: spec.Task, location: str, row: Row) -> str:
     """Read the group of a row. Raises `InputError` for an empty field."""
     value = column(location, row, str(task.group), "or leave `group` out of the task")
     if is_missing(value):
-        raise InputError(f"{location}: no group stands in '{task.group}': fill it in, or leave `group` out of the task")
+        raise InputError(
+            f"{location}: the group in '{task.group}' is empty: fill it in, or leave `group` out of the task"
+        )
     return str(value)
 
 
@@ -380,7 +382,7 @@ def why_left_out(task: spec.Task, location: str, row: Row) -> Literal["answer", 
 
 
 def lacks_label(task: spec.Task, label: Any) -> bool:
-    """Tell whether a field holds no label. For sets of classes, an empty field means that none applies."""
+    """Tell whether a field lacks a label. For sets of classes, an empty field means that none applies."""
     may_be_empty = task.problem_type == "multi_label_classification"
     return is_missing(label) and (label is None or not may_be_empty)
 
@@ -498,7 +500,7 @@ WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def tag_spans(location: str, text: str, spans: Sequence[tuple[int, int, str]]) -> tuple[list[str], list[str]]:
-    """Divide a running text into words with tags in IOB2. A word belongs to a span that holds any part of it."""
+    """Divide a running text into words with tags in IOB2. A word belongs to a span that covers any part of it."""
     matches = [*WORD.finditer(text)]
     tags = ["O"] * len(matches)
     for start, end, label in spans:

@@ -67,7 +67,7 @@ def hold_out(
     """Divide examples into train and a held-out part, both in the order of
     `Dataset.train_test_split(train_size=0.95, seed=42)`.
 
-    With `strata`, each has its share in both: the shuffled examples stand in a row, one stratum after the other, and
+    With `strata`, each has its share in both: the shuffled examples form a row, one stratum after the other, and
     the held-out ones are taken at equal distances. A stratum of one example stays in train. With `groups`, two or more,
     the groups of `choose_groups` are held out.
     """

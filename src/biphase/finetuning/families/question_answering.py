@@ -1,7 +1,7 @@
 """Extractive question answering, by start and end of a span or, as in the paper, by classifying tokens.
 
 The input is the question and its context. With the span head (`qa_head: span`) a long context becomes several windows
-that overlap by `doc_stride` tokens, and the end-of-text token stands for "no answer". With the token head (`token`)
+that overlap by `doc_stride` tokens, and the end-of-text token means "no answer". With the token head (`token`)
 there is one window, and the tokens of the first answer have label 1. If a question lists candidates (ReCoRD's
 entities), the best of them is the answer.
 
@@ -104,7 +104,7 @@ class Split(EncodedSplit):
     has_unanswerable: bool
     """Whether a question of train has no answer. Only then may "no answer" be predicted."""
     max_answer_tokens: int
-    """The longest answer, unless configured: it holds 99 % of the answers in train, and is 30 tokens at least."""
+    """The longest answer, unless configured: it covers 99 % of the answers in train, and is 30 tokens at least."""
 
     def items_of(self, examples: np.ndarray) -> np.ndarray:
         """List all windows of some questions."""
@@ -191,7 +191,7 @@ class Split(EncodedSplit):
 
 
 def encode(data: TaskData, tokenizer: HashedTokenizer, config: FinetuneConfig) -> dict[TaskSplit, Split]:
-    """Encode the splits of a task. Train tells all of them whether questions may have no answer, and the longest
+    """Encode the splits of a task. Train decides for all whether questions may have no answer, and the longest
     answer; a length other than 30 tokens is printed, with the share of longer answers."""
     has_unanswerable = any(not example.answers for example in data.train)
     splits = {}
@@ -333,8 +333,8 @@ def span_loss(logits_T2: Tensor, split: Split, batch: Batch, cell: CellContext) 
 
 def context_logits(split: Split, logits_T2: np.ndarray) -> np.ndarray:
     """Choose the logits of each context token, [K, 2]: from the window where it has most context on its poorer side.
-    Tokens that no window holds score lowest."""
-    # The window of each context token, and how much context stands left and right of it there (the window opens with
+    Tokens outside of all windows score lowest."""
+    # The window of each context token, and how much context is left and right of it there (the window opens with
     # the question and closes with one end-of-text token).
     inside_T = np.flatnonzero(split.context_tokens_T >= 0)
     windows_T = np.repeat(np.arange(split.texts.num_samples), split.texts.lengths_S)[inside_T]

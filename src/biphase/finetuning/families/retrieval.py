@@ -1,7 +1,7 @@
 """Retrieval: training by InfoNCE with in-batch negatives on (query, document) pairs, and exact search.
 
 Embeddings are means over tokens, compared by cosine. The gradient of a batch that does not fit into memory is cached:
-all texts are embedded without a graph, the loss gives the gradient of each embedding, and parts are embedded again to
+all texts are embedded without a graph, the loss yields the gradient of each embedding, and parts are embedded again to
 carry it on (GradCache, Gao et al. 2021, arXiv:2101.06983). The result equals that of one large batch.
 
 Letters: B pairs of a batch, D width, Q queries, A all queries, N documents, J judgements.

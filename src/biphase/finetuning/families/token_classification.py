@@ -143,7 +143,7 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
     """Tag each word of a list, and name the spans of words that the tags make. Running text has spans only
     (`tag_text`).
 
-    The rest of a list that is longer than an input goes into further inputs, each of which begins some words earlier.
+    The rest of a list that is longer than an input goes into further inputs. Each begins some words earlier.
     Of the words that two inputs share, the first half take the tags of the earlier input. With inputs of 8 words, 20
     words are in 0–8, 6–14, 12–20, and the tags are those of 0–7, 7–13, 13–20.
     """
