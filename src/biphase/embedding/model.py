@@ -272,9 +272,8 @@ def teach_once(table: Dataset, teacher: SentenceTransformer, stage: str, path: P
     def teach() -> Iterator[pa.Table]:
         with console.track(f"teach {stage}", len(table), "rows") as progress:
             for texts in table.select_columns(columns).iter(PIECE_TEXTS):
-                embeddings = []
-                for encode, column in zip(encoders, columns, strict=True):
-                    embeddings.append(encode_batch(encode, texts[column]))
+                sides = zip(encoders, columns, strict=True)
+                embeddings = [encode_batch(encode, texts[column]) for encode, column in sides]
                 flat = pa.array(torch.stack(embeddings, dim=1).flatten().cpu().numpy())
                 rows_BC = pa.FixedSizeListArray.from_arrays(flat, width)
                 rows_BCD = pa.FixedSizeListArray.from_arrays(rows_BC, len(columns))

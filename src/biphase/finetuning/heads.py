@@ -346,11 +346,7 @@ def auto_class(task: Task) -> Any:
 
 
 class OtherHeadError(InputError):
-    """The class `kind` of transformers has another head than the paper's."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__(f"keep: {kind} has another head than the paper's; head=transformers trains and scores it")
-        self.kind = kind
+    """The class of transformers has another head than the paper's."""
 
 
 def plan_to_keep(plan: CellPlan) -> CellPlan:
@@ -365,8 +361,7 @@ def plan_to_keep(plan: CellPlan) -> CellPlan:
         config = plan.config.model_copy(update={"head": "transformers"})
         plan = plan_cell(plan.model, plan.train, plan.evaluation, config)
         check_keepable(encoder, plan.task, plan.config)
-        why = "(head=transformers); `evaluate` trains the paper's"
-        err.print(f"{error.kind} has another head than the paper's, and trains that one {why}")
+        err.print(f"{error}, as it does here; `evaluate` trains the paper's")
     return plan
 
 
@@ -453,9 +448,11 @@ def with_same_head(network: Any, encoder: Encoder, cell: CellContext) -> Any:
         config = as_llama(config)
         set_direction(config, causal=False)
     model = make_class(config, network.backbone, cell).eval()
-    refusal: InputError = OtherHeadError(type(model).__name__)
+    kind = type(model).__name__
+    remedy = "head=transformers trains and scores its own"
+    refusal: InputError = OtherHeadError(f"keep: {kind} has another head than the paper's; {remedy}")
     if cell.config.frozen:
-        why = f"for {cell.task.family.replace('_', ' ')}: {type(model).__name__} has more than one layer"
+        why = f"for {cell.task.family.replace('_', ' ')}: {kind} has more than one layer"
         refusal = InputError(f"keep: a linear probe cannot be kept {why}; leave frozen out")
     model.base_model.load_state_dict(inner.state_dict(), strict=False)
     layers = [layer for layer in model.children() if isinstance(layer, nn.Linear)]
