@@ -353,8 +353,7 @@ def rank_again(ranker: CrossEncoder, name: str, question: str, passages: Sequenc
     if not all(np.isfinite(hit["score"]) for hit in ranked):
         raise InputError(f"{name} gives scores that are no finite numbers; take it from where it is whole")
     given = [(index, passage["score"]) for index, passage in enumerate(passages)]
-    anew = [(int(hit["corpus_id"]), float(hit["score"])) for hit in ranked]
-    fused = fuse_rankings(given, anew, len(passages))
+    fused = fuse_rankings(given, [(int(hit["corpus_id"]), float(hit["score"])) for hit in ranked], len(passages))
     return [passages[index] | {"by": f"{passages[index]['by']} + {name}", "score": score} for index, score in fused]
 
 

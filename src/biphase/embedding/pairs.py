@@ -119,8 +119,7 @@ def open_pairs(source: PairSource) -> tuple[Iterator[PlacedRow], tuple[str, ...]
     of its pairs, and whether the third column is a score. Raises `InputError` where the first row lacks a column."""
     assert source.path is not None
     if is_local(source.path):
-        form = FileForm(quotes=source.quotes, delimiter=source.delimiter)
-        rows = rows_of_file(Path(source.path).expanduser(), form)
+        rows = rows_of_file(Path(source.path).expanduser(), FileForm(quotes=source.quotes, delimiter=source.delimiter))
     else:
         id, _, config = source.path.partition(":")
         rows = read_hub_split(id, None, config or None, "train")

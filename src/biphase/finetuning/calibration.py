@@ -59,8 +59,7 @@ def fit_temperature(logits_NC: np.ndarray, gold_N: np.ndarray) -> float:
         scaled_NC = logits_NC / np.exp(log_temperature)
         return float((logsumexp(scaled_NC, axis=1) - scaled_NC[np.arange(len(gold_N)), gold_N]).mean())
 
-    bounds = np.log([LEAST_TEMPERATURE, HIGHEST_TEMPERATURE])
-    best = minimize_scalar(mean_loss, bounds=bounds, method="bounded")
+    best = minimize_scalar(mean_loss, bounds=np.log([LEAST_TEMPERATURE, HIGHEST_TEMPERATURE]), method="bounded")
     ratio = 2 * len(gold_N) * (mean_loss(0.0) - best.fun)
     return float(np.exp(best.x)) if ratio > SIGNIFICANT_RATIO else 1.0
 

@@ -188,8 +188,7 @@ class TokenizedTexts:
         most = cell.config.microbatch_tokens
         if cell.device.type == "cpu":
             most = min(4096, most)  # more do not fit into its caches
-        ordered = samples[np.argsort(-self.lengths_S[samples], kind="stable")]
-        for part in self.in_parts(ordered, most):
+        for part in self.in_parts(samples[np.argsort(-self.lengths_S[samples], kind="stable")], most):
             yield self.compute(model, part, cell)
 
     def predict(self, model: "BatchModel", cell: CellContext, width: int | None = None) -> np.ndarray:

@@ -114,10 +114,10 @@ def leaves_of(record: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def read_encoded(path: Path, kind: Any) -> EncodedTask:
     """Read splits that `save_encoded` wrote; arrays are mapped from the disk, read-only."""
-    leaves: dict[str, Any] = {}
-    for name, tensor in load_file(path).items():  # torch's: numpy's would copy the file into memory
-        leaves[name] = tensor.numpy()
-        leaves[name].flags.writeable = False
+    # PyTorch's `load_file`: NumPy's would copy the file into memory.
+    leaves: dict[str, Any] = {name: tensor.numpy() for name, tensor in load_file(path).items()}
+    for array in leaves.values():
+        array.flags.writeable = False
     content = json.loads(leaves.pop(NO_ARRAYS).tobytes())
     leaves |= content["values"]
     leaves = {name: leaves[first] for name, first in content["places"].items()}

@@ -383,8 +383,7 @@ def why_left_out(task: spec.Task, location: str, row: Row) -> Literal["answer", 
 
 def lacks_label(task: spec.Task, label: Any) -> bool:
     """Tell whether a field lacks a label. For sets of classes, an empty field means that none applies."""
-    may_be_empty = task.problem_type == "multi_label_classification"
-    return is_missing(label) and (label is None or not may_be_empty)
+    return is_missing(label) and (label is None or task.problem_type != "multi_label_classification")
 
 
 def lacks_text(values: Sequence[Any]) -> bool:

@@ -113,9 +113,7 @@ def name_data_dirs(pairs: Iterable[tuple[str, str]], tasks: Iterable[str], optio
     Raises `InputError` for any other task, and for one that is given twice.
     """
     folders: dict[str, str] = {}
-    names: set[str] = set()
-    for task in map(spec.find_task, tasks):
-        names.update(name for name in (task.name, task.trained_on, task.part_of) if name)
+    names = {name for task in map(spec.find_task, tasks) for name in (task.name, task.trained_on, task.part_of) if name}
     for task_name, folder in pairs:
         name = spec.find_task(task_name).name if task_name.endswith((".yaml", ".yml")) else task_name
         refuse_unknown(f"{option}: unknown task", name, names)

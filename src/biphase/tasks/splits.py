@@ -227,9 +227,7 @@ def read_judged_texts(
     return texts["queries"], texts["corpus"]
 
 
-def own_documents(
-    queries: Mapping[str, str], documents: Mapping[str, str], relevance: Mapping[str, Mapping[str, int]]
-) -> frozenset[str]:
+def own_documents(queries: dict[str, str], documents: dict[str, str], relevance: Judgements) -> frozenset[str]:
     """Find the queries that are documents too, and would find themselves: they have the same id and the same text,
     except for a title, and no judgement says that this document is relevant. Equal ids may be a coincidence."""
     twins = set()

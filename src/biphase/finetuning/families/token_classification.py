@@ -120,8 +120,7 @@ def vote(labels_T: np.ndarray, words_T: np.ndarray, num_words: int, num_labels: 
     first[keys[::-1]] = inside[::-1]  # the last write to a key stays: the earliest token
     # Both in one number, like the digits of a decimal: more votes win, then the earlier first token.
     ranks_WC = (counts * (len(words_T) + 1) - first).reshape(num_words, num_labels)
-    has_tokens_W = counts.reshape(num_words, num_labels).any(axis=1)
-    return np.where(has_tokens_W, ranks_WC.argmax(axis=1), default)
+    return np.where(counts.reshape(num_words, num_labels).any(axis=1), ranks_WC.argmax(axis=1), default)
 
 
 def tag_rows(split: Split, predictions: tuple[np.ndarray, np.ndarray], classes: Sequence[str]) -> Rows:
