@@ -297,8 +297,9 @@ def draw_splits(source: TaskSource, examples: dict[spec.TaskSplit, list[AnyExamp
             sentence = f"{task.name}: none of the {len(examples[split]):,} examples {use} has {names}"
             has_shares = "" if task.stratified or task.problem_type else ", or `stratified: true`"
             err.print(f"{sentence}; name files for the splits{has_shares} to have all classes in each", markup=False)
-    for split in spec.EVALUATED_SPLITS if most is not None else ():
-        examples[split] = [examples[split][index] for index in draw_indices(len(examples[split]), most)]
+    if most is not None:
+        for split in spec.EVALUATED_SPLITS:
+            examples[split] = [examples[split][index] for index in draw_indices(len(examples[split]), most)]
 
 
 def group_of(task: spec.Task, location: str, row: Row) -> str:

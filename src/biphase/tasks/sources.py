@@ -187,7 +187,9 @@ def parts_of(task: spec.Task, layout: spec.FileLayout) -> dict[PartName, str]:
     parts: dict[PartName, str] = {"corpus": layout.corpus} if task.kind.is_search else {}
     if parts and layout.format != "mldr":  # which has queries in the splits
         parts["queries"] = layout.queries
-    return {**parts, **layout.named}
+    for split, name in layout.named.items():
+        parts[split] = name
+    return parts
 
 
 def read_rows(source: TaskSource, part: PartName) -> Iterator[PlacedRow]:
