@@ -151,7 +151,7 @@ def open_biphase(arm: str, model: str, folder: Path) -> Read:
     def read(texts: Sequence[str]) -> Any:
         rows = [LabelledText(str(number), ((text, ()),), 0) for number, text in enumerate(texts)]
         with torch.inference_mode():
-            return predict_inputs(kept, network, encode_labelled(kept.task, rows, tokenizer, kept.config))
+            return predict_inputs(kept, network, encode_labelled(kept.task, rows, tokenizer, kept.config.max_length))
 
     return read
 

@@ -67,7 +67,7 @@ def test_features_are_made_once_and_give_what_the_frozen_encoder_gives(
     settings = {"frozen": True, "learning_rate": 0.1, "epochs": 3, "batch_size": 8, "head_dropout": 0.0}
     cell = make_cell(task, **settings)
     fit = partial(fit_cell, str(model_folder), task, data_dir=data_dirs[task])
-    probe.features.clear()
+    probe.stored_features.cache_clear()
     alone = fit(cell.config)
     with monkeypatch.context() as patch:
         patch.setattr(probe, "packed_hidden", lambda *_: pytest.fail("encoded again"))
@@ -84,11 +84,12 @@ def test_features_are_made_once_and_give_what_the_frozen_encoder_gives(
 def test_features_take_room_for_what_is_asked_for(
     task: str, model_folder: Path, data_dirs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    stores: dict[Any, dict[int, torch.Tensor]] = {}
     monkeypatch.setattr(probe, "BLOCK", 2)
-    probe.features.clear()
+    monkeypatch.setattr(probe, "stored_features", lambda *key: stores.setdefault(key, {}))
     config = make_cell(task, frozen=True, max_steps=2, batch_size=2, max_train_examples=4).config
     fit_cell(str(model_folder), task, config, data_dir=data_dirs[task])
-    (texts, rows), *_, (test_texts, test_rows) = probe.features.values()
+    ((*_, texts), rows), *_, ((*_, test_texts), test_rows) = stores.items()
     assert 0 < len(rows) < texts.num_samples / 2
     assert len(test_rows) == test_texts.num_samples
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from biphase.finetuning.encoding import segment_logsumexp
 from biphase.finetuning.families.question_answering import best_spans
+from biphase.finetuning.loss import segment_logsumexp
 
 
 def reference_best_span(starts: np.ndarray, ends: np.ndarray, max_tokens: int) -> tuple[int, int]:

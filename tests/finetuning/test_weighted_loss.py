@@ -15,6 +15,7 @@ from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.families.sequence_classification import Split
 from biphase.finetuning.fit import train_network
 from biphase.finetuning.heads import Encoder, build_network
+from biphase.finetuning.loss import weigh_classes
 from biphase.tasks.sources import find_task_sources
 from biphase.tasks.spec import Task, find_task
 
@@ -36,7 +37,7 @@ def test_the_loss_of_unequal_microbatches_is_torchs_weighted_mean_and_balanced_i
     settings: dict[str, Any] = {"class_weights": {first: 0.2, second: 5}, "label_smoothing": smoothing}
     cell = make_cell(task, head_dropout=0.0, microbatch_tokens=40, **settings)
     split, items = encoded_split(encoder, cell, data_dirs), np.arange(8)
-    cell = cell.with_class_weights(split.balanced_weights(items, cell))
+    cell = weigh_classes(cell, split, items)
     torch.manual_seed(0)
     model = build_network(encoder, cell, [])
     loss = split.accumulate_gradients(model, items, cell)
@@ -67,7 +68,7 @@ def test_sets_of_classes_are_weighted_as_torchs_pos_weight() -> None:
     texts = TokenizedTexts(np.arange(5, dtype=np.int32), np.arange(6), np.array([], dtype=np.int64))
     split, items = Split([*"vwxyz"], texts, 5, 0, labels), np.arange(5)
     cell = CellContext(task, FinetuneConfig(class_weights="balanced"), torch.device("cpu"), torch.float32)
-    cell = cell.with_class_weights(split.balanced_weights(items, cell))
+    cell = weigh_classes(cell, split, items)
     assert cell.class_weights_C is not None and cell.class_weights_C.tolist() == [0.25, 1.5, 1.0]
     logits = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
     batches: list[Any] = [SimpleNamespace(samples=np.arange(3)), SimpleNamespace(samples=np.arange(3, 5))]

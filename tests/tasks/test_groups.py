@@ -58,5 +58,5 @@ def test_groups_in_two_given_splits_are_told(tmp_path: Path, capsys) -> None:
 def test_rows_without_groups_and_a_single_group_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="too few values of 'page' to hold out whole groups for test"):
         read({"train": [row | {"page": "same"} for row in ROWS]}, tmp_path)
-    with pytest.raises(InputError, match="no group stands in 'page': fill it in"):
+    with pytest.raises(InputError, match="the group in 'page' is empty: fill it in"):
         read({"train": [*ROWS, ROWS[0] | {"page": " "}]}, tmp_path)

@@ -58,7 +58,7 @@ class JudgedSet:
 
 def read_judged_set(path: Path) -> JudgedSet:
     """Read a folder in BEIR's layout, as for a retrieval task, or a file of scored pairs. Raises `InputError` for a
-    path that is neither, or holds no judgement."""
+    path that is neither, or has no judgement."""
     if not path.is_dir():
         pairs = read_pairs(PairSource(path=str(path)), seed=0)
         if pairs.kind != "scored":
@@ -80,8 +80,7 @@ def score_arms(models: Mapping[str, SentenceTransformer], dataset: JudgedSet) ->
         return {name: score_embedder(model, dataset)[0] for name, model in models.items()}
     ranked = {name: rank_by_model(model, dataset) for name, model in models.items()}
     scores = {name: retrieval_scores(dataset, hits_Q)[0] for name, hits_Q in ranked.items()}
-    language = sample_language(dataset.documents.values(), len(dataset.documents))
-    by_stems = rank_by_bm25(dataset, stems_of(language))
+    by_stems = rank_by_bm25(dataset, stems_of(sample_language(dataset.documents.values(), len(dataset.documents))))
     for name, hits_Q in ranked.items():
         fused = [fuse_rankings(*both, num_searched(dataset), lowest=0.0) for both in zip(by_stems, hits_Q, strict=True)]
         scores[f"{name} + BM25"] = retrieval_scores(dataset, fused)[0]
@@ -96,9 +95,8 @@ def score_embedder(model: SentenceTransformer, dataset: JudgedSet) -> Judgement:
     firsts, seconds, scores = zip(*dataset.pairs, strict=True)
     embeddings = [embed_texts(model.encode, texts, f"embed {dataset.name}") for texts in (firsts, seconds)]
     cosines = pairwise_cos_sim(*embeddings).tolist()
-    rows = []
-    for index, (score, cosine) in enumerate(zip(scores, cosines, strict=True)):
-        rows.append({"id": str(index), "gold": score, "predicted": cosine})
+    judged = enumerate(zip(scores, cosines, strict=True))
+    rows = [{"id": str(index), "gold": score, "predicted": cosine} for index, (score, cosine) in judged]
     return score_rows(rows, KINDS["regression"].metrics, ()), rows
 
 
@@ -158,7 +156,7 @@ def run_mteb(model: SentenceTransformer, name: str) -> tuple[dict[str, Any], flo
     """Run a task of MTEB. Returns its result, as in MTEB's files, and its main score: the mean over subsets and splits.
 
     Args:
-        name: `STSBenchmark`, or `STSBenchmark=FOLDER` for machines without network. The folder holds the task's data
+        name: `STSBenchmark`, or `STSBenchmark=FOLDER` for machines without network. The folder has the task's data
             in files that `datasets` reads, such as `test.jsonl` or `test.parquet`.
 
     Raises:

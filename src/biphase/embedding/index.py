@@ -35,16 +35,7 @@ from biphase.corpus.text import (
     read_documents,
     sample_language,
 )
-from biphase.embedding.model import (
-    create_vectors,
-    embed_into,
-    encode_batch,
-    encoder_of,
-    find_similar,
-    hash_embedder,
-    load_embedder,
-    width_of,
-)
+from biphase.embedding import model as embedders
 from biphase.embedding.pairs import hash_text
 from biphase.embedding.questions import By, Condition, Request
 from biphase.encoder.models import find_ranker
@@ -67,7 +58,7 @@ TRIED_WORDS = 12
 LEAST_FOUND = 0.5
 """Embeddings that find a smaller share of these passages were not trained for search."""
 SAMPLE = "A word, and 永和九年 歲在癸丑 คำไทย\nat last. " * 40
-"""A text whose passages tell one way of cutting from another."""
+"""A text whose passages differ if texts are cut in another way."""
 
 
 class IndexManifest(Strict):
@@ -85,7 +76,7 @@ class IndexManifest(Strict):
     model_place: str
     """The path of the model on this machine; empty for a model of the hub."""
     cutting: str = ""
-    """The hash of some passages, which tells how texts were cut."""
+    """The hash of some passages, which depends on how texts are cut."""
     sources: list[str]
     """The hub data sets of the text, with their commits."""
     language: str = ""
@@ -123,7 +114,7 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str,
         text_hash = hash_text(name, find_text_sources([name], manifest.sources))
     # 2. Differences that only a rebuild removes.
     difference = None
-    if hash_embedder(model_path) != manifest.model_hash:
+    if embedders.hash_embedder(model_path) != manifest.model_hash:
         other_model = "which has changed since" if model in (None, manifest.model) else f"not by {model}"
         difference = f"by {manifest.model}, {other_model}"
     elif text and manifest.text_field != text_field:
@@ -181,7 +172,7 @@ def build_index(
     text_hash = hash_text(text, sources)  # before it is read: a change meanwhile makes another text
     with own_folder(index, "search index") as part:
         # 1. Passages.
-        embedder = load_embedder(model)
+        embedder = embedders.load_embedder(model)
         old_rows_N, columns = write_passages(part, sources, text_field, old)
         num_passages = len(old_rows_N)
         new_rows = np.flatnonzero(old_rows_N < 0)
@@ -198,18 +189,18 @@ def build_index(
             if words is not None:
                 words.save(part / WORDS)
         # 3. Embeddings: those of the old index, then the new ones.
-        rows_ND = create_vectors(part / VECTORS, num_passages, width_of(embedder))
+        rows_ND = embedders.create_vectors(part / VECTORS, num_passages, embedders.width_of(embedder))
         if old is not None:
             np.take(open_vectors(old.folder), old_rows_N, axis=0, out=rows_ND, mode="clip")
         new_texts = compress(read_texts(part), old_rows_N < 0)
-        embed_into(rows_ND, new_rows, encoder_of(embedder, "document"), new_texts, "index")
+        embedders.embed_into(rows_ND, new_rows, embedders.encoder_of(embedder, "document"), new_texts, "index")
         manifest = IndexManifest(
             model=model if old is None else old.manifest.model,
-            model_hash=hash_embedder(model),
+            model_hash=embedders.hash_embedder(model),
             text=text,
             text_hash=text_hash,
             num_passages=num_passages,
-            width=width_of(embedder),
+            width=embedders.width_of(embedder),
             text_field=text_field,
             model_place=str(Path(model).absolute()) if is_here(model) else "",
             cutting=cutting_hash(),
@@ -257,8 +248,8 @@ def share_found(embedder: SentenceTransformer, rows_ND: np.ndarray, texts: Itera
         words = next(iter(cut_words(text, PASSAGE_WORDS)))
         middle = len(words) // 2
         questions.append(join_words(words[middle : middle + max(1, min(TRIED_WORDS, middle))]))
-    queries_QD = encode_batch(encoder_of(embedder, "query"), questions).cpu()
-    hits_Q = find_similar(embedder, queries_QD, torch.from_numpy(rows_ND), 1, tried)
+    queries_QD = embedders.encode_batch(embedders.encoder_of(embedder, "query"), questions).cpu()
+    hits_Q = embedders.find_similar(embedder, queries_QD, torch.from_numpy(rows_ND), 1, tried)
     return float(np.mean([row == hit for row, [(hit, _)] in zip(tried, hits_Q, strict=True)]))
 
 
@@ -331,11 +322,11 @@ def rank_passages(index: Index, request: Request, by: By) -> list[list[tuple[int
             words = open_bm25(index.folder / WORDS)
         rankings.append(query_bm25(words, texts, num_each, stems_of(index.manifest.language), is_searched_N))
     if by != "bm25":
-        embedder = index.embedder or load_embedder(index.model)
-        queries_QD = encode_batch(encoder_of(embedder, "query"), texts).cpu()
+        embedder = index.embedder or embedders.load_embedder(index.model)
+        queries_QD = embedders.encode_batch(embedders.encoder_of(embedder, "query"), texts).cpu()
         searched = None if is_searched_N is None else np.flatnonzero(is_searched_N)
         rows_ND = torch.from_numpy(open_vectors(index.folder))
-        rankings.append(find_similar(embedder, queries_QD, rows_ND, num_each, searched))
+        rankings.append(embedders.find_similar(embedder, queries_QD, rows_ND, num_each, searched))
     if by != "both":
         return rankings[0]
     return [fuse_rankings(words, vectors, num_hits, lowest=0.0) for words, vectors in zip(*rankings, strict=True)]
@@ -362,8 +353,7 @@ def rank_again(ranker: CrossEncoder, name: str, question: str, passages: Sequenc
     if not all(np.isfinite(hit["score"]) for hit in ranked):
         raise InputError(f"{name} gives scores that are no finite numbers; take it from where it is whole")
     given = [(index, passage["score"]) for index, passage in enumerate(passages)]
-    anew = [(int(hit["corpus_id"]), float(hit["score"])) for hit in ranked]
-    fused = fuse_rankings(given, anew, len(passages))
+    fused = fuse_rankings(given, [(int(hit["corpus_id"]), float(hit["score"])) for hit in ranked], len(passages))
     return [passages[index] | {"by": f"{passages[index]['by']} + {name}", "score": score} for index, score in fused]
 
 

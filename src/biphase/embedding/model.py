@@ -1,6 +1,6 @@
 """An embedding model: texts → token embeddings without padding → embeddings; it is written to a folder and read back.
 
-The packed input module gives flat batches in sentence-transformers' own form (`cu_seq_lens_q` and its kin), so its
+The packed input module makes flat batches in sentence-transformers' own form (`cu_seq_lens_q` and its kin), so its
 pooling, losses and cached gradients run on packed tokens unchanged. The folder loads with `SentenceTransformer(path)`,
 without our code.
 
@@ -128,8 +128,8 @@ def scale_token_embeddings(packed: PackedTransformer, rms: float, *, whiten: boo
     packed(features)
     hook.remove()
     if not torch.allclose(factor * inputs[0], inputs[1], rtol=1e-3):
-        message = f"{type(packed.network).__name__} changes token embeddings before its first layer"
-        raise InputError(f"token_embedding_rms: {message}; leave it out")
+        kind = type(packed.network).__name__
+        raise InputError(f"token_embedding_rms: leave it out, {kind} changes embeddings before its first layer")
     if whiten:
         table.copy_(whitened(table))
         table.mul_(rms / table.square().mean().sqrt())
@@ -166,8 +166,7 @@ def make_embedder(
     """
     encoder = load_encoder(model)
     if max_seq_length is not None and max_seq_length > encoder.max_length:
-        message = f"the {encoder.max_length} tokens that {model} has positions for"
-        raise InputError(f"max_length {max_seq_length} is above {message}; leave it out to take those")
+        raise InputError(f"max_length {max_seq_length}: {model} has positions for {encoder.max_length}; leave it out")
     shared: Any = encoder.backbone
     tokenizer = copy.deepcopy(encoder.tokenizer.pretrained)
     close_texts(tokenizer)
@@ -273,9 +272,8 @@ def teach_once(table: Dataset, teacher: SentenceTransformer, stage: str, path: P
     def teach() -> Iterator[pa.Table]:
         with console.track(f"teach {stage}", len(table), "rows") as progress:
             for texts in table.select_columns(columns).iter(PIECE_TEXTS):
-                embeddings = []
-                for encode, column in zip(encoders, columns, strict=True):
-                    embeddings.append(encode_batch(encode, texts[column]))
+                sides = zip(encoders, columns, strict=True)
+                embeddings = [encode_batch(encode, texts[column]) for encode, column in sides]
                 flat = pa.array(torch.stack(embeddings, dim=1).flatten().cpu().numpy())
                 rows_BC = pa.FixedSizeListArray.from_arrays(flat, width)
                 rows_BCD = pa.FixedSizeListArray.from_arrays(rows_BC, len(columns))
@@ -427,6 +425,5 @@ def probe_embeddings(model: SentenceTransformer, texts: Sequence[str]) -> np.nda
 def hash_embedder(name: str) -> str:
     """Hash all files that decide embeddings: network, tokenizer, further modules and prompts."""
     folder = find_folder(name)
-    settings = [*folder.glob("modules.json"), *folder.glob("*sentence*.json")]
-    further = sorted([*settings, *list_module_files(folder)])
+    further = sorted([*folder.glob("modules.json"), *folder.glob("*sentence*.json"), *list_module_files(folder)])
     return content_hash([hash_model(folder), *(file_hash(path) for path in further)])

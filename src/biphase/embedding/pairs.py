@@ -62,11 +62,9 @@ class Pairs:
         return list(zip(*self.table.to_pydict().values(), strict=True))
 
 
-def to_arrow(
-    rows: Iterable[Sequence[Any]], columns: Sequence[str], progress: console.Tracker | None = None
-) -> pa.Table:
+def to_arrow(rows: Iterable[Sequence[Any]], names: Sequence[str], progress: console.Tracker | None = None) -> pa.Table:
     """Make a table of rows, piece by piece, because Python objects take several times the memory."""
-    schema = pa.schema([(name, pa.float64() if name == "score" else pa.string()) for name in columns])
+    schema = pa.schema([(name, pa.float64() if name == "score" else pa.string()) for name in names])
     pieces, remaining = [schema.empty_table()], iter(rows)
     while piece := list(islice(remaining, PIECE_ROWS)):
         pieces.append(pa.table([list(column) for column in zip(*piece, strict=True)], schema=schema))
@@ -85,8 +83,7 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
     names = ("anchor", "positive", *(f"negative_{index + 1}" for index in range(len(columns) - 2)))
     names = ("anchor", "positive", "score") if is_scored else names
     with console.track(f"read {Path(source.path).name}", source.limit, "rows") as progress:
-        checked = check_rows(islice(rows, source.limit), columns, is_scored)
-        table = to_arrow(checked, names, progress)
+        table = to_arrow(check_rows(islice(rows, source.limit), columns, is_scored), names, progress)
     scores = table["score"].unique().to_pylist() if is_scored else []
     if scores and not source.columns and columns[2] == "label" and all(score % 1 == 0 for score in scores):
         remedy = f"name columns: [{', '.join(columns)}] where it is a score, or two columns with texts"
@@ -98,8 +95,8 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
 
 
 def check_paths(recipe: EmbeddingRecipe) -> None:
-    """Raise `InputError` for paths of a recipe that do not exist or hold no pairs in their first row, and for an `out`
-    that holds something else. Pairs on the hub are not checked."""
+    """Raise `InputError` for paths of a recipe that do not exist or have no pairs in their first row, and for an `out`
+    that is something else. Pairs on the hub are not checked."""
     out = Path(recipe.out)
     if out.exists() and out.resolve() == Path(recipe.model).expanduser().resolve():
         raise InputError(f"out: {out} is the model that is trained: give another folder")
@@ -122,8 +119,7 @@ def open_pairs(source: PairSource) -> tuple[Iterator[PlacedRow], tuple[str, ...]
     of its pairs, and whether the third column is a score. Raises `InputError` where the first row lacks a column."""
     assert source.path is not None
     if is_local(source.path):
-        form = FileForm(quotes=source.quotes, delimiter=source.delimiter)
-        rows = rows_of_file(Path(source.path).expanduser(), form)
+        rows = rows_of_file(Path(source.path).expanduser(), FileForm(quotes=source.quotes, delimiter=source.delimiter))
     else:
         id, _, config = source.path.partition(":")
         rows = read_hub_split(id, None, config or None, "train")
@@ -161,9 +157,7 @@ def check_rows(rows: Iterable[PlacedRow], columns: Sequence[str], is_scored: boo
         if is_scored:
             values.append(read_number(location, columns[2], row.get(columns[2])))
             if not 0 <= values[-1] <= 5:
-                raise InputError(
-                    f"{location}: '{columns[2]}' is {values[-1]:g}: scores are from 0 to 1, or from 0 to 5"
-                )
+                raise InputError(f"{location}: '{columns[2]}' is {values[-1]:g}: scores are from 0 to 1, or 0 to 5")
         yield tuple(values)
 
 
@@ -200,8 +194,7 @@ def guess_columns(name: str, row: dict[str, Any]) -> tuple[str, ...]:
         columns = (*columns, *(column for column in row if re.fullmatch(r"negative_?\d+", column)))
     texts = tuple(column for column, value in row.items() if isinstance(value, str) and as_number(value) is None)
     if columns is None and len(texts) == 2 and len(row) <= 3:
-        scores = [column for column in row if column not in texts and column in SCORES]
-        columns = (*texts, *scores)
+        columns = (*texts, *(column for column in row if column not in texts and column in SCORES))
     if columns is None:
         raise InputError(f"{name}: which columns are pairs? name them with columns: [a, b]; it has {', '.join(row)}")
     return columns
@@ -278,8 +271,8 @@ def check_stage(stage: EmbeddingStage, sources: Sequence[Pairs]) -> None:
             raise InputError(f"stage {stage.name}: {message}: lower batch_size, or give more pairs")
         mined = stage.hard_negatives
         if mined and len(pairs.table.columns) > 2:
-            message = f"hard_negatives are for pairs alone, and {pairs.name} has scores or negatives of its own"
-            raise InputError(f"stage {stage.name}: {message}: leave hard_negatives out, or name two of its columns")
+            has = f"{pairs.name} has scores or negatives of its own"
+            raise InputError(f"stage {stage.name}: {has}: leave hard_negatives out, or name two of its columns")
         if mined and mined.first_rank + mined.number > min(mined.last_rank, num_distinct):
             message = f"ranks {mined.first_rank} to {mined.last_rank} of the {num_distinct:,} {fewest} of {pairs.name}"
             raise InputError(f"stage {stage.name}: hard_negatives: {message} do not hold {mined.number} negatives")

@@ -17,7 +17,7 @@ By = Literal["both", "bm25", "embeddings"]
 """Passages are ranked by BM25, by their embeddings, or by both."""
 
 QUESTION_COLUMNS = ("question", "query", "text")
-"""Columns that may hold the question of a row, in order of preference."""
+"""Columns that may have the question of a row, in order of preference."""
 
 SIGNS: dict[str, Callable[[Any, Any], bool]] = {">=": ge, "<=": le, "!=": ne, "=": eq, ">": gt, "<": lt}
 
@@ -94,14 +94,10 @@ def read_questions(questions: Any) -> Iterator[UserQuestion]:
     """Yield the questions of a file, one for each line or row, or of rows or texts in memory."""
     rows: Iterable[PlacedRow]
     if not are_names(questions):
-        rows = (
-            (f"question {line_number}", row) for line_number, row in enumerate(rows_in_memory(questions, "question"))
-        )
+        rows = ((f"question {index}", row) for index, row in enumerate(rows_in_memory(questions, "question")))
     elif ending_of(Path(questions)) == ".txt":
-        lines = read_text_lines(Path(questions))
-        rows = (
-            (f"{questions}:{line_number}", {"question": line.strip()}) for line_number, line, _ in lines if line.strip()
-        )
+        lines = ((at, line.strip()) for at, line, _ in read_text_lines(Path(questions)))
+        rows = ((f"{questions}:{at}", {"question": text}) for at, text in lines if text)
     else:
         rows = rows_of_file(Path(questions))
     for row_number, (location, row) in enumerate(rows, start=1):

@@ -34,7 +34,7 @@ class PairSource(Strict):
     """The columns of `path`: anchor, positive and negatives, or two texts and a score. Unless given, they are guessed
     and printed."""
     quotes: bool | None = None
-    """Whether fields of a .tsv may stand in quotes. None: the header decides; where it cannot, that is an error."""
+    """Whether fields of a .tsv may be in quotes. None: the header decides; where it cannot, that is an error."""
     delimiter: Delimiter | None = None
     """The delimiter of a .csv. None: a comma, or a semicolon where the header has one and no comma."""
     from_text: str | None = None
@@ -185,10 +185,9 @@ class EmbeddingRecipe(Strict):
         return self
 
     def identity(self, model_hash: str, data_hashes: list[str]) -> str:
-        """Hash everything that decides the weights: contents stand in for paths."""
-        tree = self.model_dump(
-            mode="json", exclude={"name", "out", "languages", "license", "evaluation", "tracking", "merge"}
-        )
+        """Hash everything that decides the weights: contents, not paths."""
+        elsewhere = {"name", "out", "languages", "license", "evaluation", "tracking", "merge"}
+        tree = self.model_dump(mode="json", exclude=elsewhere)
         tree["model"] = model_hash
         for stage in tree["stages"]:
             stage.pop("save_steps"), stage.pop("mini_batch_tokens")

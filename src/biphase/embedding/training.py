@@ -58,7 +58,7 @@ TRAINED = "this model"
 FURTHER_MODULES = "modules.safetensors"
 """The file with the weights of the modules behind the network."""
 NOTED_ROWS = 1000
-"""The first rows of a source are hashed, with the number of all, to tell one way of making pairs from another."""
+"""The first rows of a source whose hash shows that its pairs were made in another way."""
 SMALLEST_DIM = 32
 """The smallest half of the width that Matryoshka trains."""
 LOGGING_STEPS = 10
@@ -88,8 +88,7 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     hashes = [pairs.hash for run in stage_runs for pairs in run.sources]
     hashes += [embedders.hash_embedder(stage.teacher) for stage in recipe.stages if stage.teacher is not None]
     hashes.append(str(choose_dtype(recipe.precision, device)))
-    identity = recipe.identity(embedders.hash_embedder(recipe.model), hashes)
-    folder = runs / f"{recipe.name}-{identity[:8]}"
+    folder = runs / f"{recipe.name}-{recipe.identity(embedders.hash_embedder(recipe.model), hashes)[:8]}"
     for run in stage_runs:
         run.folder = folder / "stages" / run.stage.name
         files.refuse_links(run.folder.parent, run.folder, run.folder / "trainer", run.folder / "model")
@@ -169,8 +168,8 @@ def open_stages(recipe: EmbeddingRecipe, model: SentenceTransformer) -> list["St
     for stage in recipe.stages:
         dimension = width if stage.teacher is None else embedders.width_of(teachers[stage.teacher])
         if dimension != width and not stage.projection:
-            message = f"teacher {stage.teacher} has {dimension} dimensions, the model {width}"
-            raise InputError(f"stage {stage.name}: {message}: say projection: true, or take another teacher")
+            sizes = f"teacher {stage.teacher} has {dimension} dimensions, the model {width}"
+            raise InputError(f"stage {stage.name}: {sizes}: say projection: true, or take another teacher")
     stage_runs: list[StageRun] = []
     for stage in recipe.stages:
         sources = [read_pairs(source, recipe.seed) for source in stage.data]
@@ -399,8 +398,7 @@ class StageRun(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if logs and "loss" in logs:
             self.note = f"loss {float(logs['loss']):.4f}"
-            step = self.steps_before + state.global_step
-            record = {"kind": "train", "objective": self.stage.name, "step": step}
+            record = {"kind": "train", "objective": self.stage.name, "step": self.steps_before + state.global_step}
             names = {"loss": "loss", "learning_rate": "lr", "grad_norm": "grad_norm"}
             self.send(record | {name: logs[key] for key, name in names.items() if key in logs})
 

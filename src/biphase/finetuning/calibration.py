@@ -22,7 +22,7 @@ class Calibration(Strict):
     thresholds: tuple[float, ...] = ()
     """Sets of classes: each class is predicted above its threshold; () for 0.5 each."""
     on_test: tuple[float, float] | None = None
-    """The calibration error on test, or for sets of classes the macro F1, before and after."""
+    """The calibration error on test, or the macro F1 for sets of classes: before and after."""
 
 
 AS_THEY_ARE = Calibration()
@@ -38,7 +38,7 @@ def calibration_error(rows: Iterable[Mapping[str, Any]]) -> float:
     distance between the probability of the predicted label and the accuracy."""
     pairs_N2 = np.array([(row["probability"], row["gold"] == row["predicted"]) for row in rows], dtype=np.float64)
     confidence_N, is_right_N = pairs_N2.T
-    bins_N = np.ceil(confidence_N * NUM_BINS).astype(np.int64)  # a bin holds its upper end
+    bins_N = np.ceil(confidence_N * NUM_BINS).astype(np.int64)  # a bin includes its upper end
     gaps_B = np.bincount(bins_N, weights=is_right_N - confidence_N)
     return float(np.abs(gaps_B).sum() / len(pairs_N2))
 
@@ -59,8 +59,7 @@ def fit_temperature(logits_NC: np.ndarray, gold_N: np.ndarray) -> float:
         scaled_NC = logits_NC / np.exp(log_temperature)
         return float((logsumexp(scaled_NC, axis=1) - scaled_NC[np.arange(len(gold_N)), gold_N]).mean())
 
-    bounds = np.log([LEAST_TEMPERATURE, HIGHEST_TEMPERATURE])
-    best = minimize_scalar(mean_loss, bounds=bounds, method="bounded")
+    best = minimize_scalar(mean_loss, bounds=np.log([LEAST_TEMPERATURE, HIGHEST_TEMPERATURE]), method="bounded")
     ratio = 2 * len(gold_N) * (mean_loss(0.0) - best.fun)
     return float(np.exp(best.x)) if ratio > SIGNIFICANT_RATIO else 1.0
 
@@ -74,8 +73,7 @@ def choose_thresholds(probabilities_NC: np.ndarray, gold_NC: np.ndarray) -> tupl
         order = np.argsort(-probability_N, kind="stable")
         high_N = probability_N[order]
         low_N = np.append(high_N[1:], 0.0)
-        num_right_N = np.cumsum(is_gold_N[order])
-        f1_N = 2 * num_right_N / (np.arange(len(order)) + 1 + is_gold_N.sum())
+        f1_N = 2 * np.cumsum(is_gold_N[order]) / (np.arange(len(order)) + 1 + is_gold_N.sum())
         f1_N[low_N == high_N] = 0.0  # no threshold separates equal probabilities
         thresholds_N = np.where((low_N <= 0.5) & (high_N > 0.5), 0.5, (low_N + high_N) / 2)
         best = np.flatnonzero(f1_N == f1_N.max())

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from biphase.errors import InputError, nearest
+from biphase.errors import InputError, nearest, refuse_unknown
 from biphase.finetuning.scores import Score, ScoreSet, join_examples, short_name
 from biphase.tasks.spec import EvaluatedSplit
 
@@ -116,20 +116,19 @@ def spread_of_choices(shares_K: np.ndarray, scores_K: np.ndarray, covariance_KK:
     """Return the variance of the true test score over choices that fall on the rates with these shares.
 
     Measured scores spread further than true ones, by the noise of the test examples, which the error over examples
-    already counts. `covariance_KK` tells that part, and it is subtracted. The noise of seeds stays: seeds that are
+    already counts. `covariance_KK` is that noise, and is subtracted. The noise of seeds stays: seeds that are
     lucky at a rate choose it for each other, so they share luck that their spread does not show.
     """
     spread = shares_K @ (scores_K - shares_K @ scores_K) ** 2
-    of_examples = shares_K @ np.diag(covariance_KK) - shares_K @ covariance_KK @ shares_K
-    return max(float(spread - of_examples), 0.0)
+    spread -= shares_K @ np.diag(covariance_KK) - shares_K @ covariance_KK @ shares_K
+    return max(float(spread), 0.0)
 
 
 def other_seeds(values_KS: Sequence[Sequence[float]]) -> list[float]:
     """Return, for each rate, [K], the variance of the mean of S - 1 other seeds around the mean of these seeds:
     σ² (1/S + 1/(S-1)), with one σ for the seeds of all rates. 0 if no rate has two seeds."""
     degrees = sum(len(values_S) - 1 for values_S in values_KS)
-    squares = sum(float(np.var(values_S)) * len(values_S) for values_S in values_KS)
-    variance = squares / degrees if degrees else 0.0
+    variance = sum(float(np.var(values_S)) * len(values_S) for values_S in values_KS) / max(degrees, 1)
     return [variance * (1 / len(values_S) + 1 / max(len(values_S) - 1, 1)) for values_S in values_KS]
 
 
@@ -148,18 +147,16 @@ def find_scored_model(scores: ScoreSet, name: str) -> str:
     if model_name in scores.models:
         return model_name
     models = [model for model in scores.models if short_name(model) == model_name]
-    if len(models) == 1:
-        return models[0]
-    if models:
+    if len(models) > 1:
         raise InputError(f"'{name}' could be any of {', '.join(map(repr, models))}; give the whole name")
-    names = {*scores.models, *map(short_name, scores.models)}
-    raise InputError(f"no scores of a model '{name}'{nearest(model_name, names)}")
+    refuse_unknown("no scores of a model", model_name, {*scores.models, *map(short_name, scores.models)})
+    return models[0]
 
 
 def choose_rate(validation: Mapping[float, Sequence[float | None]]) -> float:
     """Choose the learning rate with the best mean validation score over its seeds; of equal ones the lowest.
 
-    None stands for a seed that diverged. A rate with more diverged seeds ranks below every rate with fewer, because the
+    None means that a seed diverged. A rate with more diverged seeds ranks below every rate with fewer, because the
     mean of the survivors does not predict the next seed.
 
     Raises `InputError` if no seed of any rate survived.
@@ -182,17 +179,13 @@ def choose_for_each_seed(
     """Choose the learning rate at which each seed is tested: `choose_rate` takes it from all other seeds.
 
     If no other seed survived, the peers choose: the seeds of other pretrainings. Without peers, the seed chooses for
-    itself, but no verdict follows from a single seed. `validation` holds the scores by rate, then by seed; some seed
+    itself, but no verdict follows from a single seed. `validation` has the scores by rate, then by seed; some seed
     has survived at some rate.
     """
     rates = {}
     for seed in sorted({seed for by_seed in validation.values() for seed in by_seed}):
-        others: dict[float, Sequence[float | None]] = {}
-        itself: dict[float, Sequence[float | None]] = {}
-        for rate, by_seed in validation.items():
-            others[rate] = [value for voter, value in by_seed.items() if voter != seed]
-            if seed in by_seed:
-                itself[rate] = [by_seed[seed]]
+        others = {rate: [scores[voter] for voter in scores if voter != seed] for rate, scores in validation.items()}
+        itself = {rate: [by_seed[seed]] for rate, by_seed in validation.items() if seed in by_seed}
         elsewhere = {rate: peers[rate] for rate in itself if rate in peers}
         for voters in (others, elsewhere, itself):
             if any({*values} - {None} for values in voters.values()):

@@ -187,8 +187,7 @@ def draw_confusion(report: ClassReport | None, path: Path) -> None:
 
     check_picture(path)
     if report is None or not report.confusion:
-        message = "a picture is drawn of a finished cell or a file where one of several classes is right"
-        raise InputError(f"{path}: {message}")
+        raise InputError(f"{path}: a picture is drawn of a finished cell or a file with one class for each example")
     confusion_LL = np.array(report.confusion)
     num = len(report.labels)
     shares_LL = confusion_LL / np.maximum(confusion_LL.sum(axis=1, keepdims=True), 1)

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from biphase.config import Beta, Count, PositiveCount, Share, Strict
 from biphase.console import TrackingName
 from biphase.encoder.models import Encoder, identify
-from biphase.errors import InputError, nearest
+from biphase.errors import InputError, refuse_unknown
 from biphase.files import content_hash
 from biphase.machine import has_bf16_cores, visible_gpus
 from biphase.schedule import Schedule
@@ -30,7 +30,7 @@ PROTOCOL = 4
 """
 
 PLACEMENT = {"device", "microbatch_tokens", "keep_texts", "tracking"}
-"""Settings that decide where a cell runs, how fast, and what it stores, not its scores."""
+"""Settings that decide where a cell runs, how fast, and what it stores, but not its scores."""
 
 FAMILY_SETTINGS = {setting for kind in KINDS.values() for setting in kind.settings}
 """Settings that only some families use."""
@@ -119,7 +119,7 @@ class FinetuneConfig(Strict):
     """Question answering: the tokens that two windows of a long context share. The token head has one window."""
     max_answer_tokens: PositiveCount | None = None
     """Question answering: the longest answer to predict. None: 30 for the paper's tasks; for others the length that
-    holds 99 % of the answers in train, and at least 30."""
+    covers 99 % of the answers in train, and at least 30."""
     scale: Annotated[float, Field(gt=0)] = 20.0
     """Retrieval: the factor on cosines in the loss (1 / temperature)."""
     ranking: Literal["embeddings", "pairs"] = "embeddings"
@@ -166,18 +166,15 @@ def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> Finetu
             kind = (task.problem_type or task.family).replace("_", " ")
             raise InputError(f"{name}: {task.name} is {kind}, whose loss has none; leave it out")
     for name, _ in config.class_weights if isinstance(config.class_weights, tuple) else ():
-        if name not in task.classes:
-            raise InputError(f"class_weights: {task.name} has no class '{name}'{nearest(name, task.classes)}")
-    settled: dict[str, Any] = {}
-    for name in FAMILY_SETTINGS:
-        if name not in matters:
-            settled[name] = PAPER_SEARCH.get(name, FinetuneConfig.model_fields[name].default)
-        elif name in PAPER_SEARCH and getattr(config, name) is None and task.name in PAPER_TASKS:
-            settled[name] = PAPER_SEARCH[name]
-    if task.kind.is_search and config.judged_only is None:
-        settled.setdefault("judged_only", False)
-    settled["max_length"] = min(config.max_length, max_length)
-    return config.model_copy(update=settled)
+        refuse_unknown(f"class_weights: {task.name} has no class", name, task.classes)
+    defaults = {name: FinetuneConfig.model_fields[name].default for name in FAMILY_SETTINGS} | PAPER_SEARCH
+    settled = {name: defaults[name] for name in FAMILY_SETTINGS - matters}
+    unset = {name for name in PAPER_SEARCH if name in matters and getattr(config, name) is None}
+    if task.name in PAPER_TASKS:
+        settled |= {name: PAPER_SEARCH[name] for name in unset}
+    elif "judged_only" in unset:
+        settled["judged_only"] = False
+    return config.model_copy(update=settled | {"max_length": min(config.max_length, max_length)})
 
 
 def settings_that_matter(config: FinetuneConfig, task: Task) -> set[str]:
@@ -214,7 +211,7 @@ class CellPlan:
     train: TaskSource
     evaluation: TaskSource
     config: FinetuneConfig
-    """The configuration as `settle_config` gives it."""
+    """The configuration as `settle_config` returns it."""
     hash: str
     """The hash of everything that decides the scores."""
 

@@ -35,6 +35,41 @@ BatchModel = Callable[["Batch"], Tensor]
 
 
 @dataclass(frozen=True)
+class CellContext:
+    """What is the same throughout a cell: its task and settings, its device and type of arithmetic."""
+
+    task: Task
+    config: FinetuneConfig
+    device: torch.device
+    dtype: torch.dtype
+    """The type of the arithmetic; autocast from the type of the weights."""
+    class_weights_C: Tensor | None = None
+    """The weight of each class in the loss, fp32 (`loss.weigh_classes`)."""
+    calibration: Calibration = AS_THEY_ARE
+    """It changes nothing, unless a network is kept."""
+
+    @property
+    def is_embedder(self) -> bool:
+        """Whether the network computes embeddings, without a head."""
+        return self.task.kind.is_search and self.config.ranking == "embeddings"
+
+    @property
+    def is_of_tokens(self) -> bool:
+        """Whether the network has an output for each token, not for each sample."""
+        return self.task.kind.has_token_outputs
+
+    @property
+    def num_outputs(self) -> int:
+        """The width of the head's output: the number of classes; 1 for a score; 2 for the start and end of answers."""
+        return self.task.kind.num_outputs or len(self.task.classes)
+
+    def on_device(self, targets: np.ndarray) -> Tensor:
+        """Copy targets to the device, as int64, or fp32 for fractions."""
+        kind = np.float32 if np.issubdtype(targets.dtype, np.floating) else np.int64
+        return to_device(np.ascontiguousarray(targets, dtype=kind), self.device)
+
+
+@dataclass(frozen=True)
 class HashedTokenizer:
     """A tokenizer and its hash, which names encoded texts."""
 
@@ -108,7 +143,7 @@ class HashedTokenizer:
         return replace(encoded, truncated=np.union1d(encoded.truncated, np.array(long, dtype=np.int64)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TokenizedTexts:
     """Samples as token ids, end to end."""
 
@@ -127,6 +162,14 @@ class TokenizedTexts:
     def lengths_S(self) -> np.ndarray:
         return np.diff(self.bounds_S1)
 
+    def count_cut(self, bounds_G1: np.ndarray) -> int:
+        """Count the groups of neighbouring samples, between these bounds, with a sample that was cut."""
+        return len(np.unique(np.searchsorted(bounds_G1, self.truncated, side="right")))
+
+    def in_parts(self, samples: np.ndarray, most_tokens: int) -> list[np.ndarray]:
+        """Cut `samples` into consecutive parts, each of at most `most_tokens` tokens or of one sample."""
+        return split_by_tokens(samples, self.lengths_S, most_tokens)
+
     @cached_property
     def used_U(self) -> np.ndarray:
         """The ids that occur, ascending."""
@@ -134,24 +177,21 @@ class TokenizedTexts:
         is_used[self.tokens_T] = True
         return np.flatnonzero(is_used)
 
-    def compute(self, model: "BatchModel", samples: np.ndarray, cell: "CellContext") -> tuple["Batch", Tensor]:
+    def compute(self, model: "BatchModel", samples: np.ndarray, cell: CellContext) -> tuple["Batch", Tensor]:
         """Compute the model's output for some samples as one batch. Returns the batch and the output."""
         batch = pack(self, samples, cell)
         with torch.autocast(cell.device.type, cell.dtype, enabled=cell.dtype != torch.float32):
             return batch, model(batch)
 
-    def outputs(
-        self, model: "BatchModel", samples: np.ndarray, cell: "CellContext"
-    ) -> Iterator[tuple["Batch", Tensor]]:
+    def outputs(self, model: "BatchModel", samples: np.ndarray, cell: CellContext) -> Iterator[tuple["Batch", Tensor]]:
         """Yield batches of some samples, longest first, with the model's outputs. Call under `torch.no_grad`."""
         most = cell.config.microbatch_tokens
         if cell.device.type == "cpu":
             most = min(4096, most)  # more do not fit into its caches
-        ordered = samples[np.argsort(-self.lengths_S[samples], kind="stable")]
-        for part in split_by_tokens(ordered, self.lengths_S, most):
+        for part in self.in_parts(samples[np.argsort(-self.lengths_S[samples], kind="stable")], most):
             yield self.compute(model, part, cell)
 
-    def predict(self, model: "BatchModel", cell: "CellContext", width: int | None = None) -> np.ndarray:
+    def predict(self, model: "BatchModel", cell: CellContext, width: int | None = None) -> np.ndarray:
         """Compute the model's outputs in fp32: [S, C], or [T, C] in families of tokens. Call under `torch.no_grad`. C
         is `width`, or else `cell.num_outputs`."""
         num_rows = len(self.tokens_T) if cell.is_of_tokens else self.num_samples
@@ -180,7 +220,7 @@ class EncodedSplit(ABC):
         """The class of each example, if few shots are drawn from each class; else the same for all."""
         return np.zeros(self.num_examples, dtype=np.int64)
 
-    def balanced_weights(self, items: np.ndarray, cell: "CellContext") -> np.ndarray:
+    def balanced_weights(self, items: np.ndarray, cell: CellContext) -> np.ndarray:
         """Compute the weights, [C], that balance the classes of some training items."""
         raise AssertionError(f"{cell.task.name} has no classes to weigh: `settle_config` refuses them")
 
@@ -188,45 +228,18 @@ class EncodedSplit(ABC):
         """List the training items of some examples."""
         return examples
 
+    def samples_of(self, items: np.ndarray) -> np.ndarray:
+        """List the samples of some training items."""
+        return items
+
     @cached_property
     def lengths_I(self) -> np.ndarray:
         """The tokens of each training item."""
         return self.texts.lengths_S
 
-    @abstractmethod
-    def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: "CellContext") -> Tensor:
+    def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
         """Compute the mean loss over some training items, in microbatches that fit into memory, and add its gradient to
-        the parameters'. Under `torch.no_grad` only an `AdditiveSplit` has a loss."""
-
-    def predict(self, model: "BatchModel", cell: "CellContext") -> Any:
-        """Predict all examples: the outputs of each sample, [S, C], unless the family has its own predictions. Call
-        under `torch.no_grad`, with a model in evaluation mode."""
-        return self.texts.predict(model, cell)
-
-    @property
-    def class_indices(self) -> np.ndarray:
-        """The index of every class or tag of every example; empty for a task without classes."""
-        return np.zeros(0, dtype=np.int64)
-
-    def calibrate(self, model: "BatchModel", cell: "CellContext") -> Calibration | None:
-        """Calibrate outputs on this split, which is validation. None in families without classes."""
-        return None
-
-    @abstractmethod
-    def judge(self, predictions: Any, cell: "CellContext") -> Judgement:
-        """Score predictions: every metric of the family by name, between 0 and 1; and a row for each example, as in
-        `test.jsonl`: its id, prediction and score."""
-
-
-@dataclass(frozen=True)
-class AdditiveSplit(EncodedSplit):
-    """A split whose loss is a sum over items, so that microbatches add their parts."""
-
-    def samples_of(self, items: np.ndarray) -> np.ndarray:
-        """List the samples of some training items."""
-        return items
-
-    def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: "CellContext") -> Tensor:
+        the parameters'."""
         total = torch.zeros((), device=cell.device)
         for part in split_by_tokens(items, self.lengths_I, cell.config.microbatch_tokens):
             batch, output = self.texts.compute(model, self.samples_of(part), cell)
@@ -236,9 +249,28 @@ class AdditiveSplit(EncodedSplit):
             total += loss.detach()
         return total
 
-    @abstractmethod
-    def loss(self, output: Tensor, batch: "Batch", items: np.ndarray, cell: "CellContext") -> Tensor:
+    def loss(self, output: Tensor, batch: "Batch", items: np.ndarray, cell: CellContext) -> Tensor:
         """Compute the part that a batch of some of these items adds to the mean loss over all of them."""
+        raise AssertionError("a family whose loss is no sum over items accumulates gradients itself")
+
+    def predict(self, model: "BatchModel", cell: CellContext) -> Any:
+        """Predict all examples: the outputs of each sample, [S, C], unless the family has its own predictions. Call
+        under `torch.no_grad`, with a model in evaluation mode."""
+        return self.texts.predict(model, cell)
+
+    @property
+    def class_indices(self) -> np.ndarray:
+        """The index of every class or tag of every example; empty for a task without classes."""
+        return np.zeros(0, dtype=np.int64)
+
+    def calibrate(self, model: "BatchModel", cell: CellContext) -> Calibration | None:
+        """Calibrate outputs on this split, which is validation. None in families without classes."""
+        return None
+
+    @abstractmethod
+    def judge(self, predictions: Any, cell: CellContext) -> Judgement:
+        """Score predictions: every metric of the family by name, between 0 and 1; and a row for each example, as in
+        `test.jsonl`: its id, prediction and score."""
 
 
 EncodedTask = tuple[dict[TaskSplit, Any], int]
@@ -269,81 +301,9 @@ def share_room(lengths: Sequence[int], room: int) -> list[int]:
     return caps
 
 
-def balance_classes(counts_C: np.ndarray) -> np.ndarray:
-    """Compute scikit-learn's `balanced` weights: n / (k · n_c) for n targets of k classes. An absent class weighs 1."""
-    weights_C = counts_C.sum() / (np.count_nonzero(counts_C) * np.maximum(counts_C, 1))
-    return np.where(counts_C > 0, weights_C, 1.0)
-
-
-def count_touched(bounds_G1: np.ndarray, samples: np.ndarray) -> int:
-    """Count the groups of neighbouring samples, between these bounds, that hold any of some samples."""
-    return len(np.unique(np.searchsorted(bounds_G1, samples, side="right")))
-
-
 def to_bounds(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     """Return the bounds of parts laid end to end, int64, from 0: lengths 3, 2 give 0, 3, 5."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-
-
-def segment_logsumexp(logits_TC: Tensor, bounds_S1: Tensor) -> Tensor:
-    """Compute logsumexp over the rows of each segment, [S, C]."""
-    segments_T = torch.repeat_interleave(torch.arange(len(bounds_S1) - 1, device=logits_TC.device), bounds_S1.diff())
-    highest = torch.segment_reduce(logits_TC.detach(), "max", offsets=bounds_S1, axis=0)
-    sums = torch.zeros_like(highest).index_add(0, segments_T, (logits_TC - highest[segments_T]).exp())
-    return sums.log() + highest
-
-
-@dataclass(frozen=True)
-class CellContext:
-    """What is the same throughout a cell: its task and settings, its device and type of arithmetic."""
-
-    task: Task
-    config: FinetuneConfig
-    device: torch.device
-    dtype: torch.dtype
-    """The type of the arithmetic; autocast from the type of the weights."""
-    class_weights_C: Tensor | None = None
-    """The weight of each class in the loss, fp32 (`with_class_weights`)."""
-    calibration: Calibration = AS_THEY_ARE
-    """Outputs are read as they are, unless a network is kept."""
-
-    def with_class_weights(self, balanced_C: np.ndarray) -> "CellContext":
-        """Weigh the classes as configured; `balanced_C` are the weights that balance them."""
-        weights_C = balanced_C
-        if self.config.class_weights != "balanced":
-            weights = dict(self.config.class_weights or ())
-            weights_C = np.array([weights.get(name, 1.0) for name in self.task.classes])
-        return replace(self, class_weights_C=self.on_device(weights_C.astype(np.float32)))
-
-    def cross_entropy(self, logits_XC: Tensor, targets_X: np.ndarray, all_targets: np.ndarray) -> Tensor:
-        """Compute the part of some targets (-100: none) in torch's weighted and smoothed mean over all targets."""
-        weights_C = self.class_weights_C
-        targets = self.on_device(targets_X)
-        smoothing = self.config.label_smoothing
-        loss = nn.functional.cross_entropy(logits_XC, targets, weights_C, reduction="sum", label_smoothing=smoothing)
-        if weights_C is None or len(all_targets) == 0:
-            return loss / max(len(all_targets), 1)
-        return loss / weights_C[self.on_device(all_targets)].sum()
-
-    @property
-    def is_embedder(self) -> bool:
-        """Whether the network gives embeddings, without a head."""
-        return self.task.kind.is_search and self.config.ranking == "embeddings"
-
-    @property
-    def is_of_tokens(self) -> bool:
-        """Whether the network has an output for each token, not for each sample."""
-        return self.task.kind.has_token_outputs
-
-    @property
-    def num_outputs(self) -> int:
-        """The width of the head's output: the number of classes; 1 for a score; 2 for the start and end of answers."""
-        return self.task.kind.num_outputs or len(self.task.classes)
-
-    def on_device(self, targets: np.ndarray) -> Tensor:
-        """Copy targets to the device, as int64, or fp32 for fractions."""
-        kind = np.float32 if np.issubdtype(targets.dtype, np.floating) else np.int64
-        return to_device(np.ascontiguousarray(targets, dtype=kind), self.device)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,10 @@ from biphase.tasks.sources import TaskSource
 from biphase.tasks.spec import TASK_SPLITS
 
 ENCODING = 8
-"""Part of the name of a file. Raise it when the same text gives other arrays, or the form of the file changes."""
+"""Part of the name of a file. Raise it when the arrays of a text or the form of the file change."""
 
 NO_ARRAYS = "json"
-"""The array that holds all other values as JSON, because a header of safetensors ends at 100 MB."""
+"""The array of all other values, as JSON: the header of a safetensors file ends at 100 MB."""
 
 encodings: dict[Path, EncodedTask] = {}
 """The tasks that were loaded last; the oldest go first."""
@@ -49,16 +50,14 @@ def load_encoded(source: TaskSource, encoder: Encoder, config: FinetuneConfig) -
     """Read the encoded splits of a source from the `cache_folder`, which is safe to delete; encode them first if they
     are not there. Raises `InputError` for a `max_length` without room for text, or beyond the network's positions."""
     task, tokenizer = source.task, encoder.tokenizer
-    least = len(tokenizer.opening) + 1 + 2
-    if config.max_length > encoder.max_length:
-        positions = f"{encoder.name} has positions for {encoder.max_length} tokens"
-        raise InputError(f"max_length {config.max_length}: {positions}")
-    if config.max_length < least:
-        raise InputError(f"max_length {config.max_length} leaves no room for text; give {least} or more")
+    least, longest = len(tokenizer.opening) + 3, config.max_length
+    if longest > encoder.max_length:
+        raise InputError(f"max_length {longest}: {encoder.name} has positions for {encoder.max_length} tokens")
+    if longest < least:
+        raise InputError(f"max_length {longest} leaves no room for text: give {least} or more")
     keys = ("max_length", "max_eval_examples", *task.kind.encoding_settings)
     settings = {name: getattr(config, name) for name in keys}
-    specials = [tokenizer.hash, tokenizer.opening, tokenizer.closing]
-    key = content_hash([ENCODING, source.hash, specials, settings])
+    key = content_hash([ENCODING, source.hash, [tokenizer.hash, tokenizer.opening, tokenizer.closing], settings])
     path = cache_folder() / "encoded" / f"{task.name}-{key[:24]}.safetensors"
     if path not in encodings:
         refuse_links(path.parent)
@@ -89,15 +88,12 @@ def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: Finetu
 
 def save_encoded(path: Path, encoded: EncodedTask) -> None:
     """Write one file. Values that several splits share (documents of a retrieval task) are written once."""
-    arrays: dict[str, np.ndarray] = {}
-    values: dict[str, Any] = {}
-    names: dict[int, str] = {}  # id() of a value → its first name
-    first_names: dict[str, str] = {}  # each name → the first name of its value
     splits, num_left_out = encoded
-    for split_name, split in splits.items():
-        for name, value in leaves_of(split, f"{split_name}."):
-            first = first_names[name] = names.setdefault(id(value), name)
-            (arrays if isinstance(value, np.ndarray) else values)[first] = value
+    leaves = dict(chain(*(leaves_of(split, f"{name}.") for name, split in splits.items())))
+    names: dict[int, str] = {}  # id() of a value → its first name
+    first_names = {name: names.setdefault(id(value), name) for name, value in leaves.items()}
+    arrays = {name: leaves[name] for name in names.values() if isinstance(leaves[name], np.ndarray)}
+    values = {name: leaves[name] for name in names.values() if name not in arrays}
     content = {"left_out": num_left_out, "values": values, "places": first_names}
     arrays[NO_ARRAYS] = np.frombuffer(json.dumps(content, ensure_ascii=False).encode(), np.uint8)
     path.touch()
@@ -118,10 +114,10 @@ def leaves_of(record: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def read_encoded(path: Path, kind: Any) -> EncodedTask:
     """Read splits that `save_encoded` wrote; arrays are mapped from the disk, read-only."""
-    leaves: dict[str, Any] = {}
-    for name, tensor in load_file(path).items():  # torch's: numpy's would copy the file into memory
-        leaves[name] = tensor.numpy()
-        leaves[name].flags.writeable = False
+    # PyTorch's `load_file`: NumPy's would copy the file into memory.
+    leaves: dict[str, Any] = {name: tensor.numpy() for name, tensor in load_file(path).items()}
+    for array in leaves.values():
+        array.flags.writeable = False
     content = json.loads(leaves.pop(NO_ARRAYS).tobytes())
     leaves |= content["values"]
     leaves = {name: leaves[first] for name, first in content["places"].items()}
@@ -133,6 +129,5 @@ def build_record(kind: Any, leaves: dict[str, Any], prefix: str) -> Any:
     values = {}
     for item in fields(kind):
         name = f"{prefix}{item.name}"
-        is_nested = is_dataclass(item.type)
-        values[item.name] = build_record(item.type, leaves, f"{name}.") if is_nested else leaves[name]
+        values[item.name] = build_record(item.type, leaves, f"{name}.") if is_dataclass(item.type) else leaves[name]
     return kind(**values)

@@ -33,9 +33,10 @@ from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask
 from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.heads import build_network, open_encoder, refuse_replaced, to_transformers
 from biphase.finetuning.kept import keep_network
+from biphase.finetuning.loss import weigh_classes
 from biphase.finetuning.metrics import Rows
 from biphase.finetuning.scores import Score, read_score, short_name, write_cell
-from biphase.tasks.examples import input_of, load_examples
+from biphase.tasks.examples import inputs_of, load_examples
 from biphase.tasks.spec import EVALUATED_SPLITS
 from biphase.tasks.splits import Collection, TaskData, draw_indices
 
@@ -48,8 +49,7 @@ def train_network(
     # 1. The items, and the number of steps.
     config = cell.config
     items, num_steps = choose_items(split, config)
-    if config.class_weights:
-        cell = cell.with_class_weights(split.balanced_weights(items, cell))
+    cell = weigh_classes(cell, split, items)
     checks = steps_to_validate(config, len(items), num_steps)
     best: BestWeights | None = None
     # 2. Optimizer.
@@ -271,7 +271,7 @@ def calibrate_cell(network: Any, splits: Mapping[Any, EncodedSplit], cell: CellC
 def fit_cells(plans: Sequence[CellPlan], out: Path, keep: Path | None = None) -> list[Score]:
     """Fine-tune a model once for cells that share a training (`Task.trained_on`), and evaluate their tasks.
 
-    A finished cell appears as the folder `out/TASK-HASH`, and is read, not rerun. On a CPU the same cell gives the same
+    A finished cell appears as the folder `out/TASK-HASH`, and is read, not rerun. On a CPU the same cell has the same
     scores to the last bit. A training that diverges is a result, not an error.
 
     Args:
@@ -296,11 +296,7 @@ def fit_cells(plans: Sequence[CellPlan], out: Path, keep: Path | None = None) ->
 def add_inputs(predictions: Mapping[str, Rows], data: TaskData | Collection) -> None:
     """Add the input of each example to the rows of predictions."""
     for split in EVALUATED_SPLITS:
-        if isinstance(data, Collection):
-            inputs = [text for id, text in data.queries.items() if id in data.relevance[split]]
-        else:
-            inputs = [input_of(example) for example in data.splits[split]]
-        for row, text in zip(predictions[split], inputs, strict=True):
+        for row, text in zip(predictions[split], inputs_of(data, split), strict=True):
             row["input"] = text
 
 

@@ -72,8 +72,7 @@ def plan_grid(grid: Grid, part: str | None = None) -> list[SharedTraining]:
     for identity in models.values():
         shared: dict[tuple[str, FinetuneConfig], SharedTraining] = {}  # tasks of one training may settle differently
         for task, rate, seed in product(grid.tasks, grid.learning_rates, grid.seeds):
-            config = base.model_copy(update={"learning_rate": rate, "seed": seed})
-            cell = plan_cell(identity, *sources[task], config)
+            cell = plan_cell(identity, *sources[task], base.model_copy(update={"learning_rate": rate, "seed": seed}))
             shared.setdefault((cell.train.hash, cell.config), []).append(cell)
         trainings += shared.values()
     if part is None:
@@ -126,11 +125,8 @@ def tell_downloads(grid: Grid) -> None:
             fetched.append(task.name)
     if fetched:
         axes = [len(grid.models), len(grid.tasks), len(grid.learning_rates), len(grid.seeds)]
-        shape = f"models × tasks × rates × seeds: {' × '.join(map(str, axes))}"
-        where = f"the data of {', '.join(fetched)} comes from the hub"
-        err.print(
-            f"{math.prod(axes):,} trainings ({shape}); {where}; --dry-run tells how many are missing, and their time"
-        )
+        shape = f"{math.prod(axes):,} trainings (models × tasks × rates × seeds: {' × '.join(map(str, axes))})"
+        err.print(f"{shape}; the data of {', '.join(fetched)} comes from the hub; --dry-run tells number and time")
 
 
 @dataclass(frozen=True)
@@ -145,7 +141,7 @@ class MissingCells:
     seconds_of_one_worker: float | None
     """The time of the known trainings; None if there are only unknown ones."""
     known_trainings: int
-    """Missing trainings on a task that has a finished one, which tells their time."""
+    """Missing trainings on a task with a finished one, from which their time is forecast."""
     unknown_trainings: int
     failed: list[Failure]
     """Failures of the last attempt."""
@@ -231,8 +227,7 @@ def measure_cells(finished: Iterable[Unit], scores: Iterable[Score]) -> dict[str
     paces = {}
     for task, spent in measure_trainings(scores).items():
         if sum(costs.get(task, ())):
-            seconds = spent.seconds / spent.trainings * len(costs[task])
-            paces[task] = Pace(seconds, sum(costs[task]))
+            paces[task] = Pace(spent.seconds / spent.trainings * len(costs[task]), sum(costs[task]))
     return paces
 
 
@@ -252,8 +247,7 @@ def fit_unit(
 ) -> list[str]:
     from biphase.finetuning.fit import fit_cells
 
-    plans = plan_cells(model, tasks, config, data_dirs, label)
-    return [score.headline() for score in fit_cells(plans, out)]
+    return [score.headline() for score in fit_cells(plan_cells(model, tasks, config, data_dirs, label), out)]
 
 
 # The best fine-tuned network of each model and task

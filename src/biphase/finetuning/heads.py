@@ -1,7 +1,7 @@
 """A model's name → a network with its tokenizer, which cells share → a cell's copy with a head → that copy, trained, as
 a network of transformers.
 
-The copy holds only the rows of the embedding that the cell's texts use. The other rows get no gradient, so scores stay
+The copy has only the rows of the embedding that the cell's texts use. The other rows get no gradient, so scores stay
 the same; but with a vocabulary of 128,256 and small batches, their gradients, norm and optimizer would cost more than
 all else.
 
@@ -18,7 +18,7 @@ import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -56,8 +56,7 @@ def open_encoder(model: Encoder) -> Encoder:
     assert pretrained is not None, "a model that was found has a tokenizer"
     tokenizer = HashedTokenizer(pretrained)
     config: Any = backbone.config
-    ids = [id for token, id in pretrained.get_vocab().items() if token not in NEW_NAMES.values()]
-    highest = max(ids, default=0)
+    highest = max((id for token, id in pretrained.get_vocab().items() if token not in NEW_NAMES.values()), default=0)
     sizes = f"{model.name}: its tokenizer has {highest + 1:,} tokens, its network {config.vocab_size:,}"
     if max(highest, tokenizer.closing, *tokenizer.opening) >= config.vocab_size:
         raise InputError(f"{sizes}; they do not belong together")
@@ -73,10 +72,9 @@ def refuse_replaced(model: Encoder) -> None:
     Weights are read when they are needed, so new ones would go by the old name."""
     if stamp_model(model.folder) != model.stamps:
         open_encoder.cache_clear()
-        features.clear()
+        stored_features.cache_clear()
         backbones.clear()
-        reason = f"files of {model.name} were replaced while a cell was computed with them"
-        raise InputError(f"{reason}: nothing of that cell is kept, run the same command again")
+        raise InputError(f"files of {model.name} were replaced while a cell was computed with them: run it again")
 
 
 class UsedEmbedding(nn.Embedding):
@@ -99,10 +97,7 @@ class UsedEmbedding(nn.Embedding):
 
 
 def copy_backbone(
-    backbone: Any,
-    texts: Sequence[TokenizedTexts],
-    weights: Literal["pretrained", "random"] = "pretrained",
-    pad_id: int | None = None,
+    backbone: Any, texts: Sequence[TokenizedTexts], weights: str = "pretrained", pad_id: int | None = None
 ) -> nn.Module:
     """Copy a network for these texts, which `pad_id` pads where it is given; without texts, for any text. Random
     weights come from torch's generator. An embedding that is more than a table stays whole."""
@@ -176,8 +171,8 @@ class ClassNetwork(nn.Module):
         config.update(dropout_shares(load_model_config(encoder.folder)))
         model = make_class(config, backbone, cell)
         if type(model.base_model) is not type(network):
-            kinds = f"{type(model).__name__} reads texts with a {type(model.base_model).__name__}"
-            raise InputError(f"{kinds}, biphase with a {type(network).__name__}; leave keep and head out")
+            kinds = f"{type(model).__name__} contains a {type(model.base_model).__name__}, not {type(network).__name__}"
+            raise InputError(f"{kinds}: leave keep and head out")
         if hasattr(network, "pooler"):
             network.pooler = model.base_model.pooler
         attention = model.config._attn_implementation
@@ -264,12 +259,6 @@ def mean_pool(hidden_TD: Tensor, bounds_S1: Tensor) -> Tensor:
 
 BLOCK = 64
 """Texts that are encoded together."""
-NUM_FEATURES = 8
-
-features: dict[tuple[Any, ...], tuple[TokenizedTexts, dict[int, Tensor]]] = {}
-"""Outputs of frozen encoders by (encoder, device, type, id of the texts): the texts and the rows of each sample. The
-oldest go first."""
-
 backbones: WeakValueDictionary[tuple[str, torch.device], nn.Module] = WeakValueDictionary()
 """Encoders on a GPU, one copy each, while features need them."""
 
@@ -282,6 +271,12 @@ def place_backbone(encoder: Encoder, device: torch.device) -> nn.Module:
     if placed is None:
         placed = backbones[encoder.hash, device] = copy.deepcopy(encoder.backbone).to(device).eval()
     return placed
+
+
+@lru_cache(maxsize=8)
+def stored_features(encoder: str, device: torch.device, dtype: torch.dtype, texts: TokenizedTexts) -> dict[int, Tensor]:
+    """Return the store of a frozen encoder's outputs: the rows of each sample of these texts."""
+    return {}
 
 
 class FrozenFeatures(nn.Module):
@@ -299,12 +294,8 @@ class FrozenFeatures(nn.Module):
 
     def look_up(self, batch: Batch) -> Tensor:
         """Look up the mean of each sample, or the hidden state of each token in families of tokens."""
-        key = self.encoder.hash, self.cell.device, self.cell.dtype, id(batch.texts)
-        features[key] = features.pop(key, (batch.texts, {}))
-        while len(features) > NUM_FEATURES:
-            del features[next(iter(features))]
-        _, rows_of = features[key]
         texts, samples = batch.texts, batch.samples.tolist()
+        rows_of = stored_features(self.encoder.hash, self.cell.device, self.cell.dtype, texts)
         for block in np.unique([sample // BLOCK for sample in samples if sample not in rows_of]).tolist():
             neighbours = np.arange(block * BLOCK, min((block + 1) * BLOCK, texts.num_samples))
             with torch.no_grad():
@@ -338,9 +329,7 @@ def can_look_up(cell: CellContext) -> bool:
 
 
 @torch.no_grad()
-def encode_packed(
-    encoder: Encoder, texts: Sequence[str], device: torch.device, dtype: torch.dtype = torch.float32
-) -> np.ndarray:
+def encode_packed(encoder: Encoder, texts: Sequence[str], device: torch.device, dtype: torch.dtype) -> np.ndarray:
     """Average the outputs over each text's tokens: fp32, [texts, width]. Prints how many texts were cut."""
     backbone: Any = place_backbone(encoder, device)
     encoded = encoder.tokenizer.encode_texts(texts, encoder.max_length)
@@ -357,12 +346,7 @@ def auto_class(task: Task) -> Any:
 
 
 class OtherHeadError(InputError):
-    """The class `kind` of transformers has another head than the paper's."""
-
-    def __init__(self, kind: str) -> None:
-        scored = "the paper's, which is trained here"
-        super().__init__(f"keep: {kind} has another head than {scored}; head=transformers trains and scores its own")
-        self.kind = kind
+    """The class of transformers has another head than the paper's."""
 
 
 def plan_to_keep(plan: CellPlan) -> CellPlan:
@@ -377,8 +361,7 @@ def plan_to_keep(plan: CellPlan) -> CellPlan:
         config = plan.config.model_copy(update={"head": "transformers"})
         plan = plan_cell(plan.model, plan.train, plan.evaluation, config)
         check_keepable(encoder, plan.task, plan.config)
-        why = "`evaluate` trains the paper's, which is the same for all networks"
-        err.print(f"{error.kind} has another head than the paper's: its own is trained (head=transformers); {why}")
+        err.print(f"{error}, as it does here; `evaluate` trains the paper's")
     return plan
 
 
@@ -393,12 +376,9 @@ def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> 
         if not template.endswith("{text}"):
             raise InputError(f"keep: a prompt stands before its text; '{template}' must end with {{text}}")
     config: Any = encoder.backbone.config
-    misread_as = misreading_class(encoder.tokenizer.pretrained, config)
-    if misread_as:
-        raise InputError(
-            f"keep: transformers would take {misread_as} for the type '{config.model_type}', which splits texts "
-            f"otherwise than the tokenizer.json of {encoder.name}: what is kept would predict something else"
-        )
+    if misread_as := misreading_class(encoder.tokenizer.pretrained, config):
+        taken = f"transformers would take {misread_as} for the type '{config.model_type}'"
+        raise InputError(f"keep: {taken}, which splits texts otherwise than the tokenizer.json of {encoder.name}")
     with torch.random.fork_rng(devices=[]):
         model = to_transformers(build_network(encoder, cell, []), encoder, cell)
     if cell.is_embedder:
@@ -410,10 +390,10 @@ def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> 
         alone = [padded_logits(model, proof_batch(model, cell, (sample,))) for sample in (0, 1)]
         if not agree(logits, torch.cat(alone)):
             raise InputError(f"keep: {kind} gives something else for a text in a batch than alone; leave keep out")
-    if task.kind.head == "ForSequenceClassification" and not agree(
-        2 * padded_logits(divide_logits(model, 2), both), logits
-    ):
-        raise InputError(f"keep: the logits of {kind} are not those of its last layer; leave keep out")
+    if task.kind.head == "ForSequenceClassification":
+        halved = padded_logits(divide_logits(model, 2), both)
+        if not agree(2 * halved, logits):
+            raise InputError(f"keep: the logits of {kind} are not those of its last layer; leave keep out")
 
 
 def proof_batch(model: Any, cell: CellContext, samples: Sequence[int]) -> Batch:
@@ -468,10 +448,12 @@ def with_same_head(network: Any, encoder: Encoder, cell: CellContext) -> Any:
         config = as_llama(config)
         set_direction(config, causal=False)
     model = make_class(config, network.backbone, cell).eval()
-    refusal: InputError = OtherHeadError(type(model).__name__)
+    kind = type(model).__name__
+    remedy = "head=transformers trains and scores its own"
+    refusal: InputError = OtherHeadError(f"keep: {kind} has another head than the paper's; {remedy}")
     if cell.config.frozen:
-        kept = f"a linear probe cannot be kept for {cell.task.family.replace('_', ' ')}"
-        refusal = InputError(f"keep: {kept}: {type(model).__name__} has more than its one layer; leave frozen out")
+        why = f"for {cell.task.family.replace('_', ' ')}: {kind} has more than one layer"
+        refusal = InputError(f"keep: a linear probe cannot be kept {why}; leave frozen out")
     model.base_model.load_state_dict(inner.state_dict(), strict=False)
     layers = [layer for layer in model.children() if isinstance(layer, nn.Linear)]
     trained_layers = [layer for layer in network.children() if isinstance(layer, nn.Linear)]

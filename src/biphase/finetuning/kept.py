@@ -65,7 +65,7 @@ class KeptModel(Strict):
     calibration: Calibration = Calibration()
     """`predict` applies its thresholds, which transformers' pipelines ignore. The temperature is in the weights."""
 
-    # `find_kept` adds these; the record does not hold them.
+    # `find_kept` adds these; the file of the record lacks them.
     folder: Path = Field(default=Path(), exclude=True)
     is_ours: bool = Field(default=True, exclude=True)
     """Whether `finetune --keep` wrote the folder."""
@@ -273,8 +273,7 @@ def label_of(model: KeptModel, row: Row) -> str | list[str] | None:
     except ValueError:  # the file's column of this name holds something else
         return None
     labels = [task.classes[index] for index in classes_of(example)]
-    has_several = task.family == "token_classification" or task.problem_type is not None
-    return labels if has_several else labels[0]
+    return labels if task.family == "token_classification" or task.problem_type is not None else labels[0]
 
 
 def read_labelled(model: KeptModel, file: Path) -> TaskData:
@@ -308,8 +307,7 @@ def decimal_of(form: TableForm, rows: Iterable[Mapping[str, str]]) -> str:
     fields = [field.strip() for row in rows for field in row.values()]
     if any(map(DECIMAL_POINT.fullmatch, fields)):
         return "."
-    is_excel = form.delimiter == ";" and form.has_mark
-    return "," if is_excel or any(map(DECIMAL_COMMA.fullmatch, fields)) else "."
+    return "," if (form.delimiter == ";" and form.has_mark) or any(map(DECIMAL_COMMA.fullmatch, fields)) else "."
 
 
 LINES_READ = 200
@@ -319,7 +317,7 @@ CHANCE = 2
 
 
 def has_text_lines(task: Task, layout: FileLayout, file: Path) -> bool:
-    """Tell whether a .txt holds a text in each line, not the rows of a training file with this ending or words in
+    """Tell whether each line of a .txt is a text, not a row of a training file with this ending or words in
     columns.
 
     Lines of columns all have the same number of fields, and tabs between fields, empty lines between sentences, or more

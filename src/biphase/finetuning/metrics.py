@@ -184,8 +184,7 @@ def count_labels(gold_U: np.ndarray, predicted_U: np.ndarray, bounds_S1: np.ndar
     word without a prediction has the index L."""
     columns_LL = np.eye(num_labels + 1, num_labels, dtype=np.int64)  # the last row, for no prediction, is empty
     gold_UL, predicted_UL = columns_LL[gold_U], columns_LL[predicted_U]
-    counts_UC = np.concatenate([gold_UL * predicted_UL, gold_UL + predicted_UL], axis=1)
-    return np.add.reduceat(counts_UC, bounds_S1[:-1])
+    return np.add.reduceat(np.concatenate([gold_UL * predicted_UL, gold_UL + predicted_UL], axis=1), bounds_S1[:-1])
 
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -215,8 +214,7 @@ def token_f1(prediction: str, answers: Sequence[str]) -> float:
     for answer in answers:
         gold = normalise(answer).split()
         if not set(predicted).isdisjoint(gold):
-            num_shared = (Counter(predicted) & Counter(gold)).total()
-            best = max(best, 2 * num_shared / (len(predicted) + len(gold)))
+            best = max(best, 2 * (Counter(predicted) & Counter(gold)).total() / (len(predicted) + len(gold)))
     return best
 
 
@@ -233,7 +231,7 @@ def answer_scores(
 ) -> Metrics:
     """Compute SQuAD's `exact` and `f1`, by the official script of version 1.1 or 2.0; ReCoRD's is that of 1.1.
 
-    `gold` holds the texts of all annotators for each question, none for an unanswerable one; the prediction "" means no
+    `gold` has the texts of all annotators for each question, none for an unanswerable one; the prediction "" means no
     answer. The version is 2.0 if a question is unanswerable or `no_answer_scores` are given. It ignores answers that
     normalisation empties, and adds both scores over answerable questions (`has_answer_…`) and over unanswerable ones
     (`no_answer_…`), if there are any.
@@ -269,14 +267,12 @@ def best_share(
     return float(np.cumsum([has_answer.count(False), *gains]).max()) / len(scores)
 
 
-def paper_answer_f1(
-    gold: Sequence[Iterable[int]] | Sequence[np.ndarray], predicted: Sequence[Iterable[int]] | Sequence[np.ndarray]
-) -> float:
+def paper_answer_f1(gold: Sequence[Iterable[int]], predicted: Sequence[Iterable[int]]) -> float:
     """Compute the paper's score of question answering: the mean over questions of the F1 of two sets of token indices.
 
     `gold` are the tokens of the first answer only (none for an unanswerable question), `predicted` those labelled 1.
     Indices count from the first token of the input, and all of it takes part: question, context and end-of-text. An
-    empty set stands for {0}: nothing found where there is nothing is 1, but so is the first token alone. The original
+    empty set means {0}: nothing found where there is nothing is 1, but so is the first token alone. The original
     also counts tokens labelled 1 in the padding, up to the longest input of the batch; here there is no padding, so
     that a model which labels it gets a higher score here, and all others the same.
     """

@@ -21,6 +21,7 @@ from biphase.finetuning.encoding import CellContext
 from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.fit import train_copy
 from biphase.finetuning.heads import open_encoder
+from biphase.finetuning.loss import weigh_classes
 from biphase.finetuning.scores import show_rate
 
 PROBE_RATES = (1e-3, 1e-2, 1e-1)
@@ -71,8 +72,7 @@ def try_rate(plan: CellPlan, rate: float) -> float | None:
     network, _, training = train_copy(encoder, cell, splits, splits.values())
     validation = splits["validation"]
     items = np.arange(len(validation.lengths_I))
-    if config.class_weights:
-        cell = cell.with_class_weights(validation.balanced_weights(items, cell))
+    cell = weigh_classes(cell, validation, items)
     with torch.no_grad():
         loss = float(validation.accumulate_gradients(network.eval(), items, cell))
     return None if training["diverged"] or not math.isfinite(loss) else loss

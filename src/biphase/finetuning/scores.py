@@ -163,8 +163,7 @@ def write_cell(folder: Path, score: Score, losses: Sequence[float], predictions:
 def read_score(folder: Path) -> Score:
     """Read the score of a finished cell. Raises `InputError` for a broken file, and for the score of another cell than
     the folder's name says."""
-    path = folder / "score.json"
-    remedy = "delete its folder and rerun"
+    path, remedy = folder / "score.json", "delete its folder and rerun"
     with files.reading(path):
         text = path.read_bytes()
     try:
@@ -270,13 +269,9 @@ def measure_trainings(scores: Iterable[Score]) -> dict[str, Spent]:
         evaluated[score.trained_on] += score.seconds["evaluate"]
     spent = {}
     for task, trainings in trained.items():
-        steps = 0
-        tokens = 0.0
-        seconds = evaluated[task]
-        for score in trainings.values():
-            steps += score.num_steps
-            seconds += score.seconds["train"]
-            tokens += score.tokens_per_second.get("train", 0.0) * score.seconds["train"]
+        steps = sum(score.num_steps for score in trainings.values())
+        seconds = sum((score.seconds["train"] for score in trainings.values()), evaluated[task])
+        tokens = sum(score.tokens_per_second.get("train", 0.0) * score.seconds["train"] for score in trainings.values())
         spent[task] = Spent(len(trainings), steps, tokens, seconds)
     return spent
 
@@ -356,7 +351,7 @@ class ExampleTable:
     fingerprint: str
     """A hash of the examples' ids in order; equal for the same examples."""
     values_SN: np.ndarray
-    """The mean of a row is its score; the spread of a row gives the score's standard error."""
+    """A row's mean is its score; its spread determines the score's standard error."""
     num_degenerate: int = 0
     """The number of scores whose predictions are all the same: one class, no entity, one answer."""
     why_unknown: str = ""
@@ -384,9 +379,8 @@ def read_contributions(path: Path, score: Score, written: str | None) -> tuple[l
         ids, is_degenerate = [row["id"] for row in rows], metrics.is_one_for_all(rows)
         return ids, metrics.contributions(rows, score.metric, score.classes), is_degenerate
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"{path} does not say what each example contributes to {score.metric} ({first_line(error)}); rerun its cell"
-        ) from None
+        lacks = f"what each example contributes to {score.metric} ({first_line(error)})"
+        raise InputError(f"{path} does not say {lacks}; rerun its cell") from None
 
 
 def has_lost_predictions(score: Score) -> bool:

@@ -106,7 +106,7 @@ def list_labels(value: Any) -> list[Any] | None:
 
 
 def is_missing(value: Any) -> bool:
-    """Tell whether a field holds nothing: no value, NaN, or blanks."""
+    """Tell whether a field is empty: no value, NaN, or blanks."""
     return value is None or value != value or (isinstance(value, str) and not value.strip())
 
 
@@ -238,8 +238,7 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
             refuse_doubles(f"{source.name}: {split}: the question", [example.id for example in examples[split]])
     draw_splits(source, examples, most_evaluated)
     tell_groups(task, {split: {example.group for example in examples[split]} for split in spec.TASK_SPLITS})
-    splits = {split: tuple(examples[split]) for split in spec.TASK_SPLITS}
-    return TaskData(task, **splits, left_out=left_out)
+    return TaskData(task, **{split: tuple(examples[split]) for split in spec.TASK_SPLITS}, left_out=left_out)
 
 
 def make_examples(
@@ -268,9 +267,7 @@ def make_examples(
     return examples, left_out
 
 
-def draw_splits(
-    source: TaskSource, examples: dict[spec.TaskSplit, list[AnyExample]], most_evaluated: int | None
-) -> None:
+def draw_splits(source: TaskSource, examples: dict[spec.TaskSplit, list[AnyExample]], most: int | None) -> None:
     """Hold missing splits out of train, and draw the examples to evaluate, in place. Raises `InputError` for a train
     split that is too small, or whose texts have one label, and for a split of one number, which has no correlation."""
     task = source.task
@@ -300,17 +297,18 @@ def draw_splits(
             sentence = f"{task.name}: none of the {len(examples[split]):,} examples {use} has {names}"
             has_shares = "" if task.stratified or task.problem_type else ", or `stratified: true`"
             err.print(f"{sentence}; name files for the splits{has_shares} to have all classes in each", markup=False)
-    if most_evaluated is not None:
+    if most is not None:
         for split in spec.EVALUATED_SPLITS:
-            indices = draw_indices(len(examples[split]), most_evaluated)
-            examples[split] = [examples[split][index] for index in indices]
+            examples[split] = [examples[split][index] for index in draw_indices(len(examples[split]), most)]
 
 
 def group_of(task: spec.Task, location: str, row: Row) -> str:
     """Read the group of a row. Raises `InputError` for an empty field."""
     value = column(location, row, str(task.group), "or leave `group` out of the task")
     if is_missing(value):
-        raise InputError(f"{location}: no group stands in '{task.group}': fill it in, or leave `group` out of the task")
+        raise InputError(
+            f"{location}: the group in '{task.group}' is empty: fill it in, or leave `group` out of the task"
+        )
     return str(value)
 
 
@@ -338,13 +336,16 @@ def classes_of(example: AnyExample) -> tuple[int, ...]:
 
 def count_shared(data: TaskData | Collection) -> dict[spec.EvaluatedSplit, int]:
     """Count the inputs of validation and of test that train has too, whatever their labels."""
-    if isinstance(data, Collection):
-        trained = {data.queries[query] for query, _ in data.train}
-        return {split: sum(data.queries[id] in trained for id in data.relevance[split]) for split in data.relevance}
-    trained = {input_of(example) for example in data.train}
-    return {
-        split: sum(input_of(example) in trained for example in data.splits[split]) for split in spec.EVALUATED_SPLITS
-    }
+    trained = set(inputs_of(data, "train"))
+    return {split: sum(text in trained for text in inputs_of(data, split)) for split in spec.EVALUATED_SPLITS}
+
+
+def inputs_of(data: TaskData | Collection, split: spec.TaskSplit) -> list[Any]:
+    """List the inputs of a split, as `input_of` returns them; of retrieval the queries, in their order."""
+    if isinstance(data, TaskData):
+        return [input_of(example) for example in data.splits[split]]
+    ids = {query for query, _ in data.train} if split == "train" else data.relevance[split].keys()
+    return [text for id, text in data.queries.items() if id in ids]
 
 
 def input_of(example: AnyExample) -> Any:
@@ -382,9 +383,8 @@ def why_left_out(task: spec.Task, location: str, row: Row) -> Literal["answer", 
 
 
 def lacks_label(task: spec.Task, label: Any) -> bool:
-    """Tell whether a field holds no label. For sets of classes, an empty field means that none applies."""
-    may_be_empty = task.problem_type == "multi_label_classification"
-    return is_missing(label) and (label is None or not may_be_empty)
+    """Tell whether a field lacks a label. For sets of classes, an empty field means that none applies."""
+    return is_missing(label) and (label is None or task.problem_type != "multi_label_classification")
 
 
 def lacks_text(values: Sequence[Any]) -> bool:
@@ -500,19 +500,15 @@ WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def tag_spans(location: str, text: str, spans: Sequence[tuple[int, int, str]]) -> tuple[list[str], list[str]]:
-    """Divide a running text into words with tags in IOB2. A word belongs to a span that holds any part of it."""
+    """Divide a running text into words with tags in IOB2. A word belongs to a span that covers any part of it."""
     matches = [*WORD.finditer(text)]
     tags = ["O"] * len(matches)
     for start, end, label in spans:
         if not 0 <= start < end <= len(text):
-            raise InputError(
-                f"{location}: the span from {start} to {end} is not in its text of {len(text):,} characters"
-            )
+            raise InputError(f"{location}: the span from {start} to {end} is not in its text of length {len(text):,}")
         inside = [index for index, word in enumerate(matches) if word.start() < end and word.end() > start]
         if any(tags[index] != "O" for index in inside):
-            raise InputError(
-                f"{location}: two spans share a word at {start} ({excerpt(text[start:end])}); leave one out"
-            )
+            raise InputError(f"{location}: two spans share a word at {start} ({excerpt(text[start:end])}); drop one")
         for index in inside:
             tags[index] = f"{'B' if index == inside[0] else 'I'}-{label}"
     return [word[0] for word in matches], tags

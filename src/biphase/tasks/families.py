@@ -41,14 +41,14 @@ class Kind:
     """The metrics that may choose a learning rate; `init task` takes the first."""
     paper_metric: str
     """The metric of the paper's tables."""
-    head: str
-    """The end of the names of its classes in transformers."""
     pipeline_tag: str
     """The name on the hub."""
     example: str
     """The task file in `bundled/tasks` from which `init task` starts."""
     size: TaskSize
     """The assumed size of a task without one, until a finished cell shows its time."""
+    head: str = "ForSequenceClassification"
+    """The end of the names of its classes in transformers."""
     has_classes: bool = False
     """Whether its tasks list classes."""
     num_outputs: int | None = None
@@ -69,7 +69,6 @@ SEQUENCE_CLASSIFICATION = Kind(
     code="SC",
     metrics=("accuracy", "macro_f1", "mcc", "f1"),
     paper_metric="accuracy",
-    head="ForSequenceClassification",
     pipeline_tag="text-classification",
     example="reviews",
     size=TaskSize(train_examples=50_000, example_tokens=40, evaluated_tokens=1_000_000),
@@ -109,7 +108,6 @@ KINDS: dict[Family | ProblemType, Kind] = {
         code="IR",
         metrics=("ndcg_at_10", "map_at_100", "mrr_at_10", "recall_at_100"),
         paper_metric="paper_ndcg_at_10",
-        head="ForSequenceClassification",
         pipeline_tag="sentence-similarity",
         example="handbook",
         size=TaskSize(train_examples=100_000, example_tokens=120, evaluated_tokens=1_000_000),
@@ -123,7 +121,6 @@ KINDS: dict[Family | ProblemType, Kind] = {
         code="SC",
         metrics=("accuracy",),
         paper_metric="accuracy",
-        head="ForSequenceClassification",
         pipeline_tag="multiple-choice",
         example="exams",
         size=TaskSize(train_examples=40_000, example_tokens=200, evaluated_tokens=2_000_000),

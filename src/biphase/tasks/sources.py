@@ -44,7 +44,7 @@ DataDirs = Mapping[str, str | Path]
 
 @dataclass(frozen=True)
 class TaskSource:
-    """The source of a task's data. Equal sources hold the same data for the same use."""
+    """The source of a task's data. Equal sources have the same data for the same use."""
 
     task: spec.Task = field(compare=False)
     name: str
@@ -108,14 +108,12 @@ def name_data_dirs(pairs: Iterable[tuple[str, str]], tasks: Iterable[str], optio
     Args:
         pairs: a task, by its name or its YAML file, and its folder.
         tasks: names or YAML files; the tasks that they are trained on may have a folder too.
-        option: the option or key that gives the pairs, for messages.
+        option: the option or key of the pairs, for messages.
 
     Raises `InputError` for any other task, and for one that is given twice.
     """
     folders: dict[str, str] = {}
-    names: set[str] = set()
-    for task in map(spec.find_task, tasks):
-        names.update(name for name in (task.name, task.trained_on, task.part_of) if name)
+    names = {name for task in map(spec.find_task, tasks) for name in (task.name, task.trained_on, task.part_of) if name}
     for task_name, folder in pairs:
         name = spec.find_task(task_name).name if task_name.endswith((".yaml", ".yml")) else task_name
         refuse_unknown(f"{option}: unknown task", name, names)
@@ -221,7 +219,9 @@ def read_layout(source: TaskSource, layout: spec.FileLayout, part: PartName) -> 
     task = source.task
     if layout.quotes is None and (spec.is_own_task(task) or task.kind.is_search):
         layout = layout.model_copy(update={"quotes": False})  # as GLUE and BEIR publish their tables
-    splits = source.splits if layout.format == "mldr" and part == "queries" else (part,)  # they stand in the splits
+    splits = (
+        source.splits if layout.format == "mldr" and part == "queries" else (part,)
+    )  # mldr's splits have the queries
     for path in (path for split in splits for path in source.files[split]):
         form: str | None = layout.format
         if form == "mldr":

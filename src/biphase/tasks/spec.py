@@ -1,6 +1,6 @@
 """The description of a task: its family, its columns and classes, and the places of its splits.
 
-Tasks are data, not code: `tasks.yaml` holds biphase's own, and a user's file has the same keys. `sources.py` finds the
+Tasks are data, not code: `tasks.yaml` has biphase's own, and a user's file has the same keys. `sources.py` finds the
 files or the hub data behind a task, `examples.py` reads them.
 """
 
@@ -70,7 +70,7 @@ class Splits(Strict):
 
 
 class FileLayout(FileForm, Splits):
-    """Files that a folder may hold. `.zst` and `.gz` are opened; `*` in a name stands for several files in order."""
+    """Files that a folder may have. `.zst` and `.gz` are opened; `*` in a name matches several files, in order."""
 
     later: ClassVar[frozenset[str]] = frozenset({"quotes", "has_header", "delimiter"})
 
@@ -111,9 +111,7 @@ class Hub(Strict):
 class Task(Strict):
     """A task, as `tasks.yaml` and a user's file describe it."""
 
-    later: ClassVar[frozenset[str]] = frozenset(
-        {"problem_type", "choices", "multi_hot", "missing", "stratified", "group"}
-    )
+    later: ClassVar = frozenset({"problem_type", "choices", "multi_hot", "missing", "stratified", "group"})
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     family: Family
@@ -230,7 +228,7 @@ def template_columns(template: str) -> tuple[str, ...]:
     except ValueError as error:
         raise ValueError(f"template {template!r}: {error}; a brace that is text is doubled") from None
     if any(not name or spec or conversion for _, name, spec, conversion in fields):
-        raise ValueError(f"template {template!r}: only names of columns may stand in braces; `rename` gives new ones")
+        raise ValueError(f"template {template!r}: only names of columns may be in braces; `rename` changes them")
     return tuple(str(name) for _, name, _, _ in fields)
 
 

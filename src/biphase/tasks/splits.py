@@ -17,7 +17,7 @@ from biphase import console
 from biphase.corpus.rows import column
 from biphase.errors import InputError
 from biphase.tasks.sources import PartName, TaskSource, read_rows, text_column
-from biphase.tasks.spec import EVALUATED_SPLITS, EvaluatedSplit, Task, TaskSplit
+from biphase.tasks.spec import EVALUATED_SPLITS, TASK_SPLITS, EvaluatedSplit, Task, TaskSplit
 
 DRAW_SEED = 42
 TRAIN_SHARE = 0.95
@@ -67,7 +67,7 @@ def hold_out(
     """Divide examples into train and a held-out part, both in the order of
     `Dataset.train_test_split(train_size=0.95, seed=42)`.
 
-    With `strata`, each has its share in both: the shuffled examples stand in a row, one stratum after the other, and
+    With `strata`, each has its share in both: the shuffled examples form a row, one stratum after the other, and
     the held-out ones are taken at equal distances. A stratum of one example stays in train. With `groups`, two or more,
     the groups of `choose_groups` are held out.
     """
@@ -128,9 +128,7 @@ class TaskData:
 
     @property
     def splits(self) -> dict[TaskSplit, tuple[Any, ...]]:
-        splits: dict[TaskSplit, tuple[Any, ...]] = {"train": self.train, "validation": self.validation}
-        splits["test"] = self.test
-        return {name: examples for name, examples in splits.items() if examples}
+        return {name: getattr(self, name) for name in TASK_SPLITS if getattr(self, name)}
 
 
 @dataclass(frozen=True)
@@ -229,9 +227,7 @@ def read_judged_texts(
     return texts["queries"], texts["corpus"]
 
 
-def own_documents(
-    queries: Mapping[str, str], documents: Mapping[str, str], relevance: Mapping[str, Mapping[str, int]]
-) -> frozenset[str]:
+def own_documents(queries: dict[str, str], documents: dict[str, str], relevance: Judgements) -> frozenset[str]:
     """Find the queries that are documents too, and would find themselves: they have the same id and the same text,
     except for a title, and no judgement says that this document is relevant. Equal ids may be a coincidence."""
     twins = set()

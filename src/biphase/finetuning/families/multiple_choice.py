@@ -19,19 +19,11 @@ from biphase.corpus.rows import PlacedRow
 from biphase.errors import InputError
 from biphase.finetuning.calibration import Calibration, fit_temperature
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import (
-    AdditiveSplit,
-    Batch,
-    BatchModel,
-    CellContext,
-    HashedTokenizer,
-    count_touched,
-    segment_logsumexp,
-    to_bounds,
-)
+from biphase.finetuning.encoding import Batch, BatchModel, CellContext, EncodedSplit, HashedTokenizer, to_bounds
 from biphase.finetuning.families import Predicted, predict_inputs
 from biphase.finetuning.families.sequence_classification import labelled
 from biphase.finetuning.kept import KeptModel
+from biphase.finetuning.loss import segment_logsumexp
 from biphase.finetuning.metrics import Judgement, score_rows
 from biphase.tasks.examples import LabelledText, read_choices
 from biphase.tasks.spec import TaskSplit
@@ -39,7 +31,7 @@ from biphase.tasks.splits import TaskData
 
 
 @dataclass(frozen=True)
-class Split(AdditiveSplit):
+class Split(EncodedSplit):
     bounds_Q1: np.ndarray
     """The bounds of each question's choices in the samples."""
     right_Q: np.ndarray
@@ -86,11 +78,10 @@ def encode(data: TaskData, tokenizer: HashedTokenizer, config: FinetuneConfig) -
 
 
 def encode_choices(examples: Sequence[LabelledText], tokenizer: HashedTokenizer, config: FinetuneConfig) -> Split:
-    choices = [choice for example in examples for choice in example.texts]
-    texts = tokenizer.encode_filled(choices, config.max_length)
+    texts = tokenizer.encode_filled([choice for example in examples for choice in example.texts], config.max_length)
     bounds_Q1 = to_bounds([len(example.texts) for example in examples])
     right_Q = np.array([example.label for example in examples], dtype=np.int64)
-    num_cut = count_touched(bounds_Q1, texts.truncated)
+    num_cut = texts.count_cut(bounds_Q1)
     return Split([example.id for example in examples], texts, len(examples), num_cut, bounds_Q1, right_Q)
 
 
@@ -110,6 +101,5 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
             raise InputError(f"{location}: {len(choices)} choices, where task '{task.name}' names {len(task.classes)}")
         inputs.append(LabelledText(location, choices, 0))
     split = encode_choices(inputs, tokenizer, model.config)
-    scores_S1 = predict_inputs(model, network, split)
-    parts = zip(np.split(scores_S1[:, 0], split.bounds_Q1[1:-1]), names, strict=True)
+    parts = zip(np.split(predict_inputs(model, network, split)[:, 0], split.bounds_Q1[1:-1]), names, strict=True)
     return Predicted([best_choice(*part) for part in parts], split.num_truncated)

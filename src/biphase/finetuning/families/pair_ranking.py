@@ -15,14 +15,7 @@ import numpy as np
 
 from biphase.corpus.rows import PlacedRow
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import (
-    CellContext,
-    HashedTokenizer,
-    TokenizedTexts,
-    count_touched,
-    share_room,
-    to_bounds,
-)
+from biphase.finetuning.encoding import CellContext, HashedTokenizer, TokenizedTexts, share_room, to_bounds
 from biphase.finetuning.families import Predicted, multiple_choice, predict_inputs
 from biphase.finetuning.kept import KeptModel
 from biphase.finetuning.metrics import BM25, Judgement, judge_ranking, ranking_scores
@@ -63,7 +56,7 @@ def encode(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig)
         if name != "train":
             grades = data.relevance[name]
             relevance = {query: grades[query] for query in data.queries if query in grades}
-            searched = data.judged_documents[name] if config.judged_only else list(data.documents)
+            searched = [*(data.judged_documents[name] if config.judged_only else data.documents)]
             ranked = rank_documents(data, twins, list(relevance), searched)
             groups = [(query, candidates) for query, candidates in ranked.items() if candidates]
         named = [(query, document) for query, candidates in groups for document in candidates]
@@ -74,7 +67,7 @@ def encode(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig)
             ids=[query for query, _ in groups],
             texts=texts,
             num_examples=len(groups),
-            num_truncated=count_touched(bounds_Q1, texts.truncated),
+            num_truncated=texts.count_cut(bounds_Q1),
             bounds_Q1=bounds_Q1,
             right_Q=np.zeros(len(groups), dtype=np.int64),
             documents_S=[document for _, document in named],
@@ -83,9 +76,7 @@ def encode(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig)
     return splits
 
 
-def rank_documents(
-    data: Collection, twins: Set[str], queries: Sequence[str], documents: Sequence[str]
-) -> dict[str, list[str]]:
+def rank_documents(data: Collection, twins: Set[str], queries: list[str], documents: list[str]) -> dict[str, list[str]]:
     """Rank the documents for each query by BM25. A query that is a document too (in `twins`) does not find itself."""
     words = index_bm25(data.documents[id] for id in documents)
     texts = [data.queries[id] for id in queries]

@@ -1,7 +1,7 @@
 """Extractive question answering, by start and end of a span or, as in the paper, by classifying tokens.
 
 The input is the question and its context. With the span head (`qa_head: span`) a long context becomes several windows
-that overlap by `doc_stride` tokens, and the end-of-text token stands for "no answer". With the token head (`token`)
+that overlap by `doc_stride` tokens, and the end-of-text token means "no answer". With the token head (`token`)
 there is one window, and the tokens of the first answer have label 1. If a question lists candidates (ReCoRD's
 entities), the best of them is the answer.
 
@@ -24,17 +24,10 @@ from biphase import console
 from biphase.corpus.rows import PlacedRow, Row
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import (
-    AdditiveSplit,
-    Batch,
-    BatchModel,
-    CellContext,
-    HashedTokenizer,
-    segment_logsumexp,
-    to_bounds,
-)
+from biphase.finetuning.encoding import Batch, BatchModel, CellContext, EncodedSplit, HashedTokenizer, to_bounds
 from biphase.finetuning.families import Predicted, predict_inputs
 from biphase.finetuning.kept import KeptModel
+from biphase.finetuning.loss import segment_logsumexp
 from biphase.finetuning.metrics import Judgement, Rows, answer_scores, counted_answers, paper_answer_f1, token_f1
 from biphase.tasks.examples import Answer, Question, find_answer, read_spans
 from biphase.tasks.sources import text_column
@@ -79,10 +72,10 @@ ANSWERS_WITHIN = 0.99
 
 
 @dataclass(frozen=True)
-class Split(AdditiveSplit):
+class Split(EncodedSplit):
     """Windows as samples, and the places of contexts and answers in them.
 
-    Context tokens are counted through the whole split, each once, however many windows hold it. With question 0 of 5
+    Context tokens are counted through the whole split, each once, however many windows have it. With question 0 of 5
     context tokens in the windows 0–2 and 2–4, and question 1 of 3 in one window, K is 8 and
 
         questions_W         0 0 1
@@ -111,7 +104,7 @@ class Split(AdditiveSplit):
     has_unanswerable: bool
     """Whether a question of train has no answer. Only then may "no answer" be predicted."""
     max_answer_tokens: int
-    """The longest answer, unless configured: it holds 99 % of the answers in train, and is 30 tokens at least."""
+    """The longest answer, unless configured: it covers 99 % of the answers in train, and is 30 tokens at least."""
 
     def items_of(self, examples: np.ndarray) -> np.ndarray:
         """List all windows of some questions."""
@@ -198,7 +191,7 @@ class Split(AdditiveSplit):
 
 
 def encode(data: TaskData, tokenizer: HashedTokenizer, config: FinetuneConfig) -> dict[TaskSplit, Split]:
-    """Encode the splits of a task. Train tells all of them whether questions may have no answer, and the longest
+    """Encode the splits of a task. Train decides for all whether questions may have no answer, and the longest
     answer; a length other than 30 tokens is printed, with the share of longer answers."""
     has_unanswerable = any(not example.answers for example in data.train)
     splits = {}
@@ -335,14 +328,13 @@ def span_loss(logits_T2: Tensor, split: Split, batch: Batch, cell: CellContext) 
     is_hidden_T = torch.from_numpy(~is_choice_T).to(logits_T2.device)
     masked_T2 = logits_T2.masked_fill(is_hidden_T[:, None], float("-inf"))
     logsumexp_W2 = segment_logsumexp(masked_T2, batch.layout.bounds_S1.long())
-    chosen_W2 = masked_T2.gather(0, cell.on_device(targets_W2))
-    return (logsumexp_W2 - chosen_W2).mean(1).sum()
+    return (logsumexp_W2 - masked_T2.gather(0, cell.on_device(targets_W2))).mean(1).sum()
 
 
 def context_logits(split: Split, logits_T2: np.ndarray) -> np.ndarray:
     """Choose the logits of each context token, [K, 2]: from the window where it has most context on its poorer side.
-    Tokens that no window holds score lowest."""
-    # The window of each context token, and how much context stands left and right of it there (the window opens with
+    Tokens outside of all windows score lowest."""
+    # The window of each context token, and how much context is left and right of it there (the window opens with
     # the question and closes with one end-of-text token).
     inside_T = np.flatnonzero(split.context_tokens_T >= 0)
     windows_T = np.repeat(np.arange(split.texts.num_samples), split.texts.lengths_S)[inside_T]

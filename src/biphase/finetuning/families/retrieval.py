@@ -1,7 +1,7 @@
 """Retrieval: training by InfoNCE with in-batch negatives on (query, document) pairs, and exact search.
 
 Embeddings are means over tokens, compared by cosine. The gradient of a batch that does not fit into memory is cached:
-all texts are embedded without a graph, the loss gives the gradient of each embedding, and parts are embedded again to
+all texts are embedded without a graph, the loss yields the gradient of each embedding, and parts are embedded again to
 carry it on (GradCache, Gao et al. 2021, arXiv:2101.06983). The result equals that of one large batch.
 
 Letters: B pairs of a batch, D width, Q queries, A all queries, N documents, J judgements.
@@ -17,14 +17,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from biphase.encoder.search import SEARCH_DOCUMENTS, find_nearest
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import (
-    BatchModel,
-    CellContext,
-    EncodedSplit,
-    HashedTokenizer,
-    TokenizedTexts,
-    split_by_tokens,
-)
+from biphase.finetuning.encoding import BatchModel, CellContext, EncodedSplit, HashedTokenizer, TokenizedTexts
 from biphase.finetuning.metrics import Judgement, Ranked, judge_ranking
 from biphase.tasks.spec import TASK_SPLITS, TaskSplit
 from biphase.tasks.splits import Collection, Judgements, own_documents
@@ -65,8 +58,8 @@ class Split(EncodedSplit):
         """Compute the mean InfoNCE loss over pairs, each query against all documents of the batch, and its gradient."""
         queries, documents = self.queries_J[items], self.documents_J[items]
         most = cell.config.microbatch_tokens
-        parts = [(self.texts, part) for part in split_by_tokens(queries, self.texts.lengths_S, most)]
-        parts += [(self.documents, part) for part in split_by_tokens(documents, self.documents.lengths_S, most)]
+        parts = [(self.texts, part) for part in self.texts.in_parts(queries, most)]
+        parts += [(self.documents, part) for part in self.documents.in_parts(documents, most)]
         # 1. Embed all texts; with a graph only where all of them fit into memory at once.
         fits = bool(self.lengths_I[items].sum() <= most)
         with torch.set_grad_enabled(fits):
@@ -170,12 +163,9 @@ def no_negatives(split: Split, queries_B: np.ndarray, documents_B: np.ndarray) -
 
 def embed_all(model: BatchModel, texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Tensor:
     """Embed samples, in their order: [S, D], of length 1."""
-    rows_of = {int(sample): row for row, sample in enumerate(samples)}
-    embeddings = None
+    embedded, pieces = [], []
     for batch, output in texts.outputs(model, samples, cell):
-        if embeddings is None:
-            embeddings = output.new_empty(len(samples), output.shape[1])
-        rows = torch.tensor([rows_of[int(sample)] for sample in batch.samples], device=output.device)
-        embeddings[rows] = normalize(output, dim=-1)
-    assert embeddings is not None
-    return embeddings
+        embedded.append(batch.samples)
+        pieces.append(normalize(output, dim=-1))
+    rows = np.argsort(np.concatenate(embedded))[np.argsort(np.argsort(samples))]
+    return torch.cat(pieces)[torch.from_numpy(rows).to(pieces[0].device)]

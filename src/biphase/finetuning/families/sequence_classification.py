@@ -20,9 +20,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 from biphase.corpus.rows import PlacedRow, Row, column
 from biphase.finetuning.calibration import Calibration, choose_thresholds, fit_temperature
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import AdditiveSplit, Batch, BatchModel, CellContext, HashedTokenizer, balance_classes
+from biphase.finetuning.encoding import Batch, BatchModel, CellContext, EncodedSplit, HashedTokenizer
 from biphase.finetuning.families import Predicted, in_order_of_length, predict_inputs
 from biphase.finetuning.kept import KeptModel, input_columns
+from biphase.finetuning.loss import balance_classes, cross_entropy
 from biphase.finetuning.metrics import Judgement, score_rows
 from biphase.tasks.examples import LabelledText, fill_row, input_of, lacks_text
 from biphase.tasks.spec import Task, TaskSplit
@@ -30,7 +31,7 @@ from biphase.tasks.splits import TaskData
 
 
 @dataclass(frozen=True)
-class Split(AdditiveSplit):
+class Split(EncodedSplit):
     labels_S: np.ndarray
     """The index of the class; or a number, fp64; or [S, C], 1 for each class of the set."""
 
@@ -50,7 +51,7 @@ class Split(AdditiveSplit):
         targets_S = cell.on_device(self.labels_S[batch.samples])
         match cell.task.problem_type:
             case None:
-                return cell.cross_entropy(output, self.labels_S[batch.samples], self.labels_S[items])
+                return cross_entropy(cell, output, self.labels_S[batch.samples], self.labels_S[items])
             case "regression":
                 return mse_loss(output[:, 0], targets_S, reduction="sum") / len(items)
             case "multi_label_classification":
@@ -90,13 +91,11 @@ class Split(AdditiveSplit):
 
 
 def encode(data: TaskData, tokenizer: HashedTokenizer, config: FinetuneConfig) -> dict[TaskSplit, Split]:
-    return {name: encode_labelled(data.task, rows, tokenizer, config) for name, rows in data.splits.items()}
+    return {name: encode_labelled(data.task, rows, tokenizer, config.max_length) for name, rows in data.splits.items()}
 
 
-def encode_labelled(
-    task: Task, examples: Sequence[LabelledText], tokenizer: HashedTokenizer, config: FinetuneConfig
-) -> Split:
-    texts = tokenizer.encode_filled([example.texts[0] for example in examples], config.max_length)
+def encode_labelled(task: Task, examples: Sequence[LabelledText], tokenizer: HashedTokenizer, max_length: int) -> Split:
+    texts = tokenizer.encode_filled([example.texts[0] for example in examples], max_length)
     labels: Sequence[Any] = [example.label for example in examples]
     if task.problem_type == "multi_label_classification":
         labels_S = np.zeros((len(labels), len(task.classes)))
@@ -138,13 +137,11 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
     no_label = () if task.problem_type == "multi_label_classification" else 0
     inputs = []
     for (location, row), empty in zip(rows, is_empty, strict=True):
-        text = fill_row(task, location, blank if empty else row)
-        inputs.append(LabelledText(location, (text,), no_label))
+        inputs.append(LabelledText(location, (fill_row(task, location, blank if empty else row),), no_label))
     if not model.is_ours:
-        texts = [*map(input_of, inputs)]
-        predictions, num_cut = classify_as_pipeline(network, tokenizer.pretrained, texts)
+        predictions, num_cut = classify_as_pipeline(network, tokenizer.pretrained, [*map(input_of, inputs)])
     else:
-        split = encode_labelled(task, inputs, tokenizer, model.config)
+        split = encode_labelled(task, inputs, tokenizer, model.config.max_length)
         logits_SC = predict_inputs(model, network, split)
         predictions, num_cut = [*read_outputs(task, logits_SC, model.calibration.thresholds)], split.num_truncated
     for index in np.flatnonzero(is_empty):
@@ -163,6 +160,5 @@ def classify_as_pipeline(network: Any, tokenizer: Any, texts: Sequence[str]) -> 
         if len(scores) == 1:  # a number, with no class
             predictions.append({"predicted": scores[0]["score"]})
         else:
-            probabilities = {label["label"]: label["score"] for label in scores}
-            predictions.append(labelled(probabilities, is_single))
+            predictions.append(labelled({label["label"]: label["score"] for label in scores}, is_single))
     return predictions, sum(length > tokenizer.model_max_length for length in lengths)

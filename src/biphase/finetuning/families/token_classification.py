@@ -18,17 +18,10 @@ from torch import Tensor
 
 from biphase.corpus.rows import PlacedRow, Row
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import (
-    AdditiveSplit,
-    Batch,
-    BatchModel,
-    CellContext,
-    HashedTokenizer,
-    balance_classes,
-    to_bounds,
-)
+from biphase.finetuning.encoding import Batch, BatchModel, CellContext, EncodedSplit, HashedTokenizer, to_bounds
 from biphase.finetuning.families import Predicted, in_order_of_length, predict_inputs
 from biphase.finetuning.kept import TEXT, KeptModel
+from biphase.finetuning.loss import balance_classes, cross_entropy
 from biphase.finetuning.metrics import Judgement, Rows, find_entities, tag_scores
 from biphase.tasks.examples import TaggedWords, words_of
 from biphase.tasks.sources import text_column
@@ -37,7 +30,7 @@ from biphase.tasks.splits import TaskData
 
 
 @dataclass(frozen=True)
-class Split(AdditiveSplit):
+class Split(EncodedSplit):
     tags_W: np.ndarray
     """The tag of every word, cut off or not."""
     word_bounds_S1: np.ndarray
@@ -58,7 +51,7 @@ class Split(AdditiveSplit):
         """The cross-entropy of the tokens of words."""
         words_T = self.words_T[batch.indices_T]
         targets_T = np.where(words_T >= 0, self.tags_W[words_T], -100)  # torch ignores -100
-        return cell.cross_entropy(output, targets_T, self.targets_of(items))
+        return cross_entropy(cell, output, targets_T, self.targets_of(items))
 
     @property
     def class_indices(self) -> np.ndarray:
@@ -92,9 +85,8 @@ def encode_words(examples: Sequence[TaggedWords], tokenizer: HashedTokenizer, co
     sentences = [" ".join(example.words) for example in examples]
     room = tokenizer.room(config.max_length)
     parts, words = [], []
-    for example, first, (ids, spans_T2) in zip(
-        examples, word_bounds_S1[:-1], tokenizer.tokenize(sentences, with_spans=True), strict=True
-    ):
+    encoded = tokenizer.tokenize(sentences, with_spans=True)
+    for example, first, (ids, spans_T2) in zip(examples, word_bounds_S1[:-1], encoded, strict=True):
         parts.append(ids)
         # The words of the tokens that are not cut off, counted through the whole split, between special tokens (-1).
         last_characters = np.maximum(spans_T2[:, 1] - 1, spans_T2[:, 0])[:room]
@@ -128,8 +120,7 @@ def vote(labels_T: np.ndarray, words_T: np.ndarray, num_words: int, num_labels: 
     first[keys[::-1]] = inside[::-1]  # the last write to a key stays: the earliest token
     # Both in one number, like the digits of a decimal: more votes win, then the earlier first token.
     ranks_WC = (counts * (len(words_T) + 1) - first).reshape(num_words, num_labels)
-    has_tokens_W = counts.reshape(num_words, num_labels).any(axis=1)
-    return np.where(has_tokens_W, ranks_WC.argmax(axis=1), default)
+    return np.where(counts.reshape(num_words, num_labels).any(axis=1), ranks_WC.argmax(axis=1), default)
 
 
 def tag_rows(split: Split, predictions: tuple[np.ndarray, np.ndarray], classes: Sequence[str]) -> Rows:
@@ -151,7 +142,7 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
     """Tag each word of a list, and name the spans of words that the tags make. Running text has spans only
     (`tag_text`).
 
-    The rest of a list that is longer than an input goes into further inputs, each of which begins some words earlier.
+    The rest of a list that is longer than an input goes into further inputs. Each begins some words earlier.
     Of the words that two inputs share, the first half take the tags of the earlier input. With inputs of 8 words, 20
     words are in 0–8, 6–14, 12–20, and the tags are those of 0–7, 7–13, 13–20.
     """

@@ -1,0 +1,52 @@
+"""The cross-entropy of a task: weighted by class and smoothed as configured, or over the rows of segments.
+
+A loss is a part of torch's mean over all items of a step, so that microbatches add their parts. Families without
+cross-entropy have their loss in their own module.
+
+Letters: X samples or tokens, T rows, S segments, C classes.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from biphase.finetuning.encoding import CellContext, EncodedSplit
+
+
+def weigh_classes(cell: CellContext, split: EncodedSplit, items: np.ndarray) -> CellContext:
+    """Weigh the classes of a cell as configured; `balanced` counts them in these training items."""
+    weights = cell.config.class_weights
+    if not weights:
+        return cell
+    if weights == "balanced":
+        weights_C = split.balanced_weights(items, cell)
+    else:
+        by_class = dict(weights)
+        weights_C = np.array([by_class.get(name, 1.0) for name in cell.task.classes])
+    return replace(cell, class_weights_C=cell.on_device(weights_C.astype(np.float32)))
+
+
+def balance_classes(counts_C: np.ndarray) -> np.ndarray:
+    """Compute scikit-learn's `balanced` weights: n / (k · n_c) for n targets of k classes. An absent class weighs 1."""
+    return np.where(counts_C > 0, counts_C.sum() / (np.count_nonzero(counts_C) * np.maximum(counts_C, 1)), 1.0)
+
+
+def cross_entropy(cell: CellContext, logits_XC: Tensor, targets_X: np.ndarray, all_targets: np.ndarray) -> Tensor:
+    """Compute the part of some targets (-100: none) in torch's weighted and smoothed mean over all targets."""
+    weights_C = cell.class_weights_C
+    targets = cell.on_device(targets_X)
+    smoothing = cell.config.label_smoothing
+    loss = nn.functional.cross_entropy(logits_XC, targets, weights_C, reduction="sum", label_smoothing=smoothing)
+    if weights_C is None or len(all_targets) == 0:
+        return loss / max(len(all_targets), 1)
+    return loss / weights_C[cell.on_device(all_targets)].sum()
+
+
+def segment_logsumexp(logits_TC: Tensor, bounds_S1: Tensor) -> Tensor:
+    """Compute logsumexp over the rows of each segment, [S, C]."""
+    segments_T = torch.repeat_interleave(torch.arange(len(bounds_S1) - 1, device=logits_TC.device), bounds_S1.diff())
+    highest = torch.segment_reduce(logits_TC.detach(), "max", offsets=bounds_S1, axis=0)
+    sums = torch.zeros_like(highest).index_add(0, segments_T, (logits_TC - highest[segments_T]).exp())
+    return sums.log() + highest
