@@ -73,7 +73,7 @@ def test_what_is_nowhere_is_one_line(cache: Path, tmp_path: Path, monkeypatch: p
         ("a b", None, "a b"),
     ):
         with pytest.raises(
-            InputError, match=rf"model {named}.* is no folder here and cannot be had from the hub \(.+\);"
+            InputError, match=rf"model {named}.* is no folder here and cannot be had from the Hub \(.+\);"
         ):
             fetch_model(id, revision)
     for path in ("./model", "/some/model", "~/model", "runs/some/model", "model/", "./some/model"):
@@ -90,7 +90,7 @@ def test_what_is_nowhere_is_one_line(cache: Path, tmp_path: Path, monkeypatch: p
         fetch_model("shards/tokeniser", kind="tokenizer")  # without a look into the hub
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     shutil.rmtree(cache)
-    with pytest.raises(InputError, match="cannot be had from the hub"):
+    with pytest.raises(InputError, match="cannot be had from the Hub"):
         fetch_model("some/model")
 
 
@@ -266,8 +266,8 @@ def test_a_model_whose_download_broke_off_is_fetched_again(hub: Hub) -> None:
     commit = hub.commit("some/model", {"config.json": "{}", "tokenizer.json": "{}", **parts})
     hub.faults = [Fault("^GET /[0-9a-f]{64}", times=999, cut_after=100)]
     fetch = FETCH.format(("some/model",))
-    assert "cannot be had from the hub" in hub.told(fetch)
-    assert all("cannot be had from the hub" in hub.told(fetch, **gone) for gone in GONE)
+    assert "cannot be had from the Hub" in hub.told(fetch)
+    assert all("cannot be had from the Hub" in hub.told(fetch, **gone) for gone in GONE)
     hub.faults = [Fault("^GET /[0-9a-f]{64}", times=999, seconds=60)]
     hub.asked.clear()
     command, environment = [sys.executable, "-c", fetch], os.environ | hub.environment(hub.home)
@@ -407,8 +407,8 @@ def test_rows_of_several_files_are_different_documents(hub: Hub) -> None:
 def test_a_model_that_is_here_in_part_is_none(hub: Hub) -> None:
     hub.commit("some/model", {"config.json": "{}", "model.safetensors": b"0" * 1000})
     hub.faults = [Fault("HEAD .*safetensors", times=99, status=400)]
-    assert "cannot be had from the hub" in hub.told(FETCH.format(("some/model",)))
-    assert "cannot be had from the hub" in hub.told(FETCH.format(("some/model",)), HF_HUB_OFFLINE="1")
+    assert "cannot be had from the Hub" in hub.told(FETCH.format(("some/model",)))
+    assert "cannot be had from the Hub" in hub.told(FETCH.format(("some/model",)), HF_HUB_OFFLINE="1")
 
 
 def test_a_stop_is_no_refusal_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
