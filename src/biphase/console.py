@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -71,15 +71,14 @@ def open_tracking(name: TrackingName | None, folder: Path, settings: Mapping[str
         from torch.utils.tensorboard import SummaryWriter
 
         with ExitStack() as opened:
-            writer: SummaryWriter | None = None
+            writers: list[SummaryWriter] = []
 
             def add(record: Mapping[str, Any]) -> None:
-                nonlocal writer
-                if writer is None:
+                if not writers:
                     writer = SummaryWriter(str(folder / "tensorboard"), purge_step=record["step"])
-                    opened.enter_context(writer)
+                    writers.append(opened.enter_context(writer))
                 for key, value in name_scalars(record).items():
-                    writer.add_scalar(key, value, record["step"])
+                    writers[0].add_scalar(key, value, record["step"])
 
             yield add
     elif name == "wandb":
@@ -329,11 +328,6 @@ class Tracker:
             self.live.update({"text/plain": ""}, raw=True)
 
 
-@contextmanager
-def track(label: str, total: float | None, unit: str, done: float = 0.0) -> Iterator[Tracker]:
+def track(label: str, total: float | None, unit: str, done: float = 0.0) -> closing[Tracker]:
     """`with track("prepare", 204.1, "MB") as progress: progress.advance(1.5)`."""
-    tracker = Tracker(label, total, unit, done)
-    try:
-        yield tracker
-    finally:
-        tracker.close()
+    return closing(Tracker(label, total, unit, done))

@@ -187,8 +187,7 @@ def open_alone(path: Path, *, wait: bool = True) -> int:
                 raise
             if is_new:
                 path.unlink(missing_ok=True)
-            reason = f"no locks on its file system ({error.strerror})"
-            raise OSError(error.errno, reason, str(path)) from error
+            raise OSError(error.errno, f"no locks on its file system ({error.strerror})", str(path)) from error
         if is_at(descriptor, path):
             return descriptor
         os.close(descriptor)  # another process removed or renamed it meanwhile

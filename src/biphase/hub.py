@@ -87,7 +87,7 @@ def pin_commit(id: str, revision: str | None) -> str:
     its last answer; a revision that is a commit needs no answer."""
     from huggingface_hub import HfApi
 
-    with told_by_hub(f"{id}: the commit of its {revision or 'newest'} revision cannot be had", DATA_REMEDY):
+    with told_by_hub(f"{id}: its {revision or 'newest'} revision cannot be had from the Hub", DATA_REMEDY):
         return HfApi().resolve_revision(id, repo_type="dataset", revision=revision).resolved
 
 
@@ -224,8 +224,7 @@ def has_other_parts(published: "PretrainedConfig") -> bool:
     """Return whether a model that writes text has parts for images or sound beside its text network."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
 
-    is_alone = published.get_text_config() is published
-    return not is_alone and type(published) in MODEL_FOR_MULTIMODAL_LM_MAPPING
+    return published.get_text_config() is not published and type(published) in MODEL_FOR_MULTIMODAL_LM_MAPPING
 
 
 def refuse_own_code(name: str, content: dict[str, Any]) -> None:
@@ -237,8 +236,7 @@ def refuse_own_code(name: str, content: dict[str, Any]) -> None:
     kind = content.get("model_type")
     if kind == "eurobert" and not content.keys() & {"rope_theta", "rope_parameters"}:
         # Without a RoPE base in it, its own code and transformers assume different ones.
-        reason = f"{name} is a EuroBERT for its own code, which is never run"
-        raise InputError(f"{reason}; convert it for transformers first: biphase convert {name} FOLDER")
+        raise InputError(f"{name} is a EuroBERT for its own code; convert it first: biphase convert {name} FOLDER")
     if kind not in CONFIG_MAPPING:
         reason = f"{name} needs its own code (type '{kind}', auto_map in its config.json), which is never run"
         raise InputError(f"{reason}; choose a model of a type that transformers knows")

@@ -204,7 +204,7 @@ def test_a_finished_set_is_left_alone(made: Path, tokenizer_folder: Path, capsys
     prepare([made.parent / "corpus"], tokenizer_folder, made, validation_fraction=0.2)
     assert stamps(made) == before
     assert "nothing to do" in capsys.readouterr().err
-    with pytest.raises(InputError, match=r"finished shard set of other options.*manifest.json"):
+    with pytest.raises(InputError, match=r"finished shard set with other options.*manifest.json"):
         prepare([made.parent / "corpus"], tokenizer_folder, made, validation_fraction=0.2, seed=3)
     with pytest.raises(InputError, match="set of other sources:"):
         prepare([made.parent / "corpus" / "0.jsonl"], tokenizer_folder, made, validation_fraction=0.2)
@@ -478,7 +478,7 @@ def test_files_of_one_name_are_drawn_together(tokenizer_folder: Path, tmp_path: 
     )
     assert manifest.splits["validation"].documents == 0
     told = " ".join(capsys.readouterr().err.split())
-    assert "give files of one name names of their own" in told
+    assert "give equal file names distinct names" in told
 
 
 def test_long_documents_are_encoded_in_pieces_with_the_same_ids(

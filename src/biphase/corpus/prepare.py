@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -362,8 +363,7 @@ def tokenize_unit(plan: ShardPlan) -> None:
                 from tokenizers import Tokenizer
 
                 keep_encoder(plan.draft.tokenizer_hash, Tokenizer.from_file(str(out / "tokenizer" / "tokenizer.json")))
-            threads = environment_number("RAYON_NUM_THREADS", 1, num_cores())
-            tokenize_shard(plan, threads)
+            tokenize_shard(plan, environment_number("RAYON_NUM_THREADS", 1, num_cores()))
 
 
 COUNTS = ("documents", "tokens", "text_bytes", "empty_texts")
@@ -431,20 +431,17 @@ def tokenize_shard(plan: ShardPlan, threads: int) -> None:
             stack.callback(writer.close)
         helper = stack.enter_context(ThreadPoolExecutor(1))
 
-        def write(pieces: list[TextPiece], num_bytes: int, encodings: "Future[list[Encoding]]") -> None:
+        def encode() -> "Iterator[tuple[list[TextPiece], int, Future[list[Encoding]]]]":
+            for pieces, num_bytes in read_batches(plan, cuts_at_lines, writers, BATCH_BYTES * threads):
+                texts = [text for text, _, _ in pieces]
+                yield pieces, num_bytes, helper.submit(backend.encode_batch_fast, texts, add_special_tokens=False)
+            yield [], 0, Future()  # after the last batch
+
+        for (pieces, num_bytes, encodings), _ in pairwise(encode()):  # by now the next batch is read and on its way
             encoded = list(zip(pieces, encodings.result(), strict=True))
             by_split = {split: [pair for pair in encoded if pair[0][1] == split] for split in writers}
-            console.report_progress((num_bytes, sum(writers[split].write(by_split[split]) for split in by_split)))
-
-        unwritten: list[tuple[list[TextPiece], int, Future[list[Encoding]]]] = []
-        for pieces, num_bytes in read_batches(plan, cuts_at_lines, writers, BATCH_BYTES * threads):
-            texts = [text for text, _, _ in pieces]
-            encodings = helper.submit(backend.encode_batch_fast, texts, add_special_tokens=False)
-            unwritten.append((pieces, num_bytes, encodings))
-            if len(unwritten) > 1:
-                write(*unwritten.pop(0))
-        for batch in unwritten:
-            write(*batch)
+            tokens = sum(writers[split].write(pairs) for split, pairs in by_split.items() if pairs)
+            console.report_progress((num_bytes, tokens))
         names = tuple(source.record_name for source in plan.sources)
         parts = {split: writer.close() for split, writer in writers.items()}
         shard = Shard(name=plan.folder.name, sources=names, parts=parts)

@@ -156,9 +156,8 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
 
 def read_json_file(path: Path) -> Any:
     """Read a file with one JSON value. Raises `InputError` as `read_json_lines` does."""
-    text = "".join(line for _, line, _ in read_text_lines(path))
     try:
-        return parse_json(text)
+        return parse_json("".join(line for _, line, _ in read_text_lines(path)))
     except json.JSONDecodeError as error:
         raise InputError(f"{path}:{error.lineno}: broken JSON ({error.msg}, column {error.colno})") from None
 
@@ -232,14 +231,12 @@ def read_table(path: Path, names: Sequence[str] = ()) -> Iterator[tuple[int, Row
     Raises:
         InputError: the file is damaged, a text is not UTF-8, or two columns share a name.
     """
-    number = before = 0
+    numbers = itertools.count(1)
     with reading(path, DAMAGED):
         for batch, features, num_bytes in read_pieces(path, names):
             batch.validate(full=True)  # else Arrow follows a wrong offset out of its memory; also checks UTF-8
-            for at, row in enumerate(name_classes(batch.to_pylist(), features), start=1):
-                number += 1
-                yield number, row, before + (num_bytes - before) * at // len(batch)
-            before = num_bytes
+            for row in name_classes(batch.to_pylist(), features):
+                yield next(numbers), row, num_bytes
 
 
 def read_pieces(path: Path, names: Sequence[str]) -> Iterator[tuple[Any, dict[str, Any], int]]:

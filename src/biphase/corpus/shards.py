@@ -107,8 +107,7 @@ def read_shard_manifest(folder: Path) -> ShardManifest:
 def wrong_size(folder: Path, split: ShardSplitName, part: SplitRecord, dtype: str) -> str | None:
     """Describe a file of a shard's split that is missing or has the wrong size; None if all are right."""
     document_bytes = part.documents * 8
-    token_bytes = part.tokens * np.dtype(dtype).itemsize
-    expected = {"tokens": token_bytes, "ends": document_bytes, "hashes": document_bytes}
+    expected = {"tokens": part.tokens * np.dtype(dtype).itemsize, "ends": document_bytes, "hashes": document_bytes}
     for kind, num_bytes in expected.items():
         path = folder / f"{split}.{kind}"
         if not path.is_file():

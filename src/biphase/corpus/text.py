@@ -405,14 +405,9 @@ def read_fields(source: TextSource, text_field: str, id_field: str, with_columns
         num_chars += len(text)
         id = find_field(row, id_field)
         name = document_id(source, f"{mark}{number}") if id is None else str(id)
-        columns = single_values(row, (text_field, id_field)) if with_columns else {}
+        others = [(name, row[name]) for name in row if name not in (text_field, id_field)] if with_columns else []
+        columns = {name: value for name, value in others if value is not None and not isinstance(value, list | dict)}
         yield Document(name, text, num_bytes or num_chars, columns)
-
-
-def single_values(row: Row, others: Collection[str]) -> Row:
-    """Return the columns of a row with a text, a number or a date, except `others`."""
-    names = (name for name in row if name not in others)
-    return {name: row[name] for name in names if row[name] is not None and not isinstance(row[name], list | dict)}
 
 
 def read_hub_file(name: str) -> Iterator[tuple[int, Row, int]]:

@@ -324,8 +324,7 @@ def load_backbone(source: str | Path) -> nn.Module:
     except FailedProofError as error:
         raise InputError(f"{source} cannot be made a bidirectional encoder: {first_line(error)}") from None
     batches = "batches of equal lengths" if padded.equal_lengths else "padded batches"
-    kind = type(padded.network).__name__
-    console.err.print(f"{source}: {kind} attends over {batches} only, which is slower")
+    console.err.print(f"{source}: {type(padded.network).__name__} attends over {batches} only, which is slower")
     return padded
 
 

@@ -134,8 +134,7 @@ def tell_parent(reference: str, content: str) -> tuple[str | None, list[str]]:
     path, step = split_reference(reference)
     run = Run(Path(path))
     try:
-        folder = find_checkpoint(reference)
-        parent = read_checkpoint_manifest(folder, check_files=False)
+        parent = read_checkpoint_manifest(find_checkpoint(reference), check_files=False)
     except InputError:
         try:
             last = read_checkpoint_manifest(find_checkpoint(path), check_files=False)

@@ -81,16 +81,14 @@ def take_text_part(source: Path, part: Path, name: str) -> tuple[str, str]:
     """
     config = load_whole_config(source)
     if not has_other_parts(config):
-        raise InputError(
-            f"{name} ({config.model_type}) is neither an old EuroBERT nor a model that reads images or sound"
-        )
+        problem = f"{name} is a '{config.model_type}' model, which needs no converting"
+        raise InputError(f"{problem}: only old EuroBERTs and models that read images or sound too are converted")
     kind: Any = transformers.AutoModelForMultimodalLM
     whole: Any = networks.load_weights(kind, source, config, attention=None, dtype="auto").eval()
     tower, head = whole.get_decoder(), whole.get_output_embeddings()
     network = as_plain(tower, head, name)
     parts_left = ", ".join(child for child, part in whole.base_model.named_children() if tower not in {*part.modules()})
-    num_left = whole.num_parameters() - network.num_parameters()
-    left_out = f"{num_left:,} other parameters ({parts_left})"
+    left_out = f"{whole.num_parameters() - network.num_parameters():,} other parameters ({parts_left})"
     network.generation_config = whole.generation_config
     networks.make_generation_saveable(network)
     network.save_pretrained(part)

@@ -116,8 +116,8 @@ def other_answers(folder: Path, golden: Golden) -> list[tuple[str, list[np.ndarr
 
     answer("this network", network, lambda row: pad_batch([torch.tensor(row)], 0))
     with suppress(FailedProofError), foreign_errors_fail("its attention is not ours to turn"):
-        turned = load_answering(folder, ATTENTION)
-        answer("one that looks both ways" if is_causal else "a causal network", turned, turn)
+        other = "one that looks both ways" if is_causal else "a causal network"
+        answer(other, load_answering(folder, ATTENTION), turn)
     return answers
 
 
