@@ -105,7 +105,7 @@ LLAMA_SHAPED = {
     *("internlm3", "iquestcoder", "llama", "ministral", "ministral3", "mistral", "olmo", "olmo2", "olmo3", "phi3"),
     *("qwen2", "qwen3", "seed_oss", "smollm3", "vaultgemma"),
 }
-"""Types of networks that a `Shape` describes, but for norms and biases: each token goes through all of their gated
+"""Types of networks that a `Shape` describes, except for norms and biases: each token passes through all of their gated
 feed-forward layers."""
 
 
@@ -216,7 +216,7 @@ class SampleLengths:
     mean_keys: float
     """The length of a token's sample, averaged over tokens: sum of squared lengths / sum of lengths."""
     source: str
-    """Words that say how the two numbers came about."""
+    """The source of the two numbers, in words."""
 
 
 def flops_per_token(flops: FlopCount, phase: Phase, lengths: SampleLengths) -> float:

@@ -206,7 +206,7 @@ def test_a_finished_set_is_left_alone(made: Path, tokenizer_folder: Path, capsys
     assert "nothing to do" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"finished shard set with other options.*manifest.json"):
         prepare([made.parent / "corpus"], tokenizer_folder, made, validation_fraction=0.2, seed=3)
-    with pytest.raises(InputError, match="set of other sources:"):
+    with pytest.raises(InputError, match="set with other sources:"):
         prepare([made.parent / "corpus" / "0.jsonl"], tokenizer_folder, made, validation_fraction=0.2)
 
 
