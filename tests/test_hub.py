@@ -291,7 +291,7 @@ def test_without_the_hub_a_data_set_is_read_at_the_last_commit_or_not_at_all(hub
         assert hub.told(READ.format("some/myData", new), **gone) == "b"
     for commit in (old, other):
         told = hub.told(READ.format("some/myData", commit), HF_HUB_OFFLINE="1")
-        assert f"in the cache is configuration 'default' of commit {new}, not 'default' of {commit}" in told
+        assert f"the cache has configuration 'default' of commit {new}, not 'default' of {commit}" in told
 
 
 def test_a_configuration_without_a_name_is_never_another_one(hub: Hub) -> None:
@@ -307,7 +307,7 @@ def test_a_configuration_without_a_name_is_never_another_one(hub: Hub) -> None:
     assert hub.told(read.format("some/named", None, named), **gone) == "a"
     assert hub.told(read.format("some/several", "one", several), **gone) == "a"
     told = hub.told(read.format("some/several", None, several), **gone)
-    assert f"in the cache is configuration 'one' of commit {several}, not 'two' of {several}" in told
+    assert f"the cache has configuration 'one' of commit {several}, not 'two' of {several}" in told
     assert hub.told(read.format("some/several", None, several)) == "b"
     assert hub.told(read.format("some/several", "two", several), **gone) == "b"
 

@@ -282,7 +282,7 @@ def break_bias(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "broken, words",
     [
-        (break_merges, "would read '.*' otherwise than before"),
+        (break_merges, "would read '.*' differently"),
         (break_rows, "computes something else"),
         (break_bias, "computes something else"),
     ],
