@@ -73,13 +73,13 @@ def test_what_is_nowhere_is_one_line(cache: Path, tmp_path: Path, monkeypatch: p
         ("a b", None, "a b"),
     ):
         with pytest.raises(
-            InputError, match=rf"model {named}.* is no folder here and cannot be had from the hub \(.+\);"
+            InputError, match=rf"model {named}.* is no folder here and cannot be had from the Hub \(.+\);"
         ):
             fetch_model(id, revision)
     for path in ("./model", "/some/model", "~/model", "runs/some/model", "model/", "./some/model"):
         with pytest.raises(InputError, match=f"{path}: there is no such folder"):
             fetch_model(path)
-        with pytest.raises(InputError, match="neither a run, nor a folder, nor a hub id"):
+        with pytest.raises(InputError, match="neither a run, nor a folder, nor a Hub id"):
             find_folder(path)
         with pytest.raises(InputError, match="there is no such folder"):
             load_tokenizer(path)
@@ -90,7 +90,7 @@ def test_what_is_nowhere_is_one_line(cache: Path, tmp_path: Path, monkeypatch: p
         fetch_model("shards/tokeniser", kind="tokenizer")  # without a look into the hub
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     shutil.rmtree(cache)
-    with pytest.raises(InputError, match="cannot be had from the hub"):
+    with pytest.raises(InputError, match="cannot be had from the Hub"):
         fetch_model("some/model")
 
 
@@ -266,8 +266,8 @@ def test_a_model_whose_download_broke_off_is_fetched_again(hub: Hub) -> None:
     commit = hub.commit("some/model", {"config.json": "{}", "tokenizer.json": "{}", **parts})
     hub.faults = [Fault("^GET /[0-9a-f]{64}", times=999, cut_after=100)]
     fetch = FETCH.format(("some/model",))
-    assert "cannot be had from the hub" in hub.told(fetch)
-    assert all("cannot be had from the hub" in hub.told(fetch, **gone) for gone in GONE)
+    assert "cannot be had from the Hub" in hub.told(fetch)
+    assert all("cannot be had from the Hub" in hub.told(fetch, **gone) for gone in GONE)
     hub.faults = [Fault("^GET /[0-9a-f]{64}", times=999, seconds=60)]
     hub.asked.clear()
     command, environment = [sys.executable, "-c", fetch], os.environ | hub.environment(hub.home)
@@ -291,7 +291,7 @@ def test_without_the_hub_a_data_set_is_read_at_the_last_commit_or_not_at_all(hub
         assert hub.told(READ.format("some/myData", new), **gone) == "b"
     for commit in (old, other):
         told = hub.told(READ.format("some/myData", commit), HF_HUB_OFFLINE="1")
-        assert f"in the cache is configuration 'default' of commit {new}, not 'default' of {commit}" in told
+        assert f"the cache has configuration 'default' of commit {new}, not 'default' of {commit}" in told
 
 
 def test_a_configuration_without_a_name_is_never_another_one(hub: Hub) -> None:
@@ -307,7 +307,7 @@ def test_a_configuration_without_a_name_is_never_another_one(hub: Hub) -> None:
     assert hub.told(read.format("some/named", None, named), **gone) == "a"
     assert hub.told(read.format("some/several", "one", several), **gone) == "a"
     told = hub.told(read.format("some/several", None, several), **gone)
-    assert f"in the cache is configuration 'one' of commit {several}, not 'two' of {several}" in told
+    assert f"the cache has configuration 'one' of commit {several}, not 'two' of {several}" in told
     assert hub.told(read.format("some/several", None, several)) == "b"
     assert hub.told(read.format("some/several", "two", several), **gone) == "b"
 
@@ -327,7 +327,7 @@ def test_without_the_hub_a_revision_is_the_commit_that_it_was(hub: Hub) -> None:
     hub.commit("some/data", {}, revision="refs/convert/parquet", kind="datasets")
     branch = hub.commit("some/data", {"train.jsonl": rows_file("branch")}, revision="v1", kind="datasets")
     for gone in GONE:  # nothing is here
-        assert all("the commit of its" in told and "cannot be had" in told for told in pins(None, "v1", **gone))
+        assert all("revision cannot be had from the Hub" in told for told in pins(None, "v1", **gone))
     heads = hub.repositories["datasets", "some/data"].revisions
     assert pins(None, "v1", "refs/convert/parquet") == [old, branch, heads["refs/convert/parquet"]]
     hub.commit("some/data", {"train.jsonl": rows_file("new")}, kind="datasets")
@@ -369,7 +369,7 @@ def test_shards_of_a_data_set_are_of_the_commit_that_they_name(
     for gone in GONE:
         hub.asked.clear()
         assert prepare("some/corpus", "a", **gone) == prepare("hub:some/corpus", "a") == made and not hub.asked
-        assert "the commit of its newest revision cannot be had" in prepare("some/other", "d", **gone)
+        assert "its newest revision cannot be had" in prepare("some/other", "d", **gone)
     shutil.rmtree(tmp_path / "a" / "shards" / manifest.shards[0].name)
     assert "cannot be" in prepare("some/corpus", "a", HF_HUB_OFFLINE="1")
     assert prepare("some/corpus", "a") == made
@@ -407,8 +407,8 @@ def test_rows_of_several_files_are_different_documents(hub: Hub) -> None:
 def test_a_model_that_is_here_in_part_is_none(hub: Hub) -> None:
     hub.commit("some/model", {"config.json": "{}", "model.safetensors": b"0" * 1000})
     hub.faults = [Fault("HEAD .*safetensors", times=99, status=400)]
-    assert "cannot be had from the hub" in hub.told(FETCH.format(("some/model",)))
-    assert "cannot be had from the hub" in hub.told(FETCH.format(("some/model",)), HF_HUB_OFFLINE="1")
+    assert "cannot be had from the Hub" in hub.told(FETCH.format(("some/model",)))
+    assert "cannot be had from the Hub" in hub.told(FETCH.format(("some/model",)), HF_HUB_OFFLINE="1")
 
 
 def test_a_stop_is_no_refusal_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:

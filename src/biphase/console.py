@@ -1,7 +1,7 @@
 """Progress for a person who waits: one bar with time left and rate on a terminal, plain lines elsewhere.
 
-TensorBoard or Weights & Biases get the records of metrics.jsonl under the names of transformers' trainer
-(`train/learning_rate`, `eval/…`). Names of numbers that depend on the objective include it (`train/mlm_loss`,
+TensorBoard or Weights & Biases receive the records of metrics.jsonl under the names of transformers' trainer
+(`train/learning_rate`, `eval/…`). Metrics that depend on the objective include its name (`train/mlm_loss`,
 `eval/clm_accuracy`), so that no curve jumps where an objective ends.
 """
 
@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,7 +29,7 @@ from biphase.machine import environment_number
 TrackingName = Literal["tensorboard", "wandb"]
 
 Send = Callable[[Mapping[str, Any]], None]
-"""Called with each record of metrics.jsonl."""
+"""A function that receives each record of metrics.jsonl."""
 
 OBJECTIVE_NUMBERS = ("loss", "accuracy", "bits_per_byte", "targets")
 TRAINER_NAMES = {"lr": "learning_rate", "tokens_seen": "num_input_tokens_seen", "train": "train", "validation": "eval"}
@@ -37,8 +37,7 @@ TRAINER_NAMES = {"lr": "learning_rate", "tokens_seen": "num_input_tokens_seen", 
 
 def check_tracking(name: TrackingName | None) -> None:
     """Raise `InputError` where the package is not installed. A folder `wandb` of earlier runs is no package."""
-    spec = find_spec(name) if name else None
-    if name and (spec is None or spec.origin is None):
+    if name and getattr(find_spec(name), "origin", None) is None:
         extra = "wandb" if name == "wandb" else "tracking"
         raise InputError(f"tracking: {name} needs a package that is not here; pip install 'biphase[{extra}]'")
 
@@ -57,9 +56,9 @@ def name_scalars(record: Mapping[str, Any]) -> dict[str, float]:
 def open_tracking(name: TrackingName | None, folder: Path, settings: Mapping[str, Any]) -> Iterator[Send]:
     """Open a function that sends the records of a run's folder.
 
-    A run that goes on stays the same W&B run, with its files below the folder. Project, mode and account are W&B's own
-    settings (WANDB_PROJECT, WANDB_MODE, `wandb login`); runs in a study's folder are grouped under its name.
-    TensorBoard drops earlier records from the step of the first one on; W&B ignores steps that it has.
+    A resumed run stays the same W&B run, with its files below the folder. Project, mode and account are W&B's own
+    settings (WANDB_PROJECT, WANDB_MODE, `wandb login`); W&B groups the runs of a study under the study's name.
+    TensorBoard drops earlier records from the first new record's step on; W&B ignores steps that it has.
 
     Args:
         settings: the configuration that W&B shows beside the curves.
@@ -72,15 +71,14 @@ def open_tracking(name: TrackingName | None, folder: Path, settings: Mapping[str
         from torch.utils.tensorboard import SummaryWriter
 
         with ExitStack() as opened:
-            writer: SummaryWriter | None = None
+            writers: list[SummaryWriter] = []
 
             def add(record: Mapping[str, Any]) -> None:
-                nonlocal writer
-                if writer is None:
+                if not writers:
                     writer = SummaryWriter(str(folder / "tensorboard"), purge_step=record["step"])
-                    opened.enter_context(writer)
+                    writers.append(opened.enter_context(writer))
                 for key, value in name_scalars(record).items():
-                    writer.add_scalar(key, value, record["step"])
+                    writers[0].add_scalar(key, value, record["step"])
 
             yield add
     elif name == "wandb":
@@ -110,16 +108,16 @@ def open_tracking(name: TrackingName | None, folder: Path, settings: Mapping[str
 
 
 UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that a terminal obeys, or that turn text around; and those that cannot be sent to one."""
+"""Characters that control a terminal, reverse the direction of text, or cannot be encoded."""
 
 
 def printable(text: str) -> str:
-    """Write out the characters of a text that a terminal would obey: `\\x1b` for an escape. Line ends and tabs stay."""
+    """Spell out the characters of a text that control a terminal: `\\x1b` for an escape. Keep line ends and tabs."""
     return UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class PlainConsole(Console):
-    """A console that shows strings as they are: file names and other people's texts are neither markup nor commands."""
+    """A console that prints strings literally: file names and other people's texts are neither markup nor commands."""
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
@@ -142,7 +140,7 @@ out = PlainConsole()
 def print_rows(
     heads: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, console: PlainConsole = out
 ) -> None:
-    """Print a table for a person, with names at the left and numbers at the right."""
+    """Print a table, names aligned left and numbers right."""
     table = Table(title=title)
     for head in heads:
         is_name = head in ("part", "model", "task", "name", "layer", "class")
@@ -153,38 +151,37 @@ def print_rows(
 
 
 Advance = tuple[float | None, float, str]
-"""The progress of a silenced process: the part of its work that is done, from 0 to 1, the seconds so far, and a
-line."""
+"""The progress of a silenced process: the finished share of its work (0 to 1), the seconds so far, and a line."""
 
 report_progress: Callable[[Any], None] = lambda value: None  # noqa: E731
-"""Reports the progress of this process' unit to the engine, as plain data; bars report an `Advance`. The engine sets
+"""Report the progress of this process's unit to the engine, as plain data; bars report an `Advance`. The engine sets
 this function while a unit runs."""
 
 
 def silence(is_silent: bool = True) -> None:
-    """Stop the bars and lines of all commands; with False, let them begin again."""
+    """Turn the bars and lines of all commands off; with False, on again."""
     err.quiet = out.quiet = is_silent
 
 
 def announce_loading(command: str) -> None:
-    """Print a line once PyTorch begins to load, because that takes silent seconds."""
+    """Print a line when PyTorch begins to load, because loading takes seconds in silence."""
     print_once = cache(partial(err.print, f"{command}: loading PyTorch"))
 
     def find_spec(name: str, *_: Any) -> None:
         if name in ("torch", "transformers"):
-            print_once()  # the finder stays, for removing it now would make the import skip the next one
+            print_once()  # the finder stays: removing it now would make the import skip the next finder
 
     finder: Any = SimpleNamespace(find_spec=find_spec)
     sys.meta_path.insert(0, finder)
 
 
 def is_one_of_several() -> bool:
-    """Tell whether a launcher started this process beside others of the same run."""
+    """Return whether a launcher started this process beside others of the same run."""
     return environment_number("WORLD_SIZE", 1) > 1
 
 
 def describe_copies() -> str:
-    """Give a hint for a command that finds its work busy because Slurm started it several times."""
+    """Return a hint for a command that finds its work busy because Slurm started it several times."""
     copies = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if copies == "1" or is_one_of_several():
         return ""
@@ -192,14 +189,14 @@ def describe_copies() -> str:
 
 
 TELLING_SECONDS, STOP_SECONDS = 30.0, 1.0
-"""The seconds that a silenced process waits before it ends: after a failure, for the launcher to end it; after a stop,
-only a moment, because the launcher waits for all processes, in the time that they have to save."""
+"""The seconds that a silenced process waits before it ends. After a failure, it waits for the launcher to end it. After
+a stop it waits only a moment, because the launcher waits for all processes within their grace."""
 
 
 def take_turn(*, is_shared: bool) -> None:
     """Let the process that prints the reason end before a silenced one, because a launcher ends all with the first.
 
-    After that this process prints its own reason, unless it is shared: a stop is printed once.
+    Then this process prints its own reason, unless all processes share it: a stop is printed once.
     """
     if err.quiet and is_one_of_several():
         time.sleep(STOP_SECONDS if is_shared else TELLING_SECONDS)
@@ -207,7 +204,7 @@ def take_turn(*, is_shared: bool) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Write seconds as a person plans with them: `95` → `1m35s`."""
+    """Format seconds for a person: `95` → `1m35s`."""
     seconds = round(max(seconds, 0))
     if seconds < 60:
         return f"{seconds}s"
@@ -217,12 +214,12 @@ def duration(seconds: float) -> str:
 
 
 QUICK_SECONDS = 3.0
-"""The longest time of work that is not announced."""
+"""The longest work that runs without an announcement."""
 
 
 @contextmanager
 def told_if_slow(line: str) -> Iterator[None]:
-    """Print a line about the block once it has run for `QUICK_SECONDS`."""
+    """Print a line once the block has run for `QUICK_SECONDS`."""
     timer = threading.Timer(QUICK_SECONDS, err.print, [line])
     timer.daemon = True
     timer.start()
@@ -237,26 +234,26 @@ LINE_SECONDS, LIVE_SECONDS = 10.0, 0.5
 LONGEST_SILENCE = 30.0
 """The seconds after which a log file gets a line although nothing was finished."""
 PERIODS = {"s": 1, "min": 60, "h": 3600}
-"""The periods of a rate: the first one in which a unit or more is done is used."""
+"""The periods of a rate. A bar uses the first one in which at least one unit is finished."""
 FEWEST_ADVANCES, TELLING_TIME = 4, 5.0
-"""The advances after which the time left is shown; two suffice after so many seconds. The first one includes warming
-up."""
+"""The number of advances after which a bar shows the time left; after so many seconds two suffice. The first advance
+includes warming up."""
 
 
 def plain_number(value: float) -> str:
-    """Write a number as people read it: `1,040`, `12`, `4.2`, `0.05`."""
+    """Format a number for a person: `1,040`, `12`, `4.2`, `0.05`."""
     return f"{value:,.0f}" if value >= 10 or value == round(value) else f"{round(value, 3):.2g}"
 
 
 class Tracker:
     """The progress of long work with a known or unknown total, in any unit (`MB`, `steps`, `cells`).
 
-    On a terminal it is a live bar as wide as the line; in a notebook a line that changes and goes at the end; elsewhere
-    (log files, Slurm) a line at most every `LINE_SECONDS` and at least every `LONGEST_SILENCE`.
+    A terminal shows a live bar as wide as the line. A notebook shows one line, which changes and disappears at the end.
+    Log files get a line at most every `LINE_SECONDS` and at least every `LONGEST_SILENCE`.
     """
 
     def __init__(self, label: str, total: float | None, unit: str, done: float = 0.0) -> None:
-        """`done` units come from an earlier call, and do not count for the rate."""
+        """`done` units come from an earlier call and do not count for the rate."""
         self.label, self.total, self.unit = label, total, unit
         self.done = self.credited = done
         self.text = self.period = ""
@@ -284,7 +281,7 @@ class Tracker:
             self.advance(0)
 
     def advance(self, amount: float, note: str = "", *, seconds_left: float | None = None) -> None:
-        """Count `amount` units as done. Give `seconds_left` where units differ too much to tell it by their rate."""
+        """Count `amount` units as done. Pass `seconds_left` where units differ too much to predict it by their rate."""
         self.done += amount
         now = self.last_advance = time.monotonic()
         if amount:
@@ -331,11 +328,6 @@ class Tracker:
             self.live.update({"text/plain": ""}, raw=True)
 
 
-@contextmanager
-def track(label: str, total: float | None, unit: str, done: float = 0.0) -> Iterator[Tracker]:
+def track(label: str, total: float | None, unit: str, done: float = 0.0) -> closing[Tracker]:
     """`with track("prepare", 204.1, "MB") as progress: progress.advance(1.5)`."""
-    tracker = Tracker(label, total, unit, done)
-    try:
-        yield tracker
-    finally:
-        tracker.close()
+    return closing(Tracker(label, total, unit, done))

@@ -1,7 +1,7 @@
 """Files and folders that appear whole or not at all; locks, hashes; JSON and YAML of a known form.
 
-A file for another stage is written beside its place and then renamed. Values read from JSON and YAML are bounded in
-depth and size, and have no key twice.
+A file for another stage is written beside its final name and then renamed. JSON and YAML values have bounded depth and
+size, and no duplicate keys.
 """
 
 import errno
@@ -27,19 +27,19 @@ from biphase.console import err
 from biphase.errors import BusyError, InputError, clipped, first_line, told_as
 
 MAX_DEPTH = 100
-"""The deepest nesting of a value. Python's own walks through a value fail some hundred levels further."""
+"""The deepest nesting of a value. Python's own recursion over a value fails a few hundred levels deeper."""
 
 MAX_YAML_CHARACTERS = 2_000_000
-"""The longest YAML text: people write shorter ones, and PyYAML reads a megabyte in ten seconds."""
+"""The longest YAML text. People write shorter ones, and PyYAML takes ten seconds for a megabyte."""
 
 MAX_YAML_VALUES = 200_000
-"""The most values of a YAML text, those of its aliases included."""
+"""The most values in a YAML text, aliases expanded."""
 
 DEEP = f"nested more than {MAX_DEPTH} deep"
 
 
 def parse_json(text: str) -> Any:
-    """Parse a JSON text. Raises `json.JSONDecodeError`, also for a value that other tools could not read again."""
+    """Parse a JSON text. Raises `json.JSONDecodeError`, also for a value that other tools could not read."""
     try:
         value = READER.decode(text)
         if text.count("[") + text.count("{") > MAX_DEPTH and is_deep(value):
@@ -67,7 +67,7 @@ READER = json.JSONDecoder(object_pairs_hook=make_object)
 
 
 def is_deep(value: Any) -> bool:
-    """Tell whether lists and mappings are nested deeper than `MAX_DEPTH`."""
+    """Return whether lists and mappings are nested deeper than `MAX_DEPTH`."""
     level = [value]
     for _ in range(MAX_DEPTH):
         nested = [item for item in level if isinstance(item, list | dict)]
@@ -76,9 +76,9 @@ def is_deep(value: Any) -> bool:
 
 
 def parse_yaml(text: str) -> Any:
-    """Parse a YAML text of one document as people mean it: `0100` and `1:30` are texts.
+    """Parse a YAML text of one document as people mean it: `0100` and `1:30` are strings.
 
-    Raises `yaml.YAMLError` of one line.
+    Raises a one-line `yaml.YAMLError`.
     """
     if len(text) > MAX_YAML_CHARACTERS:
         raise yaml.YAMLError(f"it has more than {MAX_YAML_CHARACTERS:,} characters")
@@ -102,14 +102,14 @@ def parse_yaml(text: str) -> Any:
     return value
 
 
-YAML_TYPES = {  # YAML 1.1 reads numbers to the base of 8 and 60 here
+YAML_TYPES = {  # YAML 1.1 reads these as octal and sexagesimal numbers
     first: [("tag:yaml.org,2002:str", re.compile(r"[-+]?(0[0-9_]+|[0-9_]+(:[0-9_.]+)+)$")), *resolvers]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
 
 class YamlLoader(yaml.SafeLoader):
-    """PyYAML's loader, with the line of an invalid value in errors, such as `!!bool x` or a date of month 13."""
+    """PyYAML's loader, whose errors name the line of an invalid value, such as `!!bool x` or a date in month 13."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
@@ -121,10 +121,9 @@ class YamlLoader(yaml.SafeLoader):
 
 
 def check_nodes(root: yaml.Node) -> None:
-    """Raise `yaml.YAMLError` for a key that stands twice in a mapping, and for more values than `MAX_YAML_VALUES`.
+    """Raise `yaml.YAMLError` for a duplicate key in a mapping, and for more values than `MAX_YAML_VALUES`.
 
-    Values are counted each time that an alias repeats them: a few lines may stand for more values than any memory
-    holds.
+    Values are counted each time an alias repeats them: a few lines can expand to more values than fit in memory.
     """
     nodes = [root]
     for node in nodes:  # grows on the way
@@ -147,7 +146,7 @@ Stored = TypeVar("Stored")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write and rename, so that a reader sees the old file or the whole new one, even after a power cut."""
+    """Write a file and rename it, so that a reader sees the old file or the whole new one, even after a power cut."""
     with whole_file(path) as file:
         file.write(text)
 
@@ -156,7 +155,7 @@ def write_text(path: Path, text: str) -> None:
 def whole_file(path: Path) -> Iterator[TextIO]:
     """Open a file for writing that takes its name only when the block ends without an error.
 
-    A part that a killed process left is overwritten by the next writer of the same file.
+    The next writer of the same file overwrites a part that a killed process left.
     """
     part = path.with_name(f".{path.name}.part")
     with open(open_alone(part), "w", encoding="utf-8", newline="\n") as file:
@@ -172,10 +171,10 @@ def whole_file(path: Path) -> Iterator[TextIO]:
 
 
 def open_alone(path: Path, *, wait: bool = True) -> int:
-    """Open and lock a file for writing, never through a link; create it unless it exists. Returns a file descriptor.
+    """Open and lock a file for writing, never through a link; create it if it is missing. Returns a file descriptor.
 
-    Raises `BlockingIOError` when another process holds it and `wait` is off; `OSError` on a file system without locks,
-    where no new file stays.
+    Raises `BlockingIOError` when another process holds the lock and `wait` is off, and `OSError` on a file system
+    without locks, where it leaves no new file.
     """
     while True:
         is_new = not path.exists()
@@ -188,15 +187,14 @@ def open_alone(path: Path, *, wait: bool = True) -> int:
                 raise
             if is_new:
                 path.unlink(missing_ok=True)
-            reason = f"no locks on its file system ({error.strerror})"
-            raise OSError(error.errno, reason, str(path)) from error
+            raise OSError(error.errno, f"no locks on its file system ({error.strerror})", str(path)) from error
         if is_at(descriptor, path):
             return descriptor
         os.close(descriptor)  # another process removed or renamed it meanwhile
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Tell whether an open file still has this name."""
+    """Return whether an open file still has this name."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     return False
@@ -251,16 +249,16 @@ def validate_record(path: Path, record: Any, kind: type[Stored], remedy: str) ->
 
 
 RECORD_HASH = "record_hash"
-"""The key of a record's own hash, over all its other keys."""
+"""The key of a record's hash over all its other keys."""
 
 
 def write_hashed(path: Path, tree: dict[str, Any]) -> None:
-    """Write a tree as JSON with its own hash, so that nothing in it can change unnoticed."""
+    """Write a tree as JSON with its own hash, so that no change goes unnoticed."""
     write_json(path, tree | {RECORD_HASH: content_hash(tree)})
 
 
 def read_hashed(path: Path, kind: type[Stored], remedy: str) -> Stored:
-    """Read the record that `write_hashed` wrote, as `read_json_as` does; the hash is left out.
+    """Read the record that `write_hashed` wrote, as `read_json_as` does, without the hash.
 
     Raises:
         InputError: as `read_json_as`, and for a record that does not match its hash.
@@ -275,12 +273,12 @@ def read_hashed(path: Path, kind: type[Stored], remedy: str) -> Stored:
 def whole_folder(path: Path, *, is_lasting: bool = False) -> Iterator[Path]:
     """Make a folder to fill that takes its name only when the block ends without an error.
 
-    An existing folder at `path` is replaced. Leftovers of a killed process are cleared by the next call. With
-    `is_lasting`, all is on the disk before the folder takes its name, so that it survives a power cut.
+    It replaces an existing folder at `path`. The next call clears what a killed process left. With `is_lasting`, all
+    files are on the disk before the folder takes its name, so that it survives a power cut.
 
     Raises:
         BusyError: another process writes a folder of this name.
-        OSError: the disk is full or the like, even where a library wraps that error in one of its own.
+        OSError: the disk is full or the like, even where a library wraps that error in its own.
     """
     path = path.resolve()
     old = path.with_name(f".{path.name}.old.part")
@@ -289,7 +287,7 @@ def whole_folder(path: Path, *, is_lasting: bool = False) -> Iterator[Path]:
         try:
             yield part
             for file in files_below(part):
-                if not file.is_symlink():  # safetensors leaves its files to their owner alone, whatever the umask says
+                if not file.is_symlink():  # safetensors ignores the umask and lets only the owner read its files
                     file.chmod(part.stat().st_mode & 0o666)
             if is_lasting:
                 for inside in (*files_below(part), *filter(Path.is_dir, part.rglob("*")), part):
@@ -310,13 +308,14 @@ def whole_folder(path: Path, *, is_lasting: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def claimed(path: Path, ending: str = "part") -> Iterator[Path]:
-    """Hold the place of a future folder by an empty, locked folder beside it, which is removed in the end unless it was
-    renamed. Leftovers of a killed process in it are cleared. NFS cannot lock folders, so nobody is kept off there.
+    """Claim the path of a future folder by an empty, locked folder beside it, and remove that folder at the end unless
+    the block renamed it. Clears what a killed process left in it. NFS cannot lock folders, so there the claim keeps
+    nobody out.
 
     Args:
-        ending: the ending of that folder's name; a different one for work that ends with a `whole_folder` at `path`.
+        ending: the suffix of that folder's name; choose another one for work that ends with a `whole_folder` at `path`.
 
-    Raises `BusyError` when another process holds the place.
+    Raises `BusyError` when another process holds the claim.
     """
     part = path.with_name(f".{path.name}.{ending}")
     part.parent.mkdir(parents=True, exist_ok=True)
@@ -353,7 +352,7 @@ RUST_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder of ours. A kill on the way leaves nothing under its name, only a `.part` for `sweep_parts`."""
+    """Remove a folder of ours. A kill halfway leaves nothing under its name, only a `.part` for `sweep_parts`."""
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     with suppress(FileNotFoundError):
@@ -376,17 +375,17 @@ MARK = ".biphase.json"
 
 @contextmanager
 def own_folder(path: Path, kind: str) -> Iterator[Path]:
-    """Make a `whole_folder` in a place that the user chose: it replaces nothing but the work of an earlier call.
+    """Make a `whole_folder` at a path that the user chose. It replaces only the output of an earlier call.
 
     Args:
-        path: a folder that does not exist, is empty, or holds only unchanged files of an earlier call.
+        path: a folder that does not exist, is empty, or contains only unchanged files of an earlier call.
         kind: the kind of the folder, such as `tokenizer`, for its mark and for messages.
 
     Raises:
-        InputError: for a file, and for a folder with anything that we did not write or that was changed since.
+        InputError: for a file, and for a folder with any file that we did not write or that has changed since.
     """
     with whole_folder(path) as part:
-        refuse_foreign(path, kind)  # while nobody else can write there
+        refuse_foreign(path, kind)  # now, while nobody else can write there
         yield part
         write_mark(part, kind)
 
@@ -405,14 +404,14 @@ def write_mark(folder: Path, kind: str) -> None:
 
 
 def hash_below(folder: Path) -> dict[str, str]:
-    """Hash each file in a folder and the folders in it, by its path there."""
+    """Hash each file below a folder; return the hashes by relative path."""
     return {str(file.relative_to(folder)): file_hash(file) for file in files_below(folder)}
 
 
 def refuse_damaged(folder: Path, remedy: str) -> None:
-    """Raise `InputError` for a file that is not as its folder's mark says, but for the card, which people edit.
+    """Raise `InputError` for a file that differs from its folder's mark. The card may differ, because people edit it.
 
-    A folder without a mark is taken as it is, with a line if biphase wrote it.
+    Accepts a folder without a mark; prints a line if biphase wrote that folder.
     """
     if (folder / MARK).exists():
         mark = read_json_as(folder / MARK, FolderMark, remedy)
@@ -423,7 +422,7 @@ def refuse_damaged(folder: Path, remedy: str) -> None:
 
 @lru_cache
 def tell_unmarked(folder: Path) -> None:
-    """Say, once, that a folder of biphase's, by the tags of its card or as a search index, has lost its mark."""
+    """Print once that a folder of biphase, known by its card's tags or as a search index, has lost its mark."""
     card = folder / "README.md"
     head = card.read_bytes()[:2000].partition(b"\n---\n")[0] if card.is_file() else b""
     if b"\n- biphase\n" in head or (folder / "index.json").exists():
@@ -432,7 +431,7 @@ def tell_unmarked(folder: Path) -> None:
 
 
 def refuse_changed(folder: Path, hashes: Mapping[str, str], remedy: str) -> None:
-    """Raise `InputError` for a missing or changed file among these of a folder."""
+    """Raise `InputError` for a missing or changed file among those with a hash."""
     for name, digest in hashes.items():
         file = folder / name
         if not file.is_file():
@@ -445,19 +444,19 @@ Stamp = tuple[int, int, int]
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Return a file's inode, size and time of change, which differ once it was written or replaced."""
+    """Return a file's inode, size and modification time, which differ once somebody writes or replaces it."""
     status = path.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @lru_cache(maxsize=4096)
 def hash_stamped(path: Path, _stamp: Stamp) -> str:
-    """Return the hash of a file, once for each stamp."""
+    """Hash a file once per stamp."""
     return file_hash(path)
 
 
 def make_once(path: Path, make: Callable[[Path], None]) -> None:
-    """Make a file unless it exists. Raises `InputError` for an existing one that was changed, by its hash."""
+    """Make a file unless it exists. Raises `InputError` for an existing file whose hash has changed."""
     note = path.with_name(f".{path.name}.sha256")
     if not path.exists():
         part = path.with_name(f".{path.name}.part")
@@ -469,7 +468,7 @@ def make_once(path: Path, make: Callable[[Path], None]) -> None:
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise `InputError` for an existing file, and for one in a missing folder."""
+    """Raise `InputError` for a file that exists, and for one in a missing folder."""
     if not path.parent.is_dir():
         raise InputError(f"{path}: there is no folder {path.parent}; make it first")
     if path.exists():
@@ -483,7 +482,7 @@ def refuse_filled(folder: Path) -> None:
 
 
 def refuse_foreign(path: Path, kind: str) -> None:
-    """Raise `InputError` for a folder with anything that we did not write."""
+    """Raise `InputError` for a folder with any file that we did not write."""
     if path.is_file():
         raise InputError(f"{path} is a file; give a new or an empty folder for the {kind}")
     if not path.exists() or not any(path.iterdir()):
@@ -501,14 +500,15 @@ def refuse_foreign(path: Path, kind: str) -> None:
 
 
 def refuse_links(*paths: Path) -> None:
-    """Raise `InputError` for a link in place of a file or folder of ours, through which others could be written."""
+    """Raise `InputError` for a link in place of a file or folder of ours: writing through it could change other
+    files."""
     for path in paths:
         if path.is_symlink():
             raise InputError(f"{path} is a link, through which nothing is written; remove it")
 
 
 def sync(path: Path) -> None:
-    """Have the system write a file, or the names in a folder, to the disk."""
+    """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -520,13 +520,13 @@ def sync(path: Path) -> None:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """List all files and links in a folder and the folders in it, in order."""
+    """List all files and links below a folder, sorted."""
     return sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
 
 
 @contextmanager
 def locked(path: Path, *, wait: bool = False, busy: str = "") -> Iterator[None]:
-    """Hold a lock on the file at `path`, which is created with its folder if needed, and is never a link.
+    """Hold a lock on the file at `path`, never through a link; create the file and its folder if needed.
 
     The lock ends with its process, so that a killed one blocks nothing. When another process holds it, wait, or without
     `wait` raise a `BusyError` with the message `busy`.
@@ -543,27 +543,24 @@ def locked(path: Path, *, wait: bool = False, busy: str = "") -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Tell whether a process holds the lock on the file at `path`."""
+    """Return whether a process holds the lock on the file at `path`."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        with open(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so that other askers do not count
     except FileNotFoundError:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so that other askers do not count
     except BlockingIOError:
         return True
-    finally:
-        os.close(descriptor)
     return False
 
 
 def content_hash(value: Any) -> str:
-    """Return the SHA-256 of the canonical JSON of `value`, in hexadecimal."""
+    """Return the hexadecimal SHA-256 of a value's canonical JSON."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def file_hash(path: Path) -> str:
-    """Return the SHA-256 of the bytes of a file, in hexadecimal."""
+    """Return the hexadecimal SHA-256 of a file's bytes."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

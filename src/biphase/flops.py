@@ -50,45 +50,42 @@ from biphase.presets import PRESETS, SHAPE_KEYS
 from biphase.recipe import Optimizer, Phase, Recipe, phases_between
 
 DEVICES = {
-    "GB200": (2500e12, 186),
-    "B200": (2250e12, 180),
-    "GH200": (989e12, 96),
-    "H200": (989e12, 141),
-    "H200 NVL": (835e12, 141),
-    "H100": (989e12, 80),
-    "H100 NVL": (835e12, 94),
-    "H100 PCIe": (756e12, 80),
-    "A100": (312e12, 40),
-    "MI300X": (1307e12, 192),
-    "MI250X": (191.5e12, 64),
-    "MI250": (181e12, 64),
-    "L40S": (362e12, 48),
-    "L40": (181e12, 48),
-    "L4": (121e12, 24),
-    "A10": (125e12, 24),
-    "A10G": (70e12, 24),
-    "V100": (125e12, 16),
-    "V100 PCIe": (112e12, 16),
-    "T4": (65e12, 16),
-    "RTX 4090": (165e12, 24),
-    "RTX 3090": (71e12, 24),
-    "CPU": (64e9, 0),
+    "GB200": (2500e12, 186, 0),
+    "B200": (2250e12, 180, 1000),
+    "GH200": (989e12, 96, 0),
+    "H200": (989e12, 141, 700),
+    "H200 NVL": (835e12, 141, 600),
+    "H100": (989e12, 80, 700),
+    "H100 NVL": (835e12, 94, 400),
+    "H100 PCIe": (756e12, 80, 350),
+    "A100": (312e12, 40, 400),
+    "MI300X": (1307e12, 192, 750),
+    "MI250X": (191.5e12, 64, 280),
+    "MI250": (181e12, 64, 280),
+    "L40S": (362e12, 48, 350),
+    "L40": (181e12, 48, 300),
+    "L4": (121e12, 24, 72),
+    "A10": (125e12, 24, 150),
+    "A10G": (70e12, 24, 0),
+    "V100": (125e12, 16, 300),
+    "V100 PCIe": (112e12, 16, 250),
+    "T4": (65e12, 16, 70),
+    "RTX 4090": (165e12, 24, 450),
+    "RTX 3090": (71e12, 24, 350),
+    "CPU": (64e9, 0, 0),
 }
-"""Peak FLOP/s and GiB of memory of one device. The peak is for dense bf16 (V100 and T4: fp16) with sums in fp32, by the
-vendors' data sheets, and for the RTX cards by NVIDIA's whitepapers of Ada (165.2) and GA102 (71). Figures "with
-sparsity" are halved. MI250 and MI250X: one of their two dies, each a device to programs. CPU: one core, fp32 with AVX2
-as measured on an EPYC (a core with bf16 matrix units reaches 20 times as much); its memory is the machine's. Of two
-sizes of memory the smaller counts."""
+"""Peak FLOP/s, GiB of memory and watts of one device. The peak is for dense bf16 (V100 and T4: fp16) with sums in fp32,
+by the vendors' data sheets, and for the RTX cards by NVIDIA's whitepapers of Ada (165.2) and GA102 (71). Figures "with
+sparsity" are halved. Where a device has two sizes of memory, this is the smaller. Watts are a board's highest power, 0
+where it is unknown. MI250 and MI250X: one of their two dies, each a device to programs, with half of the board's power.
+CPU: one core, fp32 with AVX2 as measured on an EPYC (a core with bf16 matrix units reaches 20 times as much); its
+memory is the machine's."""
 
-BOARD_WATTS = (0, 1000, 0, 700, 600, 700, 400, 350, 400, 750, 280, 280, 350, 300, 72, 150, 0, 300, 250, 70, 450, 350, 0)
-WATTS = dict(zip(DEVICES, BOARD_WATTS, strict=True))
-"""The highest power of a board by the vendors' data sheets, 0 where it is unknown. MI250 and MI250X: half of a board's,
-for each is two devices."""
-PEAK_FLOPS = {name: peak for name, (peak, _) in DEVICES.items()}
-
+WATTS = {name: watts for name, (_, _, watts) in DEVICES.items()}
+PEAK_FLOPS = {name: peak for name, (peak, _, _) in DEVICES.items()}
 
 VARIANT = re.compile(r"\b(laptop|mobile|max-q|mig|super|ti|d)\b", re.IGNORECASE)
-"""Words that make of a device's name that of another device, or of a part of it."""
+"""Words by which a name means another device, or a part of one."""
 
 
 def known_device(name: str) -> str | None:
@@ -108,7 +105,7 @@ LLAMA_SHAPED = {
     *("internlm3", "iquestcoder", "llama", "ministral", "ministral3", "mistral", "olmo", "olmo2", "olmo3", "phi3"),
     *("qwen2", "qwen3", "seed_oss", "smollm3", "vaultgemma"),
 }
-"""Types of networks that a `Shape` describes, but for norms and biases: each token goes through all of their gated
+"""Types of networks that a `Shape` describes, except for norms and biases: each token passes through all of their gated
 feed-forward layers."""
 
 
@@ -219,7 +216,7 @@ class SampleLengths:
     mean_keys: float
     """The length of a token's sample, averaged over tokens: sum of squared lengths / sum of lengths."""
     source: str
-    """Words that say how the two numbers came about."""
+    """The source of the two numbers, in words."""
 
 
 def flops_per_token(flops: FlopCount, phase: Phase, lengths: SampleLengths) -> float:

@@ -1,7 +1,7 @@
-"""A hub id → the folder of its files and its configuration, or the rows of a data set, at one commit, which names it.
+"""A Hub id → the folder of its files and its configuration, or the rows of a data set, at one commit.
 
-A commit of a model in the cache goes before a newer one, so that a run that starts again, even without a network, finds
-the model that it began with. Pickled weights are refused, and code is never run.
+A model's cached commit wins over a newer one, so that a restarted run, even without a network, finds the model that it
+began with. Pickled weights are refused, and code is never run.
 """
 
 import re
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 FILES = {"tokenizer": ["*.json", "*.model", "*.txt"], "model": ["*.json", "*.model", "*.txt", "*.safetensors"]}
 """The files to fetch: neither code nor pickles."""
 OTHER_FOLDERS = {"tokenizer": ["*/*"], "model": ["[!0-9]*/*", "*/*/*"]}
-"""The files not to fetch; modules of an embedding model lie in folders such as `1_Pooling`."""
+"""The files to skip; modules of an embedding model are in folders such as `1_Pooling`."""
 
 KNOWN_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "modules.json")
-"""Files by which a cached repository is found: not every tokenizer or embedding model has a config.json at its top."""
+"""Files that reveal a cached repository: not every tokenizer or embedding model has a config.json at the top level."""
 
 INDEX = "model.safetensors.index.json"
-"""The file that names the parts of large weights."""
+"""The file that lists the parts of large weights."""
 
 MADE_ONE_BY_ONE, MOST_MADE = re.compile(r"(layers?|groups?|experts?|blocks?|group_num)$"), 1_000
-"""Names of counts in a configuration, and the largest such count: transformers makes as many parts as it says, even if
-that takes for ever."""
+"""Names of counts in a configuration, and the largest such count: transformers makes that many parts, even if it takes
+forever."""
 
 
 def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "tokenizer"] = "model") -> Path:
-    """Return a folder itself, or the folder of a hub repository (`ID` or `ID@REVISION`), named by its commit. Files
-    that are not in the cache are downloaded; for a tokenizer, no weights.
+    """Return a folder itself, or the folder of a Hub repository (`ID` or `ID@REVISION`), named by its commit. Downloads
+    files that are not in the cache; for a tokenizer, no weights.
 
     Raises:
-        InputError: no such repository or revision, or neither network nor cache has it; without asking the hub for a
-            path, and for a name in a folder that is here.
+        InputError: no such repository or revision, or neither network nor cache has it. A path, and a name inside a
+            local folder, fail without asking the Hub.
     """
     if Path(id).is_dir():
         return Path(id)
@@ -53,7 +53,7 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
     named = f"{id} at revision {revision}" if revision else id
-    problem = f"{kind} {named} is no folder here and cannot be had from the hub"
+    problem = f"{kind} {named} is no folder here and cannot be had from the Hub"
     here = {folder.name: folder for parent in (Path("runs"), Path()) for folder in parent.glob("*/")}
     close = get_close_matches(path.name, here, n=1)
     with told_by_hub(problem, f"did you mean '{here[close[0]]}'?" if close else "give a folder, or try again"):
@@ -65,7 +65,7 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
         fetch = partial(snapshot_download, id, revision=cached or revision, **patterns)
         try:
             folder = Path(fetch())
-        except Exception as error:  # of any kind; the cache may suffice without the hub
+        except Exception as error:  # of any kind; the cache may suffice without the Hub
             if cached is None or find_stop(error):
                 raise
             folder = Path(fetch(local_files_only=True))  # raises when files are known to be missing
@@ -75,7 +75,7 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
 
 
 def refuse_missing(name: str, kind: str = "model") -> None:
-    """Raise `InputError` for a path, which cannot be a hub id, to a missing folder."""
+    """Raise `InputError` for a path, which cannot be a Hub id, to a missing folder."""
     is_path = name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
     if is_path and not Path(name).is_dir():
         raise InputError(f"{kind} {name}: there is no such folder")
@@ -83,26 +83,25 @@ def refuse_missing(name: str, kind: str = "model") -> None:
 
 @lru_cache
 def pin_commit(id: str, revision: str | None) -> str:
-    """Find the commit of a data set's revision, the newest one for None. When the hub does not answer, it is the commit
-    of the last answer; a revision that is a commit needs none."""
+    """Find the commit of a data set's revision, by default the newest. When the Hub does not answer, use the commit of
+    its last answer; a revision that is a commit needs no answer."""
     from huggingface_hub import HfApi
 
-    problem = f"{id}: the commit of its {revision or 'newest'} revision cannot be had from the hub"
-    with told_by_hub(problem, DATA_REMEDY):
+    with told_by_hub(f"{id}: its {revision or 'newest'} revision cannot be had from the Hub", DATA_REMEDY):
         return HfApi().resolve_revision(id, repo_type="dataset", revision=revision).resolved
 
 
 def load_rows(id: str, config: str | None, split: str, commit: str, streaming: bool = False) -> Any:
-    """Load the rows of a data set's split at a commit, by `datasets`; code of the data set is never run.
+    """Load the rows of a data set's split at a commit by `datasets`, which never runs the data set's code.
 
-    When the hub does not answer, `datasets` takes what it prepared last: another commit or configuration is refused.
+    When the Hub does not answer, `datasets` uses what it prepared last; refuse another commit or configuration.
     """
     import datasets
     from datasets.packaged_modules.cache.cache import Cache
     from datasets.utils.metadata import MetadataConfigs
     from huggingface_hub import DatasetCard, try_to_load_from_cache
 
-    with told_by_hub(f"{id}: split '{split}' cannot be read from the hub", DATA_REMEDY):
+    with told_by_hub(f"{id}: split '{split}' cannot be read from the Hub", DATA_REMEDY):
         builder = datasets.load_dataset_builder(id, config, revision=commit)
         if isinstance(builder, Cache):
             card = try_to_load_from_cache(id, "README.md", repo_type="dataset", revision=commit)
@@ -110,7 +109,7 @@ def load_rows(id: str, config: str | None, split: str, commit: str, streaming: b
             name = config or MetadataConfigs.from_dataset_card_data(content).get_default_config_name() or "default"
             cached = f"configuration '{builder.config.name}' of commit {builder.hash}"
             if cached != f"configuration '{name}' of commit {commit}":
-                raise OSError(f"the hub did not answer, and in the cache is {cached}, not '{name}' of {commit}")
+                raise OSError(f"the Hub did not answer, and the cache has {cached}, not '{name}' of {commit}")
         if streaming:
             return builder.as_streaming_dataset(split=split)
         builder.download_and_prepare()
@@ -122,7 +121,7 @@ DATA_REMEDY = "give a folder with a copy of the data, or try again"
 
 @contextmanager
 def told_by_hub(problem: str, remedy: str) -> Iterator[None]:
-    """Turn errors of the hub, the network or a reader of its files in the block into an `InputError`: PROBLEM (REASON);
+    """Turn errors of the Hub, the network or a file reader in the block into an `InputError`: PROBLEM (REASON);
     REMEDY."""
     try:
         yield
@@ -133,8 +132,7 @@ def told_by_hub(problem: str, remedy: str) -> Iterator[None]:
 
 
 def hub_says(error: BaseException) -> str:
-    """Give the reason of an error of the hub in one line, with a remedy. Our own mistakes are raised again, with their
-    traceback."""
+    """Explain an error of the Hub in one line, with a remedy. Raises our own mistakes again, with their traceback."""
     if is_raised_here(error) and not isinstance(error, OSError):
         raise error
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
@@ -161,8 +159,7 @@ def hub_says(error: BaseException) -> str:
 
 
 def model_fingerprint(source: str, folder: Path) -> str:
-    """Identify the weights of a model: on the hub by its commit (the folder's name), else by the content of its
-    files."""
+    """Identify the weights of a model: on the Hub by its commit (the folder's name), else by its files' content."""
     if not Path(source).is_dir():
         return content_hash({"model": source, "revision": folder.name})
     files = sorted([*folder.glob("*.safetensors"), *folder.glob(INDEX), *folder.glob("config.json")])
@@ -170,7 +167,7 @@ def model_fingerprint(source: str, folder: Path) -> str:
 
 
 def model_name(source: str | Path) -> str:
-    """Return a model's name for a user: for a folder of the hub's cache, the hub id."""
+    """Return a model's name for a user: for a folder of the Hub's cache, the Hub id."""
     *_, repository, inner, _ = ("", "", "", *Path(source).parts)
     is_cached = inner == "snapshots" and repository.startswith("models--")
     return repository.removeprefix("models--").replace("--", "/") if is_cached else str(source)
@@ -191,9 +188,7 @@ def load_model_config(source: str | Path) -> "PretrainedConfig":
         raise InputError(f"{name} is an encoder-decoder ({config.model_type}), which is not supported")
     refuse_endless(name, config)
     if has_other_parts(published):
-        raise InputError(
-            f"{name} reads images or sound beside text; make a folder of it: biphase convert {name} FOLDER"
-        )
+        raise InputError(f"{name} reads images or sound beside text; convert it first: biphase convert {name} FOLDER")
     return config
 
 
@@ -208,7 +203,7 @@ def load_whole_config(source: str | Path) -> "PretrainedConfig":
     """Load the configuration of all parts of a model. Raises `InputError` for one that cannot be read, an adapter, and
     quantized weights."""
     refuse_missing(str(source))
-    if (Path(source) / "adapter_config.json").exists():  # transformers would follow it elsewhere, or pass over it
+    if (Path(source) / "adapter_config.json").exists():  # transformers would follow it elsewhere, or ignore it
         raise InputError(f"{source} is a LoRA adapter: merge it into its model first, by its merge_and_unload")
     from transformers import AutoConfig, PretrainedConfig
 
@@ -226,43 +221,40 @@ def load_whole_config(source: str | Path) -> "PretrainedConfig":
 
 
 def has_other_parts(published: "PretrainedConfig") -> bool:
-    """Tell whether a model that writes text has parts for images or sound beside its network of text."""
+    """Return whether a model that writes text has parts for images or sound beside its text network."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
 
-    is_alone = published.get_text_config() is published
-    return not is_alone and type(published) in MODEL_FOR_MULTIMODAL_LM_MAPPING
+    return published.get_text_config() is not published and type(published) in MODEL_FOR_MULTIMODAL_LM_MAPPING
 
 
 def refuse_own_code(name: str, content: dict[str, Any]) -> None:
-    """Raise `InputError` for a config.json that only the repository's own code (`auto_map`) understands, which is never
-    run."""
+    """Raise `InputError` for a config.json that needs the repository's own code (`auto_map`), which is never run."""
     if not content.get("auto_map"):
         return
     from transformers import CONFIG_MAPPING
 
     kind = content.get("model_type")
     if kind == "eurobert" and not content.keys() & {"rope_theta", "rope_parameters"}:
-        # Its own code and transformers mean another base where it says none.
-        reason = f"{name} is a EuroBERT for code of its own, which is never run; make a folder for transformers of it"
-        raise InputError(f"{reason}: biphase convert {name} FOLDER")
+        # Without a RoPE base in it, its own code and transformers assume different ones.
+        raise InputError(f"{name} is a EuroBERT for its own code; convert it first: biphase convert {name} FOLDER")
     if kind not in CONFIG_MAPPING:
-        reason = f"{name} needs code of its own (of type '{kind}', auto_map in its config.json), which is never run"
-        raise InputError(f"{reason}; take a model of a type that transformers knows")
+        reason = f"{name} needs its own code (type '{kind}', auto_map in its config.json), which is never run"
+        raise InputError(f"{reason}; choose a model of a type that transformers knows")
 
 
 AFTER_PADDING = {
     *("camembert", "data2vec-text", "esm", "ibert", "longformer", "luke", "mpnet", "roberta", "roberta-prelayernorm"),
     *("xlm-roberta", "xlm-roberta-xl", "xmod"),
 }
-"""Types of networks whose positions begin behind the index of padding; the first ones are unused."""
+"""Types of networks whose positions begin after the padding index; they do not use the first ones."""
 
 
 def longest_text(config: Any) -> int | None:
-    """Return the longest text that a network reads in the same way as shorter ones, by its configuration; None for no
+    """Return the longest text that a network, by its configuration, reads in the same way as shorter ones; None for no
     limit.
 
-    Long-rope (Phi-3 128k) turns by other angles once a text is longer than its original limit, and transformers decides
-    that for a whole batch: beyond the limit one text would change the others.
+    Long-rope (Phi-3 128k) rotates by other angles once a text exceeds its original limit, and transformers decides so
+    for a whole batch: beyond the limit one text would change the others.
     """
     limit = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
@@ -275,7 +267,7 @@ def longest_text(config: Any) -> int | None:
 
 
 def count_positions(config: Any) -> int:
-    """Count the positions of a network, by its configuration; its type decides where the first one is."""
+    """Count the positions of a network by its configuration; its type decides where the first one is."""
     positions = longest_text(config)
     if not positions:
         return 2**31
@@ -284,26 +276,20 @@ def count_positions(config: Any) -> int:
 
 def output_width(config: Any) -> int:
     """Return the width of a network's last hidden states, which for a few types is not `hidden_size`."""
-    match config.model_type:
-        case "opt":  # 350m
-            return int(config.word_embed_proj_dim)
-        case "embedding_gemma2_text":
-            return int(config.embedding_dim)
-        case "reformer":  # its reversible layers have two streams
-            return 2 * int(config.hidden_size)
-        case _:
-            return int(config.hidden_size)
+    keys = {"opt": "word_embed_proj_dim", "embedding_gemma2_text": "embedding_dim"}
+    width = int(getattr(config, keys.get(config.model_type, "hidden_size")))
+    return 2 * width if config.model_type == "reformer" else width  # its reversible layers have two streams
 
 
 def position_limit(network: Any) -> int | None:
-    """Return the longest sample for a network's positions, whose first one its proof (`encoder.proofs`) has found; None
-    for no limit."""
+    """Return the longest sample that fits a network's positions, the first of which its proof (`encoder.proofs`) has
+    found; None for no limit."""
     limit = longest_text(network.config)
     return limit - getattr(network.base_model, "first_position", 0) if limit else None
 
 
 def refuse_pickles(source: str | Path) -> None:
-    """Refuse a folder whose weights are not safetensors files in it; a hub id is checked once it is downloaded.
+    """Refuse a folder whose weights are not safetensors files in it; skip a Hub id, because its download is checked.
 
     Raises:
         InputError: no weights, or only pickles; or an index that names anything but safetensors files in the same
@@ -318,8 +304,7 @@ def refuse_pickles(source: str | Path) -> None:
         if not isinstance(weight_map, dict) or not weight_map:
             raise InputError(f"{index} is damaged (it has no weight_map); save the model anew")
         for name in sorted({str(name) for name in weight_map.values()} - weight_files):
-            reason = f"{index} names '{name}', which is no *.safetensors file in the same folder"
-            raise InputError(f"{reason}; copy the whole model folder, or save the model anew")
+            raise InputError(f"{index} names '{name}', which is no *.safetensors file beside it; save the model anew")
     if not weight_files:
-        remedy = "choose a folder or a revision that has them (refs/pr may), or save them so by model.save_pretrained"
+        remedy = "choose a folder or revision that has them (refs/pr may), or write them by model.save_pretrained"
         raise InputError(f"{model_name(source)} has no weights (*.safetensors), and pickles are never opened: {remedy}")

@@ -1,5 +1,5 @@
-"""Facts and settings before PyTorch is loaded, which takes seconds: cores, GPUs, units for bf16, the heap, signals that
-end a process, and the parent with which it ends."""
+"""Facts and settings that need no PyTorch, which takes seconds to load: cores, GPUs, bf16 units, the heap, signals
+that end a process, and the parent with which it ends."""
 
 import atexit
 import ctypes
@@ -22,7 +22,7 @@ from typing import Any
 from biphase.errors import InputError
 
 GPU_FILES = ("nvidia*", "nvgpu*", "nvhost*", "kfd", "dxg")
-"""Names in Linux' /dev of the GPUs that PyTorch can use: NVIDIA's, Tegra's, AMD's, and those in WSL."""
+"""Names in Linux's /dev of the GPUs that PyTorch can use: NVIDIA's, Tegra's, AMD's, and those in WSL."""
 
 BF16_UNITS = {"amx_bf16", "avx512_bf16", "bf16"}
 """CPU flags (x86, x86, Arm) without which bf16 products are far slower than fp32 ones."""
@@ -31,22 +31,22 @@ HEAP_SETTINGS = ("MMAP_THRESHOLD", "TRIM_THRESHOLD", "MMAP_MAX")
 """Settings that decide whether glibc returns freed memory, as in MALLOC_MMAP_THRESHOLD_ and in GLIBC_TUNABLES."""
 
 STOPS = (signal.SIGTERM, signal.SIGHUP)
-"""The signals that ask a process to end, beside Ctrl-C: those of schedulers, and of a terminal that closes."""
+"""The signals, besides Ctrl-C, that ask a process to end: schedulers send one, a closing terminal the other."""
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The environment variables of PyTorch's allocator for GPUs; the second is the older name."""
 
 GRACE = "BIPHASE_GRACE_SECONDS"
-"""The environment variable with the seconds from asking a process to end until it is killed."""
+"""The environment variable for the seconds between asking a process to end and killing it."""
 GRACE_SECONDS = 110
-"""The default of these seconds, in which training saves its state. Ctrl-C kills at once, and so may the system."""
+"""The default grace, in which training saves its state. Ctrl-C kills at once, and so may the system."""
 
 
 def num_cores() -> int:
-    """Count the cores that this process may use.
+    """Count the cores that this process may use; round a quota up.
 
-    taskset, Slurm (which does not bind processes to their cores at all sites) and a container's cpuset or quota may
-    leave fewer than the machine has; a quota is rounded up.
+    taskset, Slurm (which does not bind processes to cores at every site) and a container's cpuset or quota may allow
+    fewer cores than the machine has.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     allotted = os.environ.get("SLURM_CPUS_PER_TASK", "")
@@ -54,13 +54,13 @@ def num_cores() -> int:
 
 
 def total_memory() -> int:
-    """Count the bytes of memory that the machine has; 0 where the system does not say."""
-    is_told = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", ())
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if is_told else 0
+    """Return the bytes of the machine's memory; 0 where the system does not say."""
+    is_known = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", ())
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if is_known else 0
 
 
 def cpu_quota(root: Path = Path("/")) -> float:
-    """Read the quota of cores from this process' control groups, version 2 or 1; infinite without a limit."""
+    """Read the quota of cores from this process's control groups, version 2 or 1; infinite without a limit."""
     limits = [math.inf]
     with suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
@@ -78,28 +78,29 @@ def cpu_quota(root: Path = Path("/")) -> float:
 
 
 def has_bf16_cores() -> bool:
-    """Tell whether the CPU has units for products in bf16."""
+    """Return whether the CPU has units for bf16 products."""
     cpuinfo = Path("/proc/cpuinfo")
     return cpuinfo.exists() and not BF16_UNITS.isdisjoint(cpuinfo.read_text().split())
 
 
 def gpu_variables() -> list[str]:
-    """Name the environment variables that choose a process' GPUs: those that are set, else NVIDIA's.
+    """Name the environment variables that choose a process's GPUs: those that are set, else NVIDIA's.
 
-    AMD's runtime also obeys NVIDIA's where its own is not set, and counts both among the GPUs that ROCR's leaves.
+    AMD's runtime also obeys NVIDIA's variable where its own is not set, and applies both to the GPUs that ROCR's
+    leaves.
     """
     set_here = [name for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if name in os.environ]
     return set_here or [name for name in ("ROCR_VISIBLE_DEVICES",) if name in os.environ] or ["CUDA_VISIBLE_DEVICES"]
 
 
 def visible_gpus() -> list[str]:
-    """List the GPUs that PyTorch would see here, each as a value of `gpu_variables`."""
+    """List the GPUs that PyTorch would see here, each as a value for `gpu_variables`."""
     allowed = os.environ.get(gpu_variables()[0])
     count = count_gpus(allowed)
     if not allowed:
         return [str(index) for index in range(count)]
     names = [name.strip() for name in allowed.split(",")]
-    # A process sees only the first part of a GPU (MIG), however many are allowed.
+    # A process sees only one part of a GPU (MIG), however many are allowed.
     return names if count and all(name.startswith("MIG-") for name in names) else names[:count]
 
 
@@ -107,8 +108,8 @@ def visible_gpus() -> list[str]:
 def count_gpus(allowed: str | None) -> int:
     """Count the GPUs that PyTorch sees under this value of `gpu_variables`.
 
-    Where there may be a GPU, PyTorch itself counts, which is right on every platform; unless it is loaded, in another
-    process (2 s).
+    Where there may be a GPU, PyTorch counts, because it is right on every platform. If it is not loaded, another
+    process asks it (2 s).
     """
     # On systems other than Linux, only PyTorch can tell.
     may_have_some = sys.platform != "linux" or any(any(Path("/dev").glob(name)) for name in GPU_FILES)
@@ -127,14 +128,14 @@ def count_gpus(allowed: str | None) -> int:
 def python_process(*words: str, **variables: str) -> dict[str, Any]:
     """Return the arguments and environment of a Python process for `subprocess`, with these words and variables.
 
-    Neither it nor any Python that it starts imports modules from the current folder.
+    Neither this process nor any Python that it starts imports modules from the current folder.
     """
     return {"args": [sys.executable, "-P", *words], "env": os.environ | variables | {"PYTHONSAFEPATH": "1"}}
 
 
 def refuse_versions(extra: str = "") -> None:
-    """Raise `InputError` for a package in a version that biphase, or this extra of it, does not support. Missing
-    packages are reported where they are imported."""
+    """Raise `InputError` for a package version that biphase, or this extra of it, does not support. Code that imports a
+    missing package reports it."""
     from packaging.requirements import Requirement
     from packaging.version import Version
 
@@ -144,36 +145,35 @@ def refuse_versions(extra: str = "") -> None:
                 continue
             installed = version(needed.name)
             if Version(installed).base_version not in needed.specifier:  # NVIDIA's PyTorch 2.11 is a 2.11.0a0
-                wanted = f"{needed.name}{needed.specifier}"
-                raise InputError(
-                    f"{needed.name} {installed} is installed, biphase needs another: pip install '{wanted}'"
-                )
+                problem = f"{needed.name} {installed} is installed, biphase needs another"
+                raise InputError(f"{problem}: pip install '{needed.name}{needed.specifier}'")
 
 
 def prepare_process() -> None:
     """Prepare a process for work: its heap, a GPU's memory, garbage collection, threads, and other libraries' messages.
 
-    Environment variables of the user stay.
+    The user's environment variables win.
     """
     keep_heap()
     let_segments_grow()
-    # Fewer searches for cyclic garbage, and none at the end: a third of the time that a short command takes. PyTorch
-    # and transformers bring half a million objects that stay; Python would look through them again and again.
+    # Search for cyclic garbage less often, and never at the end: that saves a third of a short command's time. PyTorch
+    # and transformers create half a million lasting objects, which Python would scan again and again.
     gc.set_threshold(100_000)
     atexit.register(leave_garbage)
-    # OpenMP threads that wait by spinning take the core from the thread they wait for when other work runs too; those
-    # that sleep at once wake up too late for the many short operations of a step. GNU's runtime spins for microseconds.
+    # OpenMP threads that spin while they wait take the core from the thread they wait for when other work runs too.
+    # Threads that sleep at once wake up too late for the many short operations of a step. GNU's runtime spins for
+    # microseconds.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     # Bars and notices of other libraries would tear ours apart.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # warnings with a page of C++ frames, as a launcher ends
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else a launcher's end prints pages of C++ frames
 
 
 def leave_garbage() -> None:
-    """Skip the search for garbage at the end of a process, unless Triton is loaded, which would report leaks."""
+    """Skip the garbage search at the end of a process, unless Triton is loaded, which would report leaks."""
     if "triton._C.libtriton" not in sys.modules:
         gc.freeze()
 
@@ -181,8 +181,8 @@ def leave_garbage() -> None:
 def keep_heap() -> None:
     """Stop glibc from returning freed activations to the kernel, because page faults cost up to half the time.
 
-    Must run before the first large allocation. Does nothing without glibc, or where the user has set it: kept memory is
-    fragmented, and a long training may hold several times as much as it needs.
+    Must run before the first large allocation. Does nothing without glibc, or where the user has set one of the
+    settings: kept memory fragments, and a long training may occupy several times as much as it needs.
     """
     if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
         return
@@ -197,15 +197,15 @@ def keep_heap() -> None:
 
 
 def let_segments_grow(devices: Path = Path("/dev")) -> None:
-    """Let PyTorch extend its segments of a GPU's memory, unless the user has set that: microbatches differ in length,
-    and segments of fixed size would leave more and more gaps."""
+    """Let PyTorch extend its segments of GPU memory, unless the user has set that: microbatches differ in length, and
+    segments of fixed size would leave more and more gaps."""
     if any(devices.glob("nvidia*")) and not any(name in os.environ for name in ALLOCATOR_VARIABLES):
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def environment_number(variable: str, least: int, default: int | None = None) -> int:
-    """Return the whole number in an environment variable, else the default, which is `least` unless it is given. Raises
-    `InputError` for another value."""
+    """Return the whole number in an environment variable, else the default, else `least`. Raises `InputError` for any
+    other value."""
     value = os.environ.get(variable) or str(default or least)
     if not value.isdecimal() or int(value) < least:
         raise InputError(f"{variable}={value} in the environment is no whole number from {least} on: unset it")
@@ -213,7 +213,7 @@ def environment_number(variable: str, least: int, default: int | None = None) ->
 
 
 def grace() -> int:
-    """Return the seconds from asking a process to end until it is killed."""
+    """Return the seconds between asking a process to end and killing it."""
     return environment_number(GRACE, 1, GRACE_SECONDS)
 
 
@@ -241,7 +241,7 @@ def handled(handler: Callable[[int, Any], None], *signals: int) -> Iterator[None
 
 
 def outlive_terminal() -> None:
-    """Discard lines for a terminal that has closed: each would be an error."""
+    """Discard the output for a closed terminal, where each line would raise an error."""
     for stream in (1, 2):
         try:
             os.write(stream, b"")
@@ -251,10 +251,9 @@ def outlive_terminal() -> None:
 
 
 def stop_signals(note: Callable[[int], None]) -> AbstractContextManager[None]:
-    """Pass `STOPS` and SIGINT to `note` while the block runs, so that it can save its state; a second SIGINT ends it at
-    once.
+    """Pass `STOPS` and SIGINT to `note` while the block runs, so that it can save its state.
 
-    A second SIGTERM does not, because Slurm and torchrun may both send one.
+    A second SIGINT ends the block at once. A second SIGTERM does not, because Slurm and torchrun may both send one.
     """
     noted: list[int] = []
 
@@ -270,7 +269,7 @@ def stop_signals(note: Callable[[int], None]) -> AbstractContextManager[None]:
 def end_with_parent(parent: int, grace_seconds: float) -> None:
     """End this process, with its process group if it leads one, once the process `parent` is gone.
 
-    It is asked to end first, and killed when the grace is over.
+    SIGTERM comes first, and SIGKILL after the grace.
     """
 
     def watch() -> None:

@@ -102,7 +102,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda s: (s / "tokenizer" / "tokenizer.json").write_text(
             (s / "tokenizer" / "tokenizer.json").read_text().replace('"!"', '"¡!"', 1)
         ),
-        r"tokenizer is damaged or another",
+        r"tokenizer is damaged, or not the tokenizer of this set",
     ),
 }
 

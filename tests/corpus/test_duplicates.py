@@ -40,7 +40,7 @@ def test_exact_copies(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_copies_are_dropped(capsys: pytest.CaptureFixture[str], made: Path, corpus: Any, tmp_path: Path) -> None:
     """Of equal texts the first stays, and the same call finds its set finished."""
-    assert "that stand in train too: 2; drop_copies (--drop-copies) leaves" in " ".join(capsys.readouterr().out.split())
+    assert "that are also in train: 2; drop_copies (--drop-copies) leaves" in " ".join(capsys.readouterr().out.split())
     sources, held = [tmp_path / "train.jsonl"], [tmp_path / "held.jsonl"]
     for _ in range(2):
         prepare(sources, corpus.tokenizer, tmp_path / "once", validation=held, workers=1, drop_copies=True)
@@ -51,5 +51,5 @@ def test_copies_are_dropped(capsys: pytest.CaptureFixture[str], made: Path, corp
         before["train"].documents - 2,
         before["validation"].documents - 2,
     ]
-    with pytest.raises(InputError, match="holds a finished shard set of other options"):
+    with pytest.raises(InputError, match="has a finished shard set with other options"):
         prepare(sources, corpus.tokenizer, tmp_path / "once", validation=held, workers=1)

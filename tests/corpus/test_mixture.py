@@ -72,7 +72,7 @@ def test_a_lost_shard_is_made_again_and_must_be_the_same(corpus: Any, tmp_path: 
 def test_new_text_is_a_set_of_its_own(corpus: Any, tiny_recipe: Any, tmp_path: Path) -> None:
     """A branch over the same text goes on in the data order; one over a mixture with new text begins anew in it."""
     folder, new = make_sets(corpus, tmp_path)
-    with pytest.raises(InputError, match="finished shard set of other sources: choose another folder, or delete"):
+    with pytest.raises(InputError, match="finished shard set with other sources: choose another folder, or delete"):
         prepare([tmp_path / "b.jsonl"], corpus.tokenizer, folder, workers=1, validation_fraction=0.1)
     run = train(tiny_recipe(f"data.shards={folder}"), tmp_path / "runs")
     branch = f"data.shards={folder}", "init={}", f"init.checkpoint={run.path}@20", "name=longer"

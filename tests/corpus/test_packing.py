@@ -102,7 +102,7 @@ def test_every_token_of_a_long_enough_document_is_in_one_sample(seed: int, limit
 
 def test_a_split_without_a_long_enough_document_is_refused() -> None:
     for lengths in ([], [3, 11]):
-        with pytest.raises(InputError, match="split 'train' holds no document that is long enough"):
+        with pytest.raises(InputError, match="split 'train' has no document that is long enough"):
             document_batches(lengths)
 
 

@@ -46,7 +46,7 @@ def test_a_json_file_may_have_many_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"a": 1}\n\n{"a"', r"a\.jsonl:3: broken JSON \(.*, column 5\): one object a line$"),
+        (b'{"a": 1}\n\n{"a"', r"a\.jsonl:3: broken JSON \(.*, column 5\): one object per line$"),
         (b"[1]\n", r"a\.jsonl:1: one JSON object per line is needed, here is \[1\]$"),
         (b'{"a": 1}\n{"a": "caf\xe9"}\n', r"a\.jsonl:2: not UTF-8 \(byte 0xe9 at position 10 of the line\); convert"),
     ],

@@ -204,9 +204,9 @@ def test_a_finished_set_is_left_alone(made: Path, tokenizer_folder: Path, capsys
     prepare([made.parent / "corpus"], tokenizer_folder, made, validation_fraction=0.2)
     assert stamps(made) == before
     assert "nothing to do" in capsys.readouterr().err
-    with pytest.raises(InputError, match=r"finished shard set of other options.*manifest.json"):
+    with pytest.raises(InputError, match=r"finished shard set with other options.*manifest.json"):
         prepare([made.parent / "corpus"], tokenizer_folder, made, validation_fraction=0.2, seed=3)
-    with pytest.raises(InputError, match="set of other sources:"):
+    with pytest.raises(InputError, match="set with other sources:"):
         prepare([made.parent / "corpus" / "0.jsonl"], tokenizer_folder, made, validation_fraction=0.2)
 
 
@@ -367,8 +367,6 @@ def test_damage_is_found(made: Path, tmp_path: Path) -> None:
 def test_bad_manifests_and_names(made: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is no shard set"):
         ShardSet(tmp_path)
-    with pytest.raises(InputError, match=r"'val'; did you mean|'val'; known: train, validation"):
-        ShardSet(made, "val")
     stored = json.loads((made / "manifest.json").read_text())
     del stored["record_hash"]
     for change, message in [
@@ -480,7 +478,7 @@ def test_files_of_one_name_are_drawn_together(tokenizer_folder: Path, tmp_path: 
     )
     assert manifest.splits["validation"].documents == 0
     told = " ".join(capsys.readouterr().err.split())
-    assert "give files of one name names of their own" in told
+    assert "give equal file names distinct names" in told
 
 
 def test_long_documents_are_encoded_in_pieces_with_the_same_ids(

@@ -271,7 +271,7 @@ def test_hub_data_sets_are_pinned_and_split_into_their_files(tmp_path: Path, mon
     assert all(source.num_bytes is None for source in sources)
     with pytest.raises(ValueError, match="validation"):
         find_text_sources(["hub:a/b::validation@main"])
-    fails("no/network", "cannot be had from the hub", "Name or service not known")
+    fails("no/network", "cannot be had from the Hub", "Name or service not known")
 
 
 def test_sample_texts_takes_from_every_source(tmp_path: Path) -> None:

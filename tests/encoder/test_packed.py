@@ -426,7 +426,7 @@ def test_make_model_names_what_is_wrong() -> None:
         make_model("1m", {"num_layers": 3}, TOKENS, 64, 0)
     with pytest.raises(InputError, match=r"init.architecture makes no network .*number of attention heads \(5\)"):
         make_model("1m", {"num_attention_heads": 5}, TOKENS, 64, 0)
-    with pytest.raises(InputError, match=r"3 key-value heads do not divide 4 attention heads"):
+    with pytest.raises(InputError, match=r"3 key-value heads do not divide 4 query heads"):
         make_model("1m", {"num_key_value_heads": 3}, TOKENS, 64, 0)
     with pytest.raises(InputError, match=r"'hidden_size' is 'wide'; it must be a whole number"):
         make_model("1m", {"hidden_size": "wide"}, TOKENS, 64, 0)

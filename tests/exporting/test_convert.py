@@ -110,9 +110,9 @@ def test_what_needs_code_of_its_own_is_named_as_the_user_names_it(tmp_path: Path
     for load in (load_backbone, load_model):
         with pytest.raises(InputError, match=r"^some/model is a EuroBERT for .* biphase convert some/model FOLDER$"):
             load(cache / "left")
-        with pytest.raises(InputError, match=r"^some/model needs code of its own \(of type 'strange', auto_map"):
+        with pytest.raises(InputError, match=r"^some/model needs its own code \(type 'strange', auto_map"):
             load(cache / "other")
-    with pytest.raises(InputError, match=r"^some/model needs code of its own \(of type 'strange', auto_map"):
+    with pytest.raises(InputError, match=r"^some/model needs its own code \(type 'strange', auto_map"):
         convert_checkpoint(str(cache / "other"), tmp_path / "new")
 
 

@@ -199,5 +199,5 @@ def test_an_index_that_leads_elsewhere_is_refused(make_model: Callable[..., Path
     folder = make_model("BertModel")
     shutil.copy(folder / "model.safetensors", tmp_path / "other.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../other.safetensors"}}))
-    with pytest.raises(InputError, match=r"is no \*\.safetensors file in the same folder"):
+    with pytest.raises(InputError, match=r"is no \*\.safetensors file beside it"):
         biphase.inspect(folder)

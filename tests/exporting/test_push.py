@@ -117,13 +117,13 @@ def test_what_is_refused_before_anything_is_sent(hub: SimulatedHub, folder: Path
         push(folder, "me/encoder", license="apache-2.0")
     for place in ("file:///data", r"\\server\share"):
         (folder / "README.md").write_text(f"trained on {place}")
-        with pytest.raises(InputError, match=r"places on this machine are named in .*README\.md"):
+        with pytest.raises(InputError, match=r"local paths are named in .*README\.md"):
             push(folder, "me/encoder", license="mit", language="en")
     (folder / "README.md").write_text(f"with hf_{'aB3' * 11}")
-    with pytest.raises(InputError, match=r"README\.md holds a token of the hub, hf_aB3…: take it out"):
+    with pytest.raises(InputError, match=r"README\.md has an access token of the Hub, hf_aB3…: take it out"):
         push(folder, "me/encoder", license="mit", language="en")
     (folder / "README.md").write_text("trained on /data/mine/corpus")
-    with pytest.raises(InputError, match=r"places on this machine are named in .*README\.md \(/data/mine/corpus"):
+    with pytest.raises(InputError, match=r"local paths are named in .*README\.md \(/data/mine/corpus"):
         push(folder, "me/encoder", license="mit", language="en")
     assert hub.asked == []
 

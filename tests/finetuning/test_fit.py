@@ -425,7 +425,7 @@ def test_long_inputs_are_cut_and_counted(model_folder: Path, data_dirs: Dirs, ca
 def test_bad_models(tmp_path: Path, model_folder: Path) -> None:
     with pytest.raises(InputError, match="has no config"):
         fit_cell(str(tmp_path), "snli", FinetuneConfig())
-    with pytest.raises(InputError, match="neither a run, nor a folder, nor a hub id"):
+    with pytest.raises(InputError, match="neither a run, nor a folder, nor a Hub id"):
         fit_cell("/no/such/folder", "snli", FinetuneConfig())
     shutil.copy(model_folder / "config.json", tmp_path)
     with pytest.raises(InputError, match="has no weights"):

@@ -196,7 +196,7 @@ def test_a_model_without_a_head_gets_a_new_one(
     def recipe(model: Path, *overrides: str, new_head: str = "true") -> Recipe:
         return tiny_recipe(f"init={{model: {model}, new_head: {new_head}}}", *only("mlm", 4), *overrides)
 
-    lacks = f"{folder} is an embedding model without a language model head; init.new_head: true begins one"
+    lacks = f"{folder} is an embedding model without a language model head; init.new_head: true adds one"
     with pytest.raises(InputError, match=re.escape(lacks)):
         train(recipe(folder, new_head="false"), tmp_path / "runs")
     with pytest.raises(InputError, match="has a language model head: leave out init"):

@@ -51,7 +51,7 @@ def test_a_delimiter_may_be_named(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("text|label\na, b|yes\nc;d|no\n")
     assert rows_of(path, delimiter="|") == [{"text": "a, b", "label": "yes"}, {"text": "c;d", "label": "no"}]
-    with pytest.raises(InputError, match=r"t\.csv:2: 2 fields where the header names 1, parted by ','.*`delimiter`"):
+    with pytest.raises(InputError, match=r"t\.csv:2: 2 fields where the header names 1, separated by ','.*`delimiter`"):
         rows_of(path)
     for odd in ("||", "\n", '"', ""):
         with pytest.raises(ValidationError):
@@ -152,7 +152,7 @@ def test_tables_that_excel_writes_another_way(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"t\.tsv:3: a field in quotes: say `quotes: true`"):
         rows_of(path)
     (tmp_path / "t.csv").write_bytes(b"text,label\rfine,yes\r")
-    with pytest.raises(InputError, match=r"t\.csv:1: broken table .*a line ends in \\n"):
+    with pytest.raises(InputError, match=r"t\.csv:1: broken table .*end a line in \\n"):
         rows_of(tmp_path / "t.csv")
 
 

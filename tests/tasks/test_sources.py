@@ -353,7 +353,7 @@ def test_hub_errors(hub: dict) -> None:
         (RuntimeError("Dataset scripts are no longer supported, but found x.py"), "remote code, which is never run"),
         (
             ValueError("Unknown split\nmore"),
-            r"split 'train' cannot be read from the hub \(Unknown split\); give a folder",
+            r"split 'train' cannot be read from the Hub \(Unknown split\); give a folder",
         ),
         (FileNotFoundError(), r"\(FileNotFoundError\)"),
     ):

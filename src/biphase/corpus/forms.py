@@ -17,8 +17,8 @@ def plain_row(value: Any) -> Any:
     """Turn a row of Label Studio's JSON export, of Prodigy or of spaCy (a text with `entities`, or `Doc.to_json`) into
     a row of a task; return any other value as it is.
 
-    An unfinished annotation, or one that Prodigy's user did not accept, has no label. Tokens that only give offsets are
-    left out.
+    An unfinished annotation, or one that Prodigy's user did not accept, has no label. Drops tokens that are only
+    offsets.
     """
     match value:
         case {"data": {**data}, "annotations": list() as annotations}:
@@ -70,7 +70,7 @@ PUBLISHED: dict[str, tuple[Callable[[Any], Iterable[Row]], str]] = {
     "queries": (lambda line: [{"_id": line["query_id"], "text": line["query"]}], MLDR),
     "corpus": (lambda line: [{"_id": line["docid"], "text": line["text"]}], MLDR),
 }
-"""For each published form, the function from a JSON value to its rows, and words for what it needs. MLDR has three
+"""For each published form, the function from a JSON value to its rows, and a description of the form. MLDR has three
 kinds of rows."""
 
 

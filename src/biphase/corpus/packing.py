@@ -49,7 +49,7 @@ class PackedBatch:
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of a text, numbered from 0. None is stored: `spans` computes where each lies."""
+    """The samples of a text, numbered from 0. None is stored: `spans` computes the position of each."""
 
     num_samples: int
     num_tokens: int
@@ -62,7 +62,7 @@ class Samples:
 def cut_documents(document_ends: np.ndarray, min_tokens: int, max_tokens: int) -> Samples:
     """Cut each document into samples of at most `max_tokens`.
 
-    A last piece below `min_tokens` takes tokens from the piece before it. Documents below `min_tokens` are left out.
+    A last piece below `min_tokens` takes tokens from the piece before it. Skips documents below `min_tokens`.
     """
     # An example, with samples of 12 to 64 tokens: documents of 5, 100 and 130 tokens have 0, 2 and 3 pieces, so
     # piece_ends is [0, 2, 5]. Samples 0 and 1 are of document 1, samples 2 to 4 of document 2, which lies at
@@ -96,8 +96,8 @@ def cut_stream(num_stream_tokens: int, min_tokens: int, max_tokens: int, seed: i
     """Cut the stream of tokens at random, across documents: the paper's original packer, seeded.
 
     Each stretch of `max_tokens` tokens is cut once, at r ~ U{min..max - min}, into samples of r and max - r tokens: a
-    mean of max / 2 (1,024 of 2,048). Documents inside a sample see each other. Tokens after the last whole stretch are
-    left out.
+    mean of max / 2 (1,024 of 2,048). Documents inside a sample see each other. Skips tokens after the last whole
+    stretch.
     """
 
     def spans(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -129,12 +129,12 @@ BLOCK_SAMPLES = 4096
 class PackedSet:
     """The samples of one shard set in their endless order: epochs laid end to end, each in a seeded order of its own.
 
-    The sample at a place is computed for the places in question alone.
+    Samples are computed only for the requested part of the order.
     """
 
     def __init__(self, shards: ShardSet, samples: Samples, seed: int) -> None:
         if samples.num_samples == 0:
-            raise InputError(f"split '{shards.split}' holds no document that is long enough for a sample")
+            raise InputError(f"split '{shards.split}' has no document that is long enough for a sample")
         self.shards, self.samples, self.seed = shards, samples, seed
         self.block_starts = lru_cache(maxsize=4)(self.sum_blocks)
 
@@ -181,9 +181,9 @@ class PackedSet:
 
 
 class Batches:
-    """The batches of a run: `batch(step, part, num_parts)` depends on nothing but its arguments.
+    """The batches of a run: `batch(step, part, num_parts)` depends only on its arguments.
 
-    Each set gives its share of every batch, in its own order.
+    Each set contributes its share of every batch, in its own order.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class Batches:
         self.left_out_tokens = sum(packed.samples.left_out_tokens for packed in sets)
 
     def batch_tokens(self, step: int) -> int:
-        """Return the length of batch `step`, up to the rest of the last sample of each set."""
+        """Return the length of batch `step`, except for the rest of each set's last sample."""
         return self.tokens_before(step + 1) - self.tokens_before(step)
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> PackedBatch:
@@ -281,7 +281,7 @@ def open_text(data: Data) -> TrainingText:
     return TrainingText(main, sets, data.shares, contents, fingerprint)
 
 
-# Random draws, computed for the places in question alone
+# Random draws, computed only for the requested places
 
 
 def permute(places: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
@@ -313,7 +313,7 @@ def permute(places: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def uniform(seed: int, *words: np.ndarray | int) -> np.ndarray:
-    """Draw numbers in [0, 1) that depend on the seed and the words alone; words broadcast."""
+    """Draw numbers in [0, 1) that depend only on the seed and the words; words broadcast."""
     with np.errstate(over="ignore"):
         state = mix(np.uint64(seed % 2**64))
         for word in words:

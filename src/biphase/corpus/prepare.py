@@ -1,7 +1,7 @@
-"""Documents → token shards. Each source file is read, split and tokenized into a folder of its own, here or in workers.
+"""Documents → token shards. This process or workers read, split and tokenize each source file into its own folder.
 
-A folder appears when it is whole, so that a killed call goes on where it stopped. Its content depends on the sources,
-the tokenizer and the options alone. The manifest comes last.
+A folder appears once it is whole, so that the next call resumes where a killed one stopped. Its content depends only on
+the sources, the tokenizer and the options. The manifest comes last.
 """
 
 import array
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -45,16 +46,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 MAX_SHARDS = 1024
-"""The most shards of a set, so that it never has too many files to map: more source files share shards."""
+"""The most shards of a set, to limit the number of mapped files: further source files share shards."""
 NAMED_BY = 1
 """The version of the names of shard folders."""
 BATCH_BYTES = 2_000_000
-"""The text for one call of `tokenizers`, per core: enough to keep the cores busy, little enough to stay in memory."""
+"""The text per core for one call of `tokenizers`: enough to keep the cores busy, little enough for the memory."""
 PIECE_CHARS = 200_000
 """The size from which a document is encoded in pieces: one call on a whole book would use one core, and about 100 bytes
-a token."""
+per token."""
 CORES_PER_WORKER = 4
-"""The cores that one Python process feeds with ease: reading, taking ids out and writing cost it about a tenth of the
+"""The cores that one Python process easily feeds: reading, extracting ids and writing cost it about a tenth of the
 encoding. Fewer, larger workers load the tokenizer less often, and share the last file among more cores."""
 
 
@@ -66,11 +67,11 @@ class ShardPlan:
     """OUT/shards/NAME, absolute."""
     sources: tuple[TextSource, ...]
     split: ShardSplitName | None
-    """The split of all its documents; None: a split is drawn for each document."""
+    """The split of all its documents; None: draw a split for each document."""
     draft: ShardManifest
     """The record of the set, still without shards."""
     num_bytes: int
-    """The bytes of its sources on disk; 0 for the hub's."""
+    """The bytes of its sources on disk; 0 for the Hub's."""
 
     @property
     def is_done(self) -> bool:
@@ -104,9 +105,9 @@ def prepare(
     into `out`.
 
     Args:
-        sources: Files (.txt, .md, .jsonl, .parquet, .arrow; also .gz and .zst), folders, globs or hub data sets
+        sources: Files (.txt, .md, .jsonl, .parquet, .arrow; also .gz and .zst), folders, globs or Hub data sets
             (ID:SUBSET).
-        tokenizer: A tokenizer folder, a hub id or a Llama 3 tokenizer.model file.
+        tokenizer: A tokenizer folder, a Hub id or a Llama 3 tokenizer.model file.
         out: The folder to write.
         validation: Use these sources as validation text.
         validation_fraction: Or draw this share of all documents for validation; 0.01 by default.
@@ -144,29 +145,29 @@ def prepare(
 
 
 def print_totals(out: Path, manifest: ShardManifest) -> None:
-    """Print how much a set holds, and how many of its documents are copies of others."""
+    """Print the size of a set, and the number of documents that copy others."""
     for name, split in manifest.splits.items():
         left_out = f", {split.empty_texts:,} empty texts left out" if split.empty_texts else ""
         console.out.print(f"{out} {name}: {split.documents:,} documents, {split.tokens:,} tokens{left_out}")
     if (copies := manifest.duplicates) and any(copies.values()):
         counts = f"{copies['train']:,} in train, {copies['validation']:,} in validation"
-        in_both = f"documents of validation that stand in train too: {copies['in_both']:,}"
+        in_both = f"validation documents that are also in train: {copies['in_both']:,}"
         remedy = "" if manifest.options.drop_copies else "; drop_copies (--drop-copies) leaves them out"
         console.out.print(f"{out}: exact copies of an earlier document: {counts}; {in_both}{remedy}")
 
 
 Grouped = list[tuple[ShardSplitName | None, list[TextSource]]]
-"""The source files by their split; None: a split is drawn for each document."""
+"""The source files by split; None: draw a split for each document."""
 
 
 def find_both(sources: Sequence[str | Path], held_out: Sequence[str | Path], out: Path) -> Grouped:
-    """Find the files of both splits. A hub data set with shards in `out` is taken at their commit, even if the set is
-    unfinished. Raises `InputError` for a file in both splits, and when `out` is a tokenizer's folder."""
+    """Find the files of both splits. A Hub data set with shards in `out` keeps their commit, even if the set is
+    unfinished. Raises `InputError` for a file in both splits, and if `out` is a tokenizer's folder."""
     if (out / "tokenizer.json").exists():
         raise InputError(f"{out} is the folder of a tokenizer: give the shards another one")
     recorded: set[str] = set()
     for path in sorted(out.glob("shards/*/shard.json")):
-        with suppress(InputError):  # a damaged one is told where it is used
+        with suppress(InputError):  # whoever uses a damaged one reports it
             recorded.update(files.read_json_as(path, Shard).sources)
     if not held_out:
         return [(None, find_text_sources(sources, recorded))]
@@ -179,19 +180,18 @@ def find_both(sources: Sequence[str | Path], held_out: Sequence[str | Path], out
 def make_set(
     out: Path, grouped: Grouped, tokenizer: "PreTrainedTokenizerFast", options: Options, engine: Engine
 ) -> ShardManifest:
-    """Make missing shards, then the manifest. A finished set that has lost files gets them again.
+    """Make missing shards, then the manifest. Restores lost files of a finished set.
 
-    A document is for validation when a hash of (seed, its id) falls below `validation_fraction`. Each source file is a
-    unit of work, and the content does not depend on the number of workers.
+    A document belongs to validation if a hash of (seed, its id) falls below `validation_fraction`. Each source file is
+    a unit of work, and the content does not depend on the number of workers.
     """
     inside = (out / "shards").iterdir() if (out / "shards").is_dir() else ()
     files.refuse_links(out / "tokenizer", out / "token_bytes.npy", out / "shards", out / ".locks", *inside)
     before = read_shard_manifest(out) if (out / "manifest.json").exists() else None
     vocab_size = max(tokenizer.get_vocab().values()) + 1
+    fingerprints = [[split, [source.fingerprint for source in group]] for split, group in grouped]
     draft = ShardManifest(
-        sources_hash=files.content_hash(
-            [[split, [source.fingerprint for source in group]] for split, group in grouped]
-        ),
+        sources_hash=files.content_hash(fingerprints),
         tokenizer_hash=tokenizer_hash(tokenizer),
         dtype="uint16" if vocab_size <= 1 << 16 else "uint32",
         vocab_size=vocab_size,
@@ -208,8 +208,8 @@ def make_set(
         names = ("sources_hash", "tokenizer_hash", "options")
         differing = [name.removesuffix("_hash") for name in names if getattr(before, name) != getattr(draft, name)]
         if differing:
-            remedy = f"choose another folder, or delete {out / 'manifest.json'} to make it anew (equal files stay)"
-            raise InputError(f"{out} holds a finished shard set of other {', '.join(differing)}: {remedy}")
+            remedy = f"choose another folder, or delete {out / 'manifest.json'} to make it again (equal files stay)"
+            raise InputError(f"{out} has a finished shard set with other {', '.join(differing)}: {remedy}")
     with files.whole_file(out / "token_bytes.npy") as file:
         np.save(file.buffer, token_byte_lengths(tokenizer))
     if options.drop_copies:
@@ -217,20 +217,19 @@ def make_set(
     plans = [plan for split, group in grouped for plan in plan_shards(out, group, split, draft)]
     keep_encoder(draft.tokenizer_hash, tokenizer.backend_tokenizer)
     missing = [plan for plan in plans if not plan.is_done]
-    if before is not None:
-        recorded = {shard.name for shard in before.shards}  # others are of sources that were grouped in another way
-        missing = [plan for plan in missing if plan.folder.name in recorded]
+    if before is not None:  # shards that it does not name have sources that were grouped in another way
+        missing = [plan for plan in missing if plan.folder.name in {shard.name for shard in before.shards}]
     tokenize_missing(plans, missing, engine)
     return finish_set(out, plans, draft) if before is None else mend_set(out, before, missing)
 
 
 def mend_set(out: Path, before: ShardManifest, lost: list[ShardPlan]) -> ShardManifest:
-    """Check the lost shards that were made again. Raises `InputError` unless they are as the manifest says."""
+    """Check the restored shards. Raises `InputError` unless they match the manifest."""
     parts = {shard.name: shard.parts for shard in before.shards}
     for plan in lost:
         if files.read_json_as(plan.folder / "shard.json", Shard).parts != parts[plan.folder.name]:
-            remedy = "take it from a copy of the set, or delete manifest.json to make the set anew"
-            raise InputError(f"{plan.folder} was made again from changed sources, and differs: {remedy}")
+            problem = f"{plan.folder} was made again from changed sources, and differs"
+            raise InputError(f"{problem}: copy it from a whole set, or delete manifest.json to make the set again")
     console.err.print(f"{out} {'lacked files and has them again' if lost else 'is complete, nothing to do'}")
     shutil.rmtree(out / ".locks", ignore_errors=True)
     return before
@@ -267,32 +266,30 @@ def finish_set(out: Path, plans: list[ShardPlan], draft: ShardManifest) -> Shard
         if any(plan.split == "validation" for plan in plans):
             raise InputError("the validation sources hold no text: name others, or leave them out")
         if draft.options.validation_fraction > 0:
-            remedy = "give validation sources or a higher fraction; documents without an id are drawn by the name of "
-            remedy += "their file: have .txt files split into paragraphs, or give files of one name names of their own"
-            console.err.print(f"no document fell into validation ({count} in all): {remedy}", markup=False)
+            remedy = (
+                "give validation sources or a higher fraction; a document without an id is drawn by its file name: "
+            )
+            remedy += "have .txt files split into paragraphs, or give equal file names distinct names"
+            console.err.print(f"no document fell into validation ({count} in all): {remedy}")
     hashes = []
     for shard in shards:
         hashes += [[shard.parts[split].tokens_sha256, shard.parts[split].ends_sha256] for split in SHARD_SPLITS]
-    content: dict[str, Any] = {
-        "fingerprint": files.content_hash([draft.tokenizer_hash, draft.dtype, draft.vocab_size, hashes]),
-        "token_bytes_sha256": files.file_hash(out / "token_bytes.npy"),
-        "splits": splits,
-        "shards": shards,
-        "duplicates": count_copies(out, shards),
-    }
+    content: dict[str, Any] = {"splits": splits, "shards": shards, "duplicates": count_copies(out, shards)}
+    content["fingerprint"] = files.content_hash([draft.tokenizer_hash, draft.dtype, draft.vocab_size, hashes])
+    content["token_bytes_sha256"] = files.file_hash(out / "token_bytes.npy")
     manifest = draft.model_copy(update=content)
     files.write_hashed(out / "manifest.json", manifest.model_dump(mode="json"))
     names = {shard.name for shard in shards}
     for folder in (out / "shards").iterdir():
         is_ours = (folder / "shard.json").exists() or folder.name.endswith(".part")
         if folder.name not in names and is_ours:
-            shutil.rmtree(folder)  # of an unfinished call with other sources or options
+            shutil.rmtree(folder)  # left by an unfinished call with other sources or options
     shutil.rmtree(out / ".locks", ignore_errors=True)
     return manifest
 
 
 def tokenize_missing(plans: list[ShardPlan], missing: list[ShardPlan], engine: Engine) -> None:
-    """Make the missing shard folders, with several workers large ones first. A failure stops all.
+    """Make the missing shard folders, with several workers the large ones first. A failure stops all workers.
 
     The bar counts bytes on disk; its note counts tokens.
     """
@@ -317,16 +314,16 @@ def tokenize_missing(plans: list[ShardPlan], missing: list[ShardPlan], engine: E
         with closing(run_units(units, where, folder=missing[0].folder.parent, on_progress=advance)) as outcomes:
             for outcome in outcomes:
                 if outcome.worker_died:
-                    remedy = "finished files are kept, run it again, with fewer workers if memory is short"
-                    raise InputError(f"{names[outcome.name]}: {outcome.error}: {remedy}")
+                    problem = f"{names[outcome.name]}: {outcome.error}"
+                    raise InputError(f"{problem}: run it again, with fewer workers if memory is short")
                 if outcome.error is not None:
                     raise InputError(outcome.error)
 
 
 def choose_engine(engine: Engine, num_shards: int) -> Engine:
-    """Choose the workers that make shards. On this machine a single worker is this process, whose tokenizer is
+    """Choose the workers that make shards. On this machine, this process is the single worker, because its tokenizer is
     loaded."""
-    # Where TOKENIZERS_PARALLELISM turns the threads of `tokenizers` off, there is a worker for each core.
+    # Where TOKENIZERS_PARALLELISM turns the threads of `tokenizers` off, start one worker per core.
     switch = os.environ.get("TOKENIZERS_PARALLELISM", "true").lower()
     cores = 1 if switch in ("", "off", "false", "f", "no", "n", "0") else CORES_PER_WORKER
     if engine.kind == "ray":
@@ -336,13 +333,13 @@ def choose_engine(engine: Engine, num_shards: int) -> Engine:
 
 
 ENCODERS: dict[str, tuple["Tokenizer", bool]] = {}
-"""The tokenizer of this process by its hash, because loading one takes as long as encoding a few MB of text; and
-whether a text may be cut before a letter that begins a line, and its parts be encoded alone."""
+"""The tokenizer of this process by its hash, because loading one takes as long as encoding a few MB of text, and
+whether it encodes the same ids if a text is split before a letter that begins a line."""
 
 
 def keep_encoder(hash: str, backend: "Tokenizer") -> None:
     """Keep a loaded tokenizer for the units of this process."""
-    backend.encode_special_tokens = True  # a document that spells out `<|mask|>` holds these letters, not the token
+    backend.encode_special_tokens = True  # `<|mask|>` in a document is these letters, not the token
     lines = ["a\n", "b", "B.\n\n", "b ,\r\n", "é \n", "b\t\n \n", "c12\n", "the\n"]
 
     def ids(text: str) -> list[int]:
@@ -354,9 +351,9 @@ def keep_encoder(hash: str, backend: "Tokenizer") -> None:
 
 
 def tokenize_unit(plan: ShardPlan) -> None:
-    """Make a shard folder unless it is there. Reports bytes read from disk, and tokens, on the way.
+    """Make a shard folder unless it exists. Reports bytes read from disk, and tokens, as it goes.
 
-    It waits for the lock, because workers of a killed process may live for another moment.
+    It waits for the lock, because workers may outlive a killed process for a moment.
     """
     out = plan.folder.parents[1]
     remedy = "finished files are kept; mend this, and run it again"
@@ -366,26 +363,25 @@ def tokenize_unit(plan: ShardPlan) -> None:
                 from tokenizers import Tokenizer
 
                 keep_encoder(plan.draft.tokenizer_hash, Tokenizer.from_file(str(out / "tokenizer" / "tokenizer.json")))
-            threads = environment_number("RAYON_NUM_THREADS", 1, num_cores())
-            tokenize_shard(plan, threads)
+            tokenize_shard(plan, environment_number("RAYON_NUM_THREADS", 1, num_cores()))
 
 
 COUNTS = ("documents", "tokens", "text_bytes", "empty_texts")
-"""The counts of a `SplitWriter` for the record of its part."""
+"""The counts of a `SplitWriter` for its `SplitRecord`."""
 
 TextPiece = tuple[str, ShardSplitName, bool]
 """A document or a part of a long one, its split, and whether it is the last part."""
 
 
 class SplitWriter:
-    """A writer of `SPLIT.tokens`, `SPLIT.ends` and `SPLIT.hashes`, which hashes on the way."""
+    """A writer of `SPLIT.tokens`, `SPLIT.ends` and `SPLIT.hashes` that hashes what it writes."""
 
     kinds = ("tokens", "ends", "hashes")
 
     def __init__(self, folder: Path, split: ShardSplitName, draft: ShardManifest) -> None:
         self.files: list[IO[bytes]] = [(folder / f"{split}.{kind}").open("wb") for kind in self.kinds]
         self.digests = [hashlib.sha256() for _ in self.kinds]
-        self.document = xxhash.xxh3_64()  # of the tokens so far of the document that is being written
+        self.document = xxhash.xxh3_64()  # the hash so far of the current document
         self.dtype = np.dtype(draft.dtype).newbyteorder("<")
         self.eos_id = draft.eos_id
         self.documents = self.tokens = self.text_bytes = self.empty_texts = 0
@@ -393,7 +389,7 @@ class SplitWriter:
     def write(self, encoded: list[tuple[TextPiece, "Encoding"]]) -> int:
         """Append texts; return the number of their tokens."""
         tokens = array.array("I")
-        ends = []  # in `tokens`
+        ends = []  # offsets in `tokens`
         for (text, _, is_last), encoding in encoded:
             tokens.fromlist(encoding.ids)
             if is_last:
@@ -404,7 +400,7 @@ class SplitWriter:
         hashes: list[int] = []
         for start, end in zip([0, *ends], [*ends, len(tokens)], strict=True):
             self.document.update(tokens_T[start:end].data)
-            if len(hashes) < len(ends):  # else the document goes on in the next lot
+            if len(hashes) < len(ends):  # else the document continues in the next call
                 hashes.append(self.document.intdigest())
                 self.document.reset()
         columns = tokens_T, np.array(ends, dtype="<i8") + self.tokens, np.array(hashes, dtype="<u8")
@@ -427,7 +423,7 @@ Writers = dict[ShardSplitName, SplitWriter]
 
 
 def tokenize_shard(plan: ShardPlan, threads: int) -> None:
-    """Write a shard's folder. While `tokenizers` works on a batch, the next one is read and the last one written."""
+    """Write a shard's folder. While `tokenizers` encodes a batch, read the next one and write the last one."""
     backend, cuts_at_lines = ENCODERS[plan.draft.tokenizer_hash]
     with files.whole_folder(plan.folder) as folder, ExitStack() as stack:
         writers: Writers = {split: SplitWriter(folder, split, plan.draft) for split in SHARD_SPLITS}
@@ -435,23 +431,17 @@ def tokenize_shard(plan: ShardPlan, threads: int) -> None:
             stack.callback(writer.close)
         helper = stack.enter_context(ThreadPoolExecutor(1))
 
-        def write(pieces: list[TextPiece], num_bytes: int, encodings: "Future[list[Encoding]]") -> None:
-            encoded = list(zip(pieces, encodings.result(), strict=True))
-            tokens = 0
-            for split, writer in writers.items():
-                if chosen := [pair for pair in encoded if pair[0][1] == split]:
-                    tokens += writer.write(chosen)
-            console.report_progress((num_bytes, tokens))
+        def encode() -> "Iterator[tuple[list[TextPiece], int, Future[list[Encoding]]]]":
+            for pieces, num_bytes in read_batches(plan, cuts_at_lines, writers, BATCH_BYTES * threads):
+                texts = [text for text, _, _ in pieces]
+                yield pieces, num_bytes, helper.submit(backend.encode_batch_fast, texts, add_special_tokens=False)
+            yield [], 0, Future()  # after the last batch
 
-        unwritten: list[tuple[list[TextPiece], int, Future[list[Encoding]]]] = []
-        for pieces, num_bytes in read_batches(plan, cuts_at_lines, writers, BATCH_BYTES * threads):
-            texts = [text for text, _, _ in pieces]
-            encodings = helper.submit(backend.encode_batch_fast, texts, add_special_tokens=False)
-            unwritten.append((pieces, num_bytes, encodings))
-            if len(unwritten) > 1:
-                write(*unwritten.pop(0))
-        for batch in unwritten:
-            write(*batch)
+        for (pieces, num_bytes, encodings), _ in pairwise(encode()):  # by now the next batch is read and on its way
+            encoded = list(zip(pieces, encodings.result(), strict=True))
+            by_split = {split: [pair for pair in encoded if pair[0][1] == split] for split in writers}
+            tokens = sum(writers[split].write(pairs) for split, pairs in by_split.items() if pairs)
+            console.report_progress((num_bytes, tokens))
         names = tuple(source.record_name for source in plan.sources)
         parts = {split: writer.close() for split, writer in writers.items()}
         shard = Shard(name=plan.folder.name, sources=names, parts=parts)
@@ -461,7 +451,7 @@ def tokenize_shard(plan: ShardPlan, threads: int) -> None:
 def read_batches(
     plan: ShardPlan, cuts_at_lines: bool, writers: Writers, batch_bytes: int
 ) -> Iterator[tuple[list[TextPiece], int]]:
-    """Yield batches of pieces of about `batch_bytes`, each with the bytes read for it. Empty texts are counted here."""
+    """Yield batches of pieces of about `batch_bytes`, each with the bytes read for it; count empty texts."""
     pieces: list[TextPiece] = []
     held = 0
     options = plan.draft.options
@@ -473,7 +463,7 @@ def read_batches(
             if index in source.copies:
                 continue
             split = plan.split
-            if split is None:  # a draw from the seed and the document's id alone
+            if split is None:  # draw it from the seed and the document's id alone
                 key = f"{options.seed}\0{document.id}".encode("utf-8", "surrogatepass")
                 draw = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) / 2**64
                 split = "validation" if draw < options.validation_fraction else "train"
@@ -491,7 +481,7 @@ def read_batches(
 
 
 def leave_out_copies(grouped: Grouped, options: Options) -> None:
-    """Leave out documents whose text stands earlier in the sources, and print their number."""
+    """Leave out documents whose text occurs earlier in the sources, and print their number."""
     hashes: set[int] = set()
     num_copies = 0
     for _, sources in grouped:
@@ -514,8 +504,8 @@ LINE_START = re.compile(r"(?<=\n)(?=[^\W\d_])")
 def cut_text(text: str, cuts_at_lines: bool) -> Iterator[tuple[str, bool]]:
     """Cut a text into pieces of at least `PIECE_CHARS`, a smaller one last, each with whether it is the last.
 
-    Pieces end before lines where that changes no token. Otherwise a piece ends at a blank, if there is one, before it
-    is longer than `LONGEST_TEXT`, for which there would be no memory.
+    Pieces end before lines where that changes no token. Otherwise a piece ends at a blank, if there is one, and has at
+    most `LONGEST_TEXT` characters, because a longer one would exhaust the memory.
     """
     start = 0
     while len(text) - start > PIECE_CHARS:

@@ -1,7 +1,7 @@
 """Files, data sets and values in memory → rows: lines and JSON (plain, .gz or .zst), tables, DataFrames.
 
-Texts to pretrain on, the data of tasks, pairs, and rows to predict all come through here: each `Format` has a reader.
-Errors are `InputError`s that name the file, and the line or row where there is one.
+This module reads pretraining texts, task data, pairs, and rows to predict; each `Format` has a reader. Errors are
+`InputError`s that name the file, and the line or row where there is one.
 """
 
 import csv
@@ -34,13 +34,13 @@ BYTE_ORDER_MARK = "\ufeff"
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 BUFFER_BYTES = 1 << 20
 ABSENT = object()
-"""Stands for a missing field, because null is a value too."""
+"""The value of a missing field, because null is a value too."""
 MAX_LINE_BYTES = 1 << 28
-"""The longest line: a small compressed file may hold one of many gigabytes."""
+"""The longest line: a small compressed file may contain one of many gigabytes."""
 DAMAGED = "it is damaged, cut short or not what its ending says"
 
 SHORT_ROW: Row = {}
-"""Stands for a row with too few fields, where the layout allows such rows."""
+"""The value of a row with too few fields, where the layout allows such rows."""
 
 FORMATS: dict[str, Format] = {
     ".jsonl": "jsonl",
@@ -55,15 +55,14 @@ FORMATS: dict[str, Format] = {
     ".qrels": "trec",
     ".trec": "trec",
 }
-"""The format of a file by its ending, unless its layout gives one; other endings have columns."""
+"""The format of a file by its ending, unless its layout names one; other endings have columns."""
 
 UD_COLUMNS = (1, 3)
-"""The columns of the word and its universal part of speech in CoNLL-U. The first column numbers words, so the default
-of
-`FileForm.columns` cannot be meant there: it stands for these, even where a layout spells it out."""
+"""The columns of the word and its universal part of speech in CoNLL-U. Its first column numbers the words, so the
+default of `FileForm.columns` means these two, even where a layout spells it out."""
 
 LONGEST_TEXT = 5_000_000
-"""The most characters of a text, more than long novels have: tokenizers need some hundred bytes for each."""
+"""The most characters of a text, more than in a long novel: tokenizers need some hundred bytes per character."""
 
 
 class FileForm(Strict):
@@ -96,12 +95,12 @@ def codec_of(path: Path) -> str | None:
 
 
 def plain_path(path: Path) -> Path:
-    """Return a path without the ending of its compression."""
+    """Return a path without its compression ending."""
     return path.with_suffix("") if codec_of(path) else path
 
 
 def ending_of(path: Path) -> str:
-    """Return a file's ending in small letters, without that of its compression."""
+    """Return a file's ending in lower case, without its compression ending."""
     return plain_path(path).suffix.lower()
 
 
@@ -113,12 +112,12 @@ def kind_of(path: Path) -> str | None:
 
 
 def read_text_lines(path: Path, *, keep_mark: bool = False) -> Iterator[tuple[int, str, int]]:
-    """Yield each line of a file: its number (from 1), its text with its end, and the bytes on disk read so far.
+    """Yield each line of a file: its number (from 1), its text with the line end, and the bytes on disk read so far.
 
-    A byte order mark is left out unless `keep_mark`. Raises `InputError` for a file that does not exist, is damaged or
-    cut short, and for a line that is not UTF-8.
+    Drops a byte order mark unless `keep_mark`. Raises `InputError` for a file that does not exist, is damaged or
+    truncated, and for a line that is not UTF-8.
     """
-    import pyarrow as pa  # its streams, unlike zstandard's, notice a file that is cut short
+    import pyarrow as pa  # unlike zstandard's streams, its streams notice a truncated file
 
     with reading(path, DAMAGED), pa.OSFile(str(path)) as file:
         stream = pa.CompressedInputStream(file, codec) if (codec := codec_of(path)) else file
@@ -133,15 +132,14 @@ def read_text_lines(path: Path, *, keep_mark: bool = False) -> Iterator[tuple[in
                 form = "cp1252"
                 if number == 1 and line.startswith(UTF_16_MARKS):
                     reason, form = "UTF-16, Excel's Unicode text", "utf-16"
-                message = f"not UTF-8 ({reason}); convert it: iconv -f {form} -t utf-8"
-                raise InputError(f"{path}:{number}: {message}") from None
+                raise InputError(f"{path}:{number}: not UTF-8 ({reason}); convert: iconv -f {form} -t utf-8") from None
             yield number, text, file.tell()
 
 
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
-    """Yield the object of each line of a file, with the line's number and bytes as in `read_text_lines`.
+    """Yield the line number, object and bytes read (as in `read_text_lines`) of each line of a file; skip blank lines.
 
-    Blank lines are skipped. Raises `InputError` as `read_text_lines` does, for broken JSON, and for other values.
+    Raises `InputError` as `read_text_lines` does, for broken JSON, and for a line that is no object.
     """
     for number, line, num_bytes in read_text_lines(path):
         if not line.strip():
@@ -149,7 +147,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
         try:
             row = parse_json(line)
         except json.JSONDecodeError as error:
-            reason = f"broken JSON ({error.msg}, column {error.colno}): one object a line"
+            reason = f"broken JSON ({error.msg}, column {error.colno}): one object per line"
             raise InputError(f"{path}:{number}: {reason}") from None
         if not isinstance(row, dict):
             raise InputError(f"{path}:{number}: one JSON object per line is needed, here is {excerpt(row)}")
@@ -157,10 +155,9 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
 
 
 def read_json_file(path: Path) -> Any:
-    """Read a file that is one JSON value. Raises `InputError` as `read_json_lines` does."""
-    text = "".join(line for _, line, _ in read_text_lines(path))
+    """Read a file with one JSON value. Raises `InputError` as `read_json_lines` does."""
     try:
-        return parse_json(text)
+        return parse_json("".join(line for _, line, _ in read_text_lines(path)))
     except json.JSONDecodeError as error:
         raise InputError(f"{path}:{error.lineno}: broken JSON ({error.msg}, column {error.colno})") from None
 
@@ -173,9 +170,8 @@ def column(location: str, row: Row, name: str, remedy: str = TASK_REMEDY) -> Any
     remedy."""
     value = find_field(row, name, ABSENT)
     if value is ABSENT:
-        columns = clipped(", ".join(field_names(row)))
-        message = f"there is no column '{name}'; the columns are: {columns}; {remedy.format(name=name)}"
-        raise InputError(f"{location}: {message}")
+        columns = f"the columns are: {clipped(', '.join(field_names(row)))}"
+        raise InputError(f"{location}: there is no column '{name}'; {columns}; {remedy.format(name=name)}")
     return value
 
 
@@ -194,7 +190,7 @@ def excerpt(value: Any) -> str:
 
 
 def find_field(row: Mapping[str, Any], name: str, default: Any = None) -> Any:
-    """Find a field of a row. Unless a field has that very name, `meta.text` is the field `text` of the object
+    """Find a field of a row. Unless a field has exactly that name, `meta.text` is the field `text` of the object
     `meta`."""
     if name in row:
         return row[name]
@@ -211,13 +207,13 @@ def field_names(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def renamed(row: Row, names: Mapping[str, str]) -> Row:
-    """Return the columns of a row that get new names. `names`: the source's name → the new one."""
+    """Return the renamed columns of a row. `names` maps the source's names to the new ones."""
     values = {name: find_field(row, source_name, ABSENT) for source_name, name in names.items()}
     return {name: value for name, value in values.items() if value is not ABSENT}
 
 
 TABLE_ROWS = 256
-"""The rows of a .parquet file that are read at a time; an .arrow file has batches of its own."""
+"""The number of .parquet rows to read at a time; an .arrow file has its own batches."""
 
 SPLITS = "dataset_dict.json"
 """The file that marks a folder of `datasets.DatasetDict.save_to_disk`, with a folder for each split."""
@@ -229,20 +225,18 @@ def read_table(path: Path, names: Sequence[str] = ()) -> Iterator[tuple[int, Row
     """Yield each row of a .parquet or .arrow file: its number (from 1), the row, and the bytes of the file read so far.
 
     Args:
-        names: the columns to read, as far as they exist; all columns where none is named or the first does not exist.
-            `meta.text` stands for the column `meta`.
+        names: the columns to read, if they exist; all columns if none is named or the first does not exist. For
+            `meta.text`, read the column `meta`.
 
     Raises:
-        InputError: the file is damaged, a text is not UTF-8, or two columns have one name.
+        InputError: the file is damaged, a text is not UTF-8, or two columns share a name.
     """
-    number = before = 0
+    numbers = itertools.count(1)
     with reading(path, DAMAGED):
         for batch, features, num_bytes in read_pieces(path, names):
-            batch.validate(full=True)  # Arrow follows a wrong offset out of its memory; UTF-8 too is checked here
-            for at, row in enumerate(name_classes(batch.to_pylist(), features), start=1):
-                number += 1
-                yield number, row, before + (num_bytes - before) * at // len(batch)
-            before = num_bytes
+            batch.validate(full=True)  # else Arrow follows a wrong offset out of its memory; also checks UTF-8
+            for row in name_classes(batch.to_pylist(), features):
+                yield next(numbers), row, num_bytes
 
 
 def read_pieces(path: Path, names: Sequence[str]) -> Iterator[tuple[Any, dict[str, Any], int]]:
@@ -282,7 +276,7 @@ def choose_columns(path: Path, schema: Any, names: Sequence[str]) -> tuple[list[
 
 
 def name_classes(rows: Iterable[Row], features: dict[str, Any]) -> Iterator[Row]:
-    """Yield the rows of a data set with names of classes in place of their numbers, by its features."""
+    """Replace class numbers by class names in the rows of a data set, by its features."""
     named = [name for name, feature in features.items() if "ClassLabel" in json.dumps(feature)]
     for row in rows:
         for name in named:
@@ -329,7 +323,7 @@ def saved_tables(folder: Path) -> list[Path]:
 
 
 def rows_in_memory(data: Any, text_field: str = "text") -> Iterator[Row]:
-    """Yield the rows of a DataFrame, of a `datasets.Dataset`, or of any iterable of dictionaries or texts.
+    """Yield the rows of a DataFrame, a `datasets.Dataset`, or any iterable of dictionaries or texts.
 
     Missing values of a DataFrame become None, and arrays become lists.
     """
@@ -365,7 +359,7 @@ def rows_of_file(
 ) -> Iterator[PlacedRow]:
     """Yield the rows of one file, or of a folder that `datasets` saved, in the format of its layout or ending.
 
-    `words` and `label` are the columns for the words and tags of a file of columns; without a label, tags are not read.
+    `words` and `label` name the words and tags of a file of columns; without a label, tags are not read.
     """
     form: str = "saved" if path.is_dir() else layout.format or FORMATS.get(ending_of(path), "columns")
     match form:
@@ -415,12 +409,12 @@ class TableForm:
 
 
 def open_table(path: Path, layout: FileForm, *, is_csv: bool) -> tuple[TableForm, Iterator[PlacedRow]]:
-    """Find the form of a table with fields between commas, semicolons or tabs, and return it with the rows.
+    """Detect the form of a table with fields between commas, semicolons or tabs, and return it with the rows.
 
-    A .csv is read as pandas, Excel and most other programs write it: fields with delimiters or line ends stand in
-    quotes, and a quote in a field is doubled. A .tsv has no quotes, as GLUE's and BEIR's, unless the layout says so.
-    Where the layout is silent, a quoted header means quoted fields; without one, a field in quotes is an error, because
-    the quotes may belong to the text.
+    Reads a .csv as pandas, Excel and most other programs write it: quotes enclose a field with a delimiter or line end,
+    and a quote inside is doubled. A .tsv has no quotes, like GLUE's and BEIR's, unless the layout says so. Where the
+    layout is silent, a quoted header means quoted fields. Without one, a quoted field is an error, because the quotes
+    may belong to the text.
     """
     lines = (line for _, line, _ in read_text_lines(path, keep_mark=True))
     marked = next(lines, "")
@@ -454,21 +448,21 @@ def read_separated(path: Path, layout: FileForm, form: TableForm, lines: Iterato
             if layout.has_header:
                 continue
         fits = len(fields) == len(header)
-        # A quoted text with line ends or tabs would be cut: only a part of it stands here.
+        # Splitting would cut a quoted text with line ends or tabs; then only a part of it is here.
         quoted = (field for field in fields if len(field) > 1 and field[0] == QUOTE)
         if is_guessed and any(field[-1] == QUOTE or not fits for field in quoted):
             remedy = "say `quotes: true` beside its name if they only enclose it (as pandas and Excel write them), "
             remedy += "`quotes: false` if they belong to the text; rows to predict are better a .csv"
             raise InputError(f"{location}: a field in quotes: {remedy}")
         if not fits and not (layout.has_short_rows and len(fields) < len(header)):
-            counts = f"{len(fields)} fields where the header names {len(header)}, parted by {form.delimiter!r}"
+            counts = f"{len(fields)} fields where the header names {len(header)}, separated by {form.delimiter!r}"
             raise InputError(f"{location}: {counts} (`delimiter` or `format` in the entry of files)")
         yield location, dict(zip(header, fields, strict=True)) if fits else SHORT_ROW
 
 
 def quoted_fields(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield each row that is not empty: the number of its first line, and its fields."""
-    csv.field_size_limit(MAX_LINE_BYTES)  # else an open quote swallows a file of any size
+    """Yield each row that is not empty: its first line's number, and its fields."""
+    csv.field_size_limit(MAX_LINE_BYTES)  # else an open quote consumes a file of any size
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     before = 0  # lines that earlier rows took
     try:
@@ -477,25 +471,25 @@ def quoted_fields(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[
                 yield before + 1, fields
             before = reader.line_num
     except csv.Error as error:
-        remedy = "a quote inside quotes is doubled, a line ends in \\n"
+        remedy = "double a quote inside quotes, and end a line in \\n"
         raise InputError(f"{path}:{before + 1}: broken table ({error}); {remedy}") from None
 
 
 MOST_SHEET_BYTES, MOST_SHEET_ROWS = 1 << 30, 1 << 20
-"""The most bytes of an unpacked workbook, and the most rows of a sheet, which no spreadsheet exceeds."""
+"""The most bytes of an unpacked workbook, and the most rows of a sheet, which no spreadsheet program exceeds."""
 
 
 def read_sheet(path: Path) -> Iterator[PlacedRow]:
     """Yield the rows of the first sheet of an .xlsx workbook, whose first row names the columns.
 
-    Formulas have their saved values, and empty cells are None. In a column with a text, later numbers are texts too.
+    Formulas yield their saved values, and empty cells None. After a text in a column, its numbers become texts too.
     Raises `InputError` without openpyxl, and for a sheet that is no table.
     """
     try:
         from openpyxl import load_workbook
     except ModuleNotFoundError:
         raise InputError(f"{path}: .xlsx needs openpyxl: pip install 'biphase[xlsx]', or save it as .csv") from None
-    warnings.filterwarnings("ignore", module="openpyxl")  # of looks that it leaves out
+    warnings.filterwarnings("ignore", module="openpyxl")  # about styles that it drops
     header: list[str] = []
     texts: set[str] = set()
     with reading(path, DAMAGED), zipfile.ZipFile(path) as parts:
@@ -522,11 +516,11 @@ def read_sheet(path: Path) -> Iterator[PlacedRow]:
 def read_columns(
     path: Path, layout: FileForm, words_name: str, tags_name: str | None, is_conllu: bool
 ) -> Iterator[PlacedRow]:
-    """Read CoNLL's form: a word and its tag on each line, an empty line or -DOCSTART- between sentences.
+    """Read CoNLL's form: a word and its tag per line, an empty line or -DOCSTART- between sentences.
 
-    Words may hold any character but tabs and spaces, even no-break spaces. Where words do not stand in the first
-    column, which then has their numbers, a line that begins with `#` is a comment; elsewhere it is a word. In CoNLL-U,
-    lines with numbers such as 3-4 (a contraction of 3 and 4) and 3.1 (an unwritten word) are left out.
+    A word may contain any character except tabs and spaces, even no-break spaces. If the first column numbers the
+    words, a line that begins with `#` is a comment; else it is a word. In CoNLL-U, skips lines with numbers such as 3-4
+    (a contraction of 3 and 4) and 3.1 (an unwritten word).
     """
     is_default = layout.columns == DEFAULT_FORM.columns
     word_at, tag_at = UD_COLUMNS if is_conllu and is_default else layout.columns
@@ -566,7 +560,7 @@ def read_trec(path: Path) -> Iterator[PlacedRow]:
 
 
 def read_json_rows(path: Path) -> Iterator[PlacedRow]:
-    """Read a JSON file of rows: a list of objects, objects by id, one object a line, or SQuAD's form."""
+    """Read a JSON file of rows: a list of objects, objects by id, one object per line, or SQuAD's form."""
     lines = (line for _, line, _ in read_text_lines(path) if line.strip())
     first = next(lines, "")
     with suppress(json.JSONDecodeError):

@@ -1,4 +1,4 @@
-"""A set of token shards: its manifest, and one split of it as a single stream of tokens.
+"""A set of token shards: its manifest, and each split as a single stream of tokens.
 
 On disk: manifest.json (written last, by `corpus.prepare`), tokenizer/, token_bytes.npy, and for each shard a folder
 shards/NAME/ with shard.json and, for train and validation, SPLIT.tokens, SPLIT.ends and SPLIT.hashes. Tokens are
@@ -6,9 +6,8 @@ little-endian uint16, or uint32 where the vocabulary needs it, with one end-of-t
 the int64 offsets behind those tokens, counted from the shard's first token. Hashes are the XXH3 (64 bits) of the bytes
 of each document's tokens.
 
-The manifest says what the set holds, from which sources and by which options. It holds its own hash, so that no number
-in it can change unnoticed. Each document is checked against its hash when it is first read; hashes also reveal exact
-copies of documents.
+The manifest records the content of the set, its sources and options, and its own hash, so that no change goes
+unnoticed. The first read of a document checks its hash; equal hashes also reveal exact copies.
 """
 
 from bisect import bisect_right
@@ -23,7 +22,7 @@ from pydantic import Field
 from biphase.config import Count, PositiveCount, Strict
 from biphase.corpus.text import TxtDocuments
 from biphase.corpus.tokenizer import find_tokenizer, token_byte_lengths, tokenizer_hash
-from biphase.errors import InputError, nearest
+from biphase.errors import InputError
 from biphase.files import file_hash, read_hashed
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class SplitRecord(Strict):
     text_bytes: Count
     """Bytes of UTF-8."""
     empty_texts: Count
-    """The number of texts of white space only, which are left out."""
+    """The number of texts with nothing but white space, which `prepare` leaves out."""
     tokens_sha256: str = ""
     ends_sha256: str = ""
     hashes_sha256: str = ""
@@ -58,7 +57,7 @@ class Shard(Strict):
 
 
 class Options(Strict):
-    """The options of `prepare` that decide the content."""
+    """The options of `prepare` that decide the content of a set."""
 
     later: ClassVar[frozenset[str]] = frozenset({"drop_copies"})
     validation_fraction: Annotated[float, Field(ge=0, lt=1)]
@@ -67,20 +66,20 @@ class Options(Strict):
     id_field: str = "id"
     txt_documents: TxtDocuments = "file"
     drop_copies: bool = False
-    """Whether a document with exactly the text of an earlier one is left out."""
+    """Whether to leave out documents with exactly the text of an earlier one."""
 
 
 Copies = dict[Literal["train", "validation", "in_both"], Count]
-"""The number of documents with exactly the tokens of an earlier one, in each split; and of validation documents that
-are also in train."""
+"""The number of documents with exactly the tokens of an earlier one, per split, and of validation documents that are
+also in train."""
 
 
 class ShardManifest(Strict):
-    """The record of a whole set, manifest.json. Facts about its shards are empty until these are there."""
+    """The record of a whole set, manifest.json. Facts about its shards are empty until the shards exist."""
 
     format_version: Literal[2] = 2
     fingerprint: str = ""
-    """The hash of the content, the same for any path, number of workers and time."""
+    """The hash of the content, independent of path, number of workers and time."""
     sources_hash: str
     tokenizer_hash: str
     token_bytes_sha256: str = ""
@@ -98,7 +97,7 @@ class ShardManifest(Strict):
 
 
 def read_shard_manifest(folder: Path) -> ShardManifest:
-    """Read the manifest of a set. Raises `InputError` where it is missing or damaged."""
+    """Read the manifest of a set. Raises `InputError` if it is missing or damaged."""
     path = folder / "manifest.json"
     if not path.exists():
         raise InputError(f"{folder} is no shard set, or not finished ({path.name} is missing): run biphase prepare")
@@ -106,10 +105,9 @@ def read_shard_manifest(folder: Path) -> ShardManifest:
 
 
 def wrong_size(folder: Path, split: ShardSplitName, part: SplitRecord, dtype: str) -> str | None:
-    """Describe a file of a shard's split that is missing or has another size than it should; None if there is none."""
+    """Describe a file of a shard's split that is missing or has the wrong size; None if all are right."""
     document_bytes = part.documents * 8
-    token_bytes = part.tokens * np.dtype(dtype).itemsize
-    expected = {"tokens": token_bytes, "ends": document_bytes, "hashes": document_bytes}
+    expected = {"tokens": part.tokens * np.dtype(dtype).itemsize, "ends": document_bytes, "hashes": document_bytes}
     for kind, num_bytes in expected.items():
         path = folder / f"{split}.{kind}"
         if not path.is_file():
@@ -122,23 +120,23 @@ def wrong_size(folder: Path, split: ShardSplitName, part: SplitRecord, dtype: st
 class ShardSet:
     """One split of a shard set as a single stream of tokens: its memory-mapped shards, in the order of the manifest.
 
-    `fingerprint` names the content of the whole set.
+    `fingerprint` identifies the content of the whole set.
     """
 
-    def __init__(self, folder: str | Path, split: str = "train", manifest: ShardManifest | None = None) -> None:
-        """Open a set; its manifest is read unless it is given.
+    def __init__(
+        self, folder: str | Path, split: ShardSplitName = "train", manifest: ShardManifest | None = None
+    ) -> None:
+        """Open a set; read its manifest unless it is given.
 
-        Raises `InputError` where it is missing or damaged, and for a file of another size than it should have.
+        Raises `InputError` if the manifest is missing or damaged, and for a file of the wrong size.
         """
-        if split not in SHARD_SPLITS:
-            raise InputError(f"split '{split}'{nearest(split, SHARD_SPLITS)}")
         manifest = manifest or read_shard_manifest(Path(folder))
         self.folder, self.split, self.manifest = Path(folder), split, manifest
         self.num_tokens = manifest.splits[split].tokens
         self.num_documents = manifest.splits[split].documents
         self.fingerprint = manifest.fingerprint
         self.dtype = np.dtype(manifest.dtype).newbyteorder("<")
-        # The offset of each shard in the stream, and the index of its first document; and the ends of the last shard.
+        # The offset of each shard in the stream, the index of its first document, and both ends of the last shard.
         self.starts, self.first_documents = [0], [0]
         for shard in manifest.shards:
             wrong = wrong_size(self.folder_of(shard), split, shard.parts[split], manifest.dtype)
@@ -148,7 +146,7 @@ class ShardSet:
             self.first_documents.append(self.first_documents[-1] + shard.parts[split].documents)
         self.is_checked = np.zeros(self.num_documents, dtype=bool)
         self.opened: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        """The tokens and the hashes of the documents of each shard that was read from, memory-mapped."""
+        """The memory-mapped tokens and document hashes of each shard, by its index, once it is read."""
 
     def folder_of(self, shard: Shard) -> Path:
         return self.folder / "shards" / shard.name
@@ -158,7 +156,7 @@ class ShardSet:
 
     @cached_property
     def document_ends(self) -> np.ndarray:
-        """Read the end of each document in the stream, behind its end-of-text token, int64 [num_documents].
+        """Read the end of each document in the stream, after its end-of-text token, int64 [num_documents].
 
         Raises `InputError` naming a damaged file.
         """
@@ -169,7 +167,7 @@ class ShardSet:
         return ends_D
 
     def checked_file(self, shard: Shard, kind: str) -> Path:
-        """Return a file of a shard. Raises `InputError` where it is damaged."""
+        """Return a file of a shard. Raises `InputError` if it is damaged."""
         path = self.folder_of(shard) / f"{self.split}.{kind}"
         if file_hash(path) != getattr(shard.parts[self.split], f"{kind}_sha256"):
             raise InputError(f"{path} is damaged (its SHA-256 is not the manifest's): {self.remedy(shard)}")
@@ -178,7 +176,7 @@ class ShardSet:
     def read(self, start: int, stop: int) -> np.ndarray:
         """Read the token ids [start, stop) of the stream; inside one shard they are a read-only view of the file.
 
-        Raises `InputError` naming a file with a damaged document among them.
+        Raises `InputError` that names the file of a damaged document.
         """
         assert 0 <= start <= stop <= self.num_tokens, (start, stop, self.num_tokens)
         parts = []
@@ -194,9 +192,9 @@ class ShardSet:
         return np.concatenate(parts) if parts else np.empty(0, dtype=self.dtype)
 
     def check_documents(self, index: int, start: int, stop: int) -> None:
-        """Compare documents with their hashes, each the first time that it is read.
+        """Check the hashes of the documents in [start, stop) of the stream, each on its first read.
 
-        They lie in [start, stop) of the stream, in the shard of this index. Raises `InputError` for a damaged one.
+        All lie in the shard with this index. Raises `InputError` for a damaged one.
         """
         shard = self.manifest.shards[index]
         shard_start = self.starts[index]
@@ -213,34 +211,34 @@ class ShardSet:
             begin = int(ends_D[document - 1]) - shard_start if in_shard > 0 else 0
             end = int(ends_D[document]) - shard_start
             if xxhash.xxh3_64_intdigest(tokens_T[begin:end].data) != int(hashes_D[in_shard]):
-                reason = f"document {in_shard} (tokens {begin:,} to {end:,}) is not as its hash says"
-                raise InputError(f"{folder / self.split}.tokens is damaged: {reason}: {self.remedy(shard)}")
+                problem = f"{folder / self.split}.tokens is damaged: document {in_shard} does not match its hash"
+                raise InputError(f"{problem}: {self.remedy(shard)}")
             self.is_checked[document] = True
 
     def document(self, index: int) -> np.ndarray:
-        """Read the token ids of one document, its end-of-text token included."""
+        """Read the token ids of one document, end-of-text token included."""
         start = int(self.document_ends[index - 1]) if index > 0 else 0
         return self.read(start, int(self.document_ends[index]))
 
     @cached_property
     def tokenizer(self) -> "PreTrainedTokenizerFast":
-        """Load the tokenizer of the set. Raises `InputError` when it is missing or another one."""
+        """Load the tokenizer of the set. Raises `InputError` if it is missing or another one."""
         folder = self.folder / "tokenizer"
         tokenizer = find_tokenizer(folder, str(folder))
         if tokenizer is None or tokenizer_hash(tokenizer) != self.manifest.tokenizer_hash:
-            remedy = f"put the one of hash {self.manifest.tokenizer_hash[:16]} there, or prepare the text anew"
-            raise InputError(f"{folder} is damaged or another tokenizer than the set was made with: {remedy}")
+            remedy = f"restore the one with hash {self.manifest.tokenizer_hash[:16]}, or prepare the text again"
+            raise InputError(f"{folder} is damaged, or not the tokenizer of this set: {remedy}")
         return tokenizer
 
     def token_bytes(self) -> np.ndarray:
-        """Read the tokenizer's `token_byte_lengths`. Raises `InputError` when the file is damaged."""
+        """Read the tokenizer's `token_byte_lengths`. Raises `InputError` if the file is damaged."""
         path = self.folder / "token_bytes.npy"
         if not path.is_file() or file_hash(path) != self.manifest.token_bytes_sha256:
             raise InputError(f"{path} is damaged or missing: delete it and run the same biphase prepare again")
         return np.load(path, allow_pickle=False)
 
     def verify(self) -> None:
-        """Check every byte of the split and the tokenizer. Raises `InputError` naming a damaged file."""
+        """Check every byte of the split and the tokenizer. Raises `InputError` that names a damaged file."""
         for shard in self.manifest.shards:
             for kind in ("tokens", "ends", "hashes"):
                 self.checked_file(shard, kind)
@@ -249,22 +247,20 @@ class ShardSet:
 
 
 def check_tokenizer(shards: ShardSet, expected_hash: str) -> None:
-    """Raise `InputError` unless the set was made with the tokenizer of this hash."""
-    made_with = shards.manifest.tokenizer_hash
-    if made_with != expected_hash:
-        hashes = f"tokenizer {made_with[:16]}, not with {expected_hash[:16]}"
-        remedy = f"prepare the text again with this tokenizer, or use the set's own ({shards.folder / 'tokenizer'})"
-        raise InputError(f"{shards.folder} was made with {hashes}: {remedy}")
+    """Raise `InputError` unless the set's tokenizer has this hash."""
+    if (own_hash := shards.manifest.tokenizer_hash) != expected_hash:
+        problem = f"{shards.folder} was made with tokenizer {own_hash[:16]}, not with {expected_hash[:16]}"
+        raise InputError(f"{problem}: prepare the text again, or use the set's own ({shards.folder / 'tokenizer'})")
 
 
 HASHES_AT_ONCE = 1 << 26
-"""The most hashes of documents that are sorted in memory at once: half a GB."""
+"""The most document hashes to sort in memory at once: half a GB."""
 
 
 def count_copies(folder: Path, shards: tuple[Shard, ...]) -> Copies:
-    """Count the documents below `folder` that are copies of an earlier one, token for token.
+    """Count the documents below `folder` that copy an earlier one, token for token.
 
-    The hashes of a large set are read several times, each time for those with one remainder.
+    For a large set, each pass over the hashes handles those with one remainder.
     """
     num_documents = sum(part.documents for shard in shards for part in shard.parts.values())
     num_passes = num_documents // HASHES_AT_ONCE + 1

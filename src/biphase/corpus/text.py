@@ -1,8 +1,8 @@
-"""Sources of text become documents: files, folders, globs and hub data sets in, a stream of `Document(id, text)` out.
+"""Sources of text become documents: files, folders, globs and Hub data sets in, a stream of `Document(id, text)` out.
 
-`find_text_sources` turns a person's words into single files, on disk or of a hub data set, each with a fingerprint, and
-takes values in memory; `read_documents` streams one of them. Errors are `InputError`s that name file and line.
-py3langid tells the language of a text (139 of them, no download).
+`find_text_sources` expands a user's words to single files, on disk or in a Hub data set, each with a fingerprint, and
+accepts values in memory; `read_documents` streams one source. Errors are `InputError`s that name file and line.
+py3langid identifies the language of a text (139 of them, no download).
 """
 
 import glob
@@ -42,21 +42,21 @@ from biphase.hub import load_rows, pin_commit, told_by_hub
 
 SEVERAL, CODE, UNKNOWN_LANGUAGE = "several", "code", "unknown"
 MOSTLY, MUCH = 0.8, 0.3
-"""The share of text in one language from which all of it counts as that language; and the share that makes it code,
-which has comments too."""
+"""The share of one language from which the whole text counts as that language, and the share of code from which it
+counts as code, because code has comments too."""
 PIECE, MOST_PIECES = 1000, 20
-"""The least characters of text to judge at once, because fewer say little; and about the number of pieces of a text."""
+"""The least characters to judge at once, because fewer say little, and about the number of pieces of a text."""
 CODE_SIGNS = frozenset("{}()[]=;<>_+*/\\#&|")
 LEAST_SIGNS, LEAST_INDENTED = 0.045, 0.3
-"""The least shares of signs among characters, and of indented lines, in program code: prose has a fifth of the first,
-tables and lists none of the second."""
+"""The least share of signs among the characters of program code, and of indented lines. Prose has a fifth of these
+signs; tables and lists have no indented lines."""
 LANGUAGE_TEXTS = 100
 LEAST_MARGIN = 0.02
-"""The least lead of the likeliest language over the next one, in nats a character, in text of any language."""
+"""The least lead of the likeliest language over the next one, in nats per character, in text of any language."""
 
 
 def find_language(texts: Iterable[str]) -> str:
-    """Find the language of most of the texts, by ISO 639 such as `de`; or `code`, `several`, `unknown`."""
+    """Find the language of most texts, as an ISO 639 code such as `de`; or `code`, `several`, `unknown`."""
     votes, piece = Counter[str](), ""
     for text in (*(part for whole in texts for part in spread(whole)), None):
         piece += "" if text is None else f"{text}\n"
@@ -70,12 +70,12 @@ def find_language(texts: Iterable[str]) -> str:
 
 
 def sample_language(texts: Iterable[str], num_texts: int) -> str:
-    """Find the language of `num_texts` texts, by about a hundred of them."""
+    """Find the language of `num_texts` texts from about a hundred of them."""
     return find_language(islice(texts, None, None, max(1, num_texts // LANGUAGE_TEXTS)))
 
 
 def spread(text: Any) -> Iterator[Any]:
-    """Yield pieces of a text, of characters or tokens, from beginning to end: a book may begin with a licence in
+    """Yield pieces of a text, of characters or tokens, spread from beginning to end: a book may begin with a licence in
     another language."""
     for start in range(0, len(text), max(PIECE, len(text) // MOST_PIECES)):
         yield text[start : start + PIECE]
@@ -106,14 +106,14 @@ PIECES = re.compile(rf"([{UNSPACED}]{{1,2}}|[^\s{UNSPACED}]+)(\s?)")
 
 
 def cut_words(text: str, num_words: int) -> list[list[str]]:
-    """Cut a text into passages of so many words; the last may be shorter. A word includes the blank that follows it:
-    `BERT 模型は` → `BERT␣`, `模型`, `は`."""
+    """Cut a text into passages of `num_words` words; the last may be shorter. A word includes the blank that follows
+    it: `BERT 模型は` → `BERT␣`, `模型`, `は`."""
     words = [piece[1] + (" " if piece[2] else "") for piece in PIECES.finditer(text)]
     return [words[begin : begin + num_words] for begin in range(0, len(words), num_words)]
 
 
 def join_words(words: Sequence[str]) -> str:
-    """Join neighbouring words of a passage to a text."""
+    """Join consecutive words of a passage to a text."""
     return "".join(words).rstrip()
 
 
@@ -127,20 +127,20 @@ HUB_ADDRESS = re.compile(
 
 @dataclass(frozen=True)
 class Document:
-    """A text with its id: one that came with it, or its file and line."""
+    """A text with its id: the source's own, or file and line."""
 
     id: str
     text: str
     num_bytes: int = field(default=0, compare=False)
-    """The bytes of its file on disk that are read so far; where they are not counted (a .csv, the hub, memory), the
-    characters of the texts so far."""
+    """The bytes of its file read so far. For a .csv, the Hub and values in memory: the characters of the texts so
+    far."""
     columns: Row = field(default_factory=dict, compare=False)
     """The single values in the other columns of its row, on request."""
 
 
 @dataclass(frozen=True)
 class TextSource:
-    """A source of text: a file, a file of a hub data set, or texts or rows in memory."""
+    """A source of text: a file, a file of a Hub data set, or texts or rows in memory."""
 
     name: str
     fingerprint: str
@@ -151,19 +151,19 @@ class TextSource:
     rows: Any = None
     """The texts or rows in memory."""
     copies: frozenset[int] = frozenset()
-    """The indices of its documents that are left out because an earlier one has their text."""
+    """The indices of the documents to leave out because an earlier one has their text."""
 
     @property
     def record_name(self) -> str:
-        """The name of a file without its folders; the whole name, with the commit, of a source on the hub."""
+        """The file name without its folders; on the Hub, the whole name with the commit."""
         return self.name if self.path is None else Path(self.name).name
 
 
 def are_names(sources: Any) -> bool:
-    """Tell whether sources are names of files, folders or data sets, not values in memory.
+    """Return whether sources are names of files, folders or data sets, not values in memory.
 
-    One string is always a name. Several are names, unless some of them are running text and none is a path that exists
-    or has the ending of a text file.
+    One string is always a name. Several strings are names, unless some are running text and none is an existing path or
+    has the ending of a text file.
     """
     if isinstance(sources, str | Path):
         return True
@@ -175,29 +175,28 @@ def are_names(sources: Any) -> bool:
 
 
 def is_running_text(text: str) -> bool:
-    """Tell whether a text has several words, or letters without case (Chinese and Thai have no blanks)."""
+    """Return whether a text has several words, or letters without case (Chinese and Thai have no blanks)."""
     return len(text.split()) > 1 or any(unicodedata.category(letter) == "Lo" for letter in text)
 
 
 def plain_value(value: Any) -> Any:
-    """Turn a NumPy value, a range, a path or a date into a value for JSON and YAML."""
+    """Convert a NumPy value, a range, a path or a date for JSON and YAML."""
     if isinstance(value, range):
         return list(value)
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def json_line(location: str, row: Row) -> str:
-    """Write a row as a line of JSON. Raises `InputError` for half of a surrogate pair."""
+    """Format a row as a line of JSON. Raises `InputError` for half of a surrogate pair."""
     return check_text(location, "row", json.dumps(row, ensure_ascii=False, default=plain_value) + "\n")
 
 
 def keep_rows(rows: Iterable[Row], folder: Path, stem: str) -> Path:
-    """Write rows as `folder/STEM-HASH.jsonl`; an existing file of that name has the same rows, and stays."""
+    """Write rows as `folder/STEM-HASH.jsonl`, unless that file, which has the same rows, exists."""
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{stem}.jsonl"
     with whole_file(part) as file:
-        for index, row in enumerate(rows):
-            file.write(json_line(f"row {index}", row))
+        file.writelines(json_line(f"row {index}", row) for index, row in enumerate(rows))
     path = folder / f"{stem}-{file_hash(part)[:12]}.jsonl"
     if path.exists():
         part.unlink()
@@ -207,25 +206,25 @@ def keep_rows(rows: Iterable[Row], folder: Path, stem: str) -> Path:
 
 
 def name_sources(sources: Any, folder: Path, text_field: str) -> list[str | Path]:
-    """List the names of sources; values in memory become a file in the folder."""
+    """List the names of sources; write values in memory to a file in the folder."""
     if are_names(sources):
         return [sources] if isinstance(sources, str | Path) else list(sources)
     path = keep_rows(rows_in_memory(sources, text_field), folder, "texts")
-    console.err.print(f"texts in memory are kept as {path}")
+    console.err.print(f"texts in memory are saved as {path}")
     return [path]
 
 
 def find_text_sources(sources: Any, recorded: Collection[str] = ()) -> list[TextSource]:
-    """Find the sources behind files, folders (recursive, sorted), globs and hub data sets, in the given order. Values
+    """Find the sources behind files, folders (recursive, sorted), globs and Hub data sets, in the given order. Values
     in memory (texts, rows, a DataFrame, a `datasets.Dataset`) are one source.
 
-    A hub data set is `hub:owner/name[:config[:split]][@revision]`, for example
-    `hub:HuggingFaceFW/fineweb-edu:sample-10BT`; the prefix may be left out where no local path is meant. The split is
-    `train` unless it is given. The data set is pinned to its present commit, or without a revision to the commit of the
-    `recorded` names of its files, and each of its files becomes a source.
+    A Hub data set is `hub:owner/name[:config[:split]][@revision]`, for example
+    `hub:HuggingFaceFW/fineweb-edu:sample-10BT`; the prefix is optional where there is no such local path. The default
+    split is `train`. Each file of the data set becomes a source, pinned to the revision's present commit, or without a
+    revision to the commit of the `recorded` names of its files.
 
-    Empty files are left out, with a line. Raises `InputError` for sources that do not exist, match nothing, have an
-    unknown ending or are given twice, and when all files are empty.
+    Leaves empty files out, with a line. Raises `InputError` for sources that do not exist, match nothing, have an
+    unknown ending or are given twice, and if all files are empty.
     """
     if not are_names(sources):
         return [TextSource("in memory", "", rows=sources)]
@@ -243,7 +242,7 @@ def find_text_sources(sources: Any, recorded: Collection[str] = ()) -> list[Text
 
 def expand(source_name: str, recorded: Collection[str] = ()) -> list[TextSource]:
     """Find the sources behind one name."""
-    if not source_name.strip():  # an unset variable of the shell; as a path it would be the current folder
+    if not source_name.strip():  # an unset shell variable; as a path it would be the current folder
         raise InputError("a source without a name is given: name a file, a folder, a glob or a hub data set")
     path = Path(source_name).expanduser()
     if path.is_dir():
@@ -255,7 +254,7 @@ def expand(source_name: str, recorded: Collection[str] = ()) -> list[TextSource]
         if not matches:
             raise InputError(f"{source_name} matches no file")
         return [source for match in matches for source in expand(match, recorded)]
-    # A bare `owner/name` can be no mistyped path: no known ending, and no local folder of the owner's name.
+    # A bare `owner/name` must not look like a mistyped path: no known ending, and no local folder with that name.
     is_bare = not path.is_absolute() and path.parts[0] not in (".", "..") and HUB_ADDRESS.fullmatch(str(path))
     if source_name.startswith("hub:") or (is_bare and kind_of(path) is None and not Path(path.parts[0]).exists()):
         return hub_sources(source_name, recorded)
@@ -266,14 +265,14 @@ def expand(source_name: str, recorded: Collection[str] = ()) -> list[TextSource]
 
 
 def check_place(source_name: str) -> None:
-    """Raise `InputError` for the name of a missing file or of no source, without reading it or asking the hub."""
+    """Raise `InputError` for the name of a missing file or no source at all, without reading it or asking the Hub."""
     path = Path(source_name).expanduser()
     if not path.is_dir() and (path.exists() or not HUB_ADDRESS.fullmatch(source_name)):
         expand(source_name)
 
 
 def folder_sources(folder: Path) -> list[TextSource]:
-    """List the readable files of a folder, without hidden ones. Other files are named in a line, and so are links to
+    """List the readable files of a folder, without hidden ones. Print a line that names other files, and links to
     folders, which are not followed."""
     readable: list[Path] = []
     others: list[str] = []
@@ -281,8 +280,8 @@ def folder_sources(folder: Path) -> list[TextSource]:
         if any(part.startswith(".") for part in path.relative_to(folder).parts):
             continue
         tables = saved_tables(path.parent) if ending_of(path) in (".arrow", ".json") else []
-        is_cached = ending_of(path) == ".arrow" and bool(tables) and path not in tables  # by `datasets`, beside them
-        # A .csv beside texts is as often about them: it is read where it is named.
+        is_cached = ending_of(path) == ".arrow" and bool(tables) and path not in tables  # `datasets` caches beside them
+        # A .csv beside texts is often about them, so it is read only by name.
         if path.is_file() and kind_of(path) not in (None, "csv") and not is_cached:
             readable.append(path)
         elif path.is_file() or path.is_symlink():
@@ -295,8 +294,7 @@ def folder_sources(folder: Path) -> list[TextSource]:
 
 def name_left_out(kind: str, names: list[str], num_files: int) -> None:
     if names:
-        message = f"{len(names):,} of {num_files:,} files are {kind} and stay out"
-        console.err.print(f"{message}: {first_of(names)}", markup=False)
+        console.err.print(f"{len(names):,} of {num_files:,} files are {kind} and stay out: {first_of(names)}")
 
 
 def file_source(path: Path) -> TextSource:
@@ -307,17 +305,16 @@ def file_source(path: Path) -> TextSource:
 
 
 def hub_sources(source_name: str, recorded: Collection[str]) -> list[TextSource]:
-    """List the files of a hub data set. Without a revision, the commit of its `recorded` files is taken, with a line,
-    if there is only one."""
+    """List the files of a Hub data set. Without a revision, take the commit of its `recorded` files, with a line, if
+    there is only one."""
     match = HUB_ADDRESS.fullmatch(source_name)
     if match is None:
-        raise InputError(f"{source_name} is no hub address; write hub:owner/name[:config[:split]][@revision]")
+        raise InputError(f"{source_name} is no Hub address; write hub:owner/name[:config[:split]][@revision]")
     dataset, config, split = match["dataset"], match["config"] or "", match["split"] or "train"
     commits = {name.rpartition("@")[2].partition("#")[0] for name in recorded if name.startswith(f"hub:{dataset}:")}
     if match["revision"] is None and len(commits) == 1:
         [commit] = commits
-        message = f"{source_name}: commit {commit}, of which a part is here; name another by @REVISION"
-        console.err.print(message, markup=False)
+        console.err.print(f"{source_name}: commit {commit}, already here in part; name another by @REVISION")
     else:
         commit = pin_commit(dataset, match["revision"])
     address = f"hub:{dataset}:{config}:{split}@{commit}"
@@ -328,7 +325,7 @@ def hub_sources(source_name: str, recorded: Collection[str]) -> list[TextSource]
 
 
 def stream_rows(name: str) -> Any:
-    """Stream the rows of one file of a hub data set, by its name from `hub_sources`."""
+    """Stream the rows of one file of a Hub data set, by its name from `hub_sources`."""
     address, _, part = name.partition("#")
     number, count = map(int, part.split("/"))
     dataset, config, split, commit = HUB_ADDRESS.fullmatch(address).groups()  # type: ignore[union-attr]
@@ -346,12 +343,12 @@ def read_documents(
 ) -> Iterator[Document]:
     """Stream the documents of one source in order, including empty ones, which the caller counts.
 
-    `text_field` and `id_field` name the JSON fields or columns; `meta.text` is a field inside another. A row without an
-    id is named by file and line. A .txt or .md file is one document (`txt_documents="file"`), or one for each paragraph
-    between blank lines ("paragraphs"), or one for each line ("lines", blank ones included). A source without documents
+    `text_field` and `id_field` name the JSON fields or columns; `meta.text` is a field inside another. The id of a row
+    without one is its file and line. A .txt or .md file is one document (`txt_documents="file"`), or one per paragraph
+    between blank lines ("paragraphs"), or one per line ("lines", blank ones included). A source without documents
     yields an empty one. `with_columns` reads the other columns of rows too.
 
-    Raises `InputError` naming file and line: broken JSON, a missing field (with those that exist), a text that is no
+    Raises `InputError` with file and line: broken JSON, a missing field (with those that exist), a text that is no
     string, bytes that are not UTF-8, half a surrogate pair, damaged compression.
     """
     refuse_unknown("unknown txt_documents", txt_documents, get_args(TxtDocuments))
@@ -366,7 +363,7 @@ def read_documents(
 
 def read_txt(path: Path, txt_documents: TxtDocuments) -> Iterator[Document]:
     """Stream the documents of a .txt or .md file."""
-    lines: list[str] = []  # of the document that is being read
+    lines: list[str] = []  # of the current document
     first = num_bytes = num_chars = 0
     for number, line, num_bytes in read_text_lines(path):
         if txt_documents == "lines":
@@ -375,8 +372,8 @@ def read_txt(path: Path, txt_documents: TxtDocuments) -> Iterator[Document]:
             first, num_chars = (first, num_chars + len(line)) if lines else (number, len(line))
             lines.append(line)
             if num_chars > MAX_LINE_BYTES:
-                remedy = "split the file, or have it split into paragraphs or lines by txt_documents (--txt-documents)"
-                raise InputError(f"{path}:{number}: the document has more than {MAX_LINE_BYTES:,} characters; {remedy}")
+                problem = f"{path}:{number}: the document has more than {MAX_LINE_BYTES:,} characters"
+                raise InputError(f"{problem}; split it into paragraphs or lines by txt_documents (--txt-documents)")
         elif lines:
             yield Document(f"{path.name}:{first}", "".join(lines).rstrip("\r\n"), num_bytes)
             lines = []
@@ -387,7 +384,7 @@ def read_txt(path: Path, txt_documents: TxtDocuments) -> Iterator[Document]:
 
 
 def read_fields(source: TextSource, text_field: str, id_field: str, with_columns: bool) -> Iterator[Document]:
-    """Stream the documents in the rows of a source, each named by its id, else by file and line (or row)."""
+    """Stream the documents in the rows of a source, each under its id, else file and line (or row)."""
     mark = ": row "
     if source.path is None and source.rows is None:
         rows = read_hub_file(source.name)
@@ -408,25 +405,20 @@ def read_fields(source: TextSource, text_field: str, id_field: str, with_columns
         num_chars += len(text)
         id = find_field(row, id_field)
         name = document_id(source, f"{mark}{number}") if id is None else str(id)
-        columns = single_values(row, (text_field, id_field)) if with_columns else {}
+        others = [(name, row[name]) for name in row if name not in (text_field, id_field)] if with_columns else []
+        columns = {name: value for name, value in others if value is not None and not isinstance(value, list | dict)}
         yield Document(name, text, num_bytes or num_chars, columns)
 
 
-def single_values(row: Row, others: Collection[str]) -> Row:
-    """Return the columns of a row, but for `others`, that hold a text, a number or a date."""
-    names = (name for name in row if name not in others)
-    return {name: row[name] for name in names if row[name] is not None and not isinstance(row[name], list | dict)}
-
-
 def read_hub_file(name: str) -> Iterator[tuple[int, Row, int]]:
-    """Stream the rows of a file of the hub, each with its number and 0 for the bytes read, which are unknown."""
+    """Stream the rows of a file on the Hub, each with its number and 0 for the bytes read, which are unknown."""
     with told_by_hub(f"{name}: cannot be read on", "if the network failed, run the same command again"):
         for number, row in enumerate(stream_rows(name), start=1):
             yield number, row, 0
 
 
 def document_id(source: TextSource, location: str = "") -> str:
-    """Name a document without an id. The commit of a data set is left out: a row that it did not change is the same
+    """Name a document without an id. The name omits the commit of a data set, because an unchanged row stays the same
     document."""
     return re.sub(r"@\w+(?=#\d+/\d+$)", "", source.record_name) + location
 
@@ -437,7 +429,7 @@ def sample_texts(
     txt_documents: TxtDocuments = "file",
     limit_mb: float = math.inf,
 ) -> Iterator[str]:
-    """Yield the texts of the sources, or the first ones of each, up to an equal part of `limit_mb` MB (10⁶ bytes)."""
+    """Yield the texts of the sources, or the first ones of each, up to an equal share of `limit_mb` MB (10⁶ bytes)."""
     limit = limit_mb / len(sources)
     for source in sources:
         num_bytes = 0

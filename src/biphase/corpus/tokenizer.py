@@ -1,7 +1,7 @@
-"""Text ↔ token ids: a tokenizer is trained here, or loaded from the hub, a folder or a file and completed for biphase.
+"""Text ↔ token ids: train a tokenizer, or load one from the Hub, a folder or a file and complete it for biphase.
 
 The result is a transformers tokenizer that saves and loads anywhere, with a mask, an end-of-text and a padding token.
-Encoding adds no special tokens; `corpus.prepare` adds the end-of-text token to each document itself.
+Encoding adds no special tokens; `corpus.prepare` appends the end-of-text token to each document.
 """
 
 import base64
@@ -22,7 +22,7 @@ from biphase.errors import InputError, told_as
 from biphase.files import content_hash, own_folder
 from biphase.hub import fetch_model
 
-if TYPE_CHECKING:  # slow to import, and workers that only tokenize do without
+if TYPE_CHECKING:  # slow to import, and tokenizing workers do not need them
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
@@ -30,15 +30,15 @@ MASK, EOS, PAD = "<|mask|>", "<|end_of_text|>", "<|pad|>"
 TRAINED_SPECIALS = [EOS, MASK, PAD]
 MIN_VOCAB_SIZE = 256 + len(TRAINED_SPECIALS)
 MAX_VOCAB_SIZE = 10_000_000
-"""The largest vocabulary, far more than any tokenizer has: training reserves memory for it before it begins."""
+"""The largest vocabulary, far above any real tokenizer's: training reserves memory for it before it begins."""
 
 TRAINED_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{M}\p{N}]?[\p{L}\p{M}]+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """Llama 3's pattern, with marks as parts of words: otherwise the vowel signs of Devanagari, Tamil, Thai or pointed
-Arabic would cut every word. The rest suits English and code: contractions in any case, numbers in groups of at most
-three digits, indentation apart from the word after it, punctuation together with its line end."""
+Arabic would split every word. The rest suits English and code: contractions in any case, numbers in groups of at most
+three digits, indentation separate from the next word, punctuation together with its line end."""
 
 LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -63,7 +63,7 @@ KNOWN_NAMES = {
 NEW_NAMES = {"eos_token": EOS, "mask_token": MASK, "pad_token": PAD}
 RESERVED_SLOT = re.compile(r"<\|?(?:reserved[\w ]*|unused|extra_|dummy_|SPECIAL_)_?\d+\|?>|\[unused\d+\]")
 TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*")
-"""The files of tokenizers, one of which a model folder needs: without any, transformers makes up an empty tokenizer."""
+"""The files of tokenizers. A model folder needs one: without any, transformers invents an empty tokenizer."""
 SPLIT_TEXTS = [
     "Ozma's 1234567 ROOMS, that THEY'LL see",
     "  two  spaces\n\n\tand a tab ",
@@ -75,21 +75,20 @@ SPLIT_TEXTS = [
     "🙂👩‍🚀",
     "",
 ]
-"""Texts that tokenizers split in different ways: contractions, numbers, blanks, marks, forms to normalize, scripts."""
+"""Texts that tokenizers split differently: contractions, numbers, blanks, marks, forms to normalize, scripts."""
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast":
     """Train byte-level BPE of at most `vocab_size` tokens: end-of-text, mask and pad (ids 0 to 2), 256 bytes, merges.
 
     The same texts give the same tokenizer. Any text survives encoding and decoding unchanged: nothing is normalized.
-    Raises `InputError` for a `vocab_size` without room for the bytes and special tokens, or beyond all use, and for too
+    Raises `InputError` for a `vocab_size` too small for the bytes and special tokens, or absurdly large, and for too
     little text.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     if not MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE:
-        least = f"at least {MIN_VOCAB_SIZE}, for the 256 bytes and the special tokens"
-        raise InputError(f"`vocab_size` is {vocab_size}: give {least}, and at most {MAX_VOCAB_SIZE:,}")
+        raise InputError(f"`vocab_size` is {vocab_size}: give {MIN_VOCAB_SIZE} (bytes, specials) to {MAX_VOCAB_SIZE:,}")
     backend = byte_level(Tokenizer(models.BPE()), TRAINED_SPLIT)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
@@ -100,8 +99,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
     if reached == MIN_VOCAB_SIZE < vocab_size:
         raise InputError("there is too little text to train a tokenizer on: no pair of bytes was seen twice")
     if reached < vocab_size:
-        counts = f"{reached:,} tokens of the {vocab_size:,} asked for"
-        console.err.print(f"tokenizer: the texts give {counts}; more text gives more")
+        console.err.print(f"tokenizer: {reached:,} tokens of the {vocab_size:,} asked for; more text gives more")
     return wrap_backend(backend, NEW_NAMES)
 
 
@@ -122,13 +120,13 @@ def wrap_backend(backend: "Tokenizer", roles: dict[str, str]) -> "PreTrainedToke
 
 
 def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
-    """Load a tokenizer from a hub id, a folder, a `tokenizer.json`, or a Llama 3 `tokenizer.model` (tiktoken ranks).
+    """Load a tokenizer from a Hub id, a folder, a `tokenizer.json`, or a Llama 3 `tokenizer.model` (tiktoken ranks).
 
-    For a missing end-of-text, mask or pad token, a token with a well-known name is used, else an unused reserved slot
-    is renamed, else the vocabulary grows; a line says so. The Llama 3 file gives the layout of the paper: 128,256
-    tokens, end-of-text = pad = 128001, mask in slot 128002.
+    Where the end-of-text, mask or pad token is missing, a token with a well-known name takes the role, else an unused
+    reserved slot under a new name, else a new token; a line says so. The Llama 3 file has the layout of the paper:
+    128,256 tokens, end-of-text = pad = 128001, mask in slot 128002.
 
-    The repository's own code is never run, and no pickle is opened. Raises `InputError` when loading fails.
+    Never runs the repository's own code, and opens no pickle. Raises `InputError` when loading fails.
     """
     path = Path(source).expanduser()
     if path.is_file() and path.name == "tokenizer.json" and (path.parent / "tokenizer_config.json").exists():
@@ -149,7 +147,8 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
 
 
 def find_tokenizer(folder: Path, name: str) -> "PreTrainedTokenizerFast | None":
-    """Load the tokenizer in a folder, called `name` and completed as in `load_tokenizer`; None where there is none."""
+    """Load the tokenizer in a folder, completed as in `load_tokenizer`; None where there is none. `name` is for
+    messages."""
     if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
         return None
     if not (folder / "tokenizer.json").exists() and is_tiktoken_file(folder / "tokenizer.model"):
@@ -159,34 +158,32 @@ def find_tokenizer(folder: Path, name: str) -> "PreTrainedTokenizerFast | None":
 
 
 def load_pretrained_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
-    """Load `tokenizer.json` as it is; without one, transformers' conversion of the other files."""
+    """Load `tokenizer.json` unchanged; without one, load transformers' conversion of the other files."""
     from transformers import PreTrainedTokenizerFast
 
     with told_as(f"tokenizer {folder} cannot be loaded"):
         if (folder / "tokenizer.json").exists():
             tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
         else:
-            from transformers import AutoTokenizer  # imports torch, so it comes late
+            from transformers import AutoTokenizer  # imports torch, so import it late
 
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        kind = type(tokenizer).__name__
-        raise InputError(f"tokenizer {folder} is a {kind}, which has no fast version (tokenizer.json)")
+        raise InputError(f"tokenizer {folder} is a {type(tokenizer).__name__}, without a fast version (tokenizer.json)")
     refuse_ids(tokenizer.backend_tokenizer, folder)
     return tokenizer
 
 
 def refuse_ids(backend: "Tokenizer", path: Path) -> None:
-    """Raise `InputError` for ids on which `tokenizers` fails later: none, one twice, or one so high that the ids below
-    it fill all memory."""
+    """Raise `InputError` for ids on which `tokenizers` fails later: none, a duplicate, or one so high that the ids
+    below it fill all memory."""
     ids = backend.get_vocab(with_added_tokens=False).values()
     if not ids or len({*ids}) < len(ids) or max(ids) >= MAX_VOCAB_SIZE:
-        needed = f"it needs tokens, and for each an id of its own below {MAX_VOCAB_SIZE:,}"
-        raise InputError(f"tokenizer {path} is damaged ({needed}); take it from where it is whole")
+        raise InputError(f"tokenizer {path} is damaged: each token needs an id of its own below {MAX_VOCAB_SIZE:,}")
 
 
 def with_all_roles(tokenizer: "PreTrainedTokenizerFast", name: str) -> "PreTrainedTokenizerFast":
-    """Give a tokenizer end-of-text, mask and pad tokens; its ids for text stay the same."""
+    """Add missing end-of-text, mask and pad tokens to a tokenizer; its ids for text stay the same."""
     from tokenizers import AddedToken, Tokenizer
 
     backend = tokenizer.backend_tokenizer
@@ -223,7 +220,7 @@ def with_all_roles(tokenizer: "PreTrainedTokenizerFast", name: str) -> "PreTrain
 
 
 def is_tiktoken_file(path: Path) -> bool:
-    """Tell whether the first line of a file is a token in base64 and its rank."""
+    """Return whether the first line of a file is a token in base64 and its rank."""
     if not path.is_file():
         return False
     with open(path, "rb") as file:
@@ -231,22 +228,21 @@ def is_tiktoken_file(path: Path) -> bool:
 
 
 def load_llama3(path: Path) -> "PreTrainedTokenizerFast":
-    """Make a BPE tokenizer of ranks, with the same ids as Llama 3's own.
+    """Make a BPE tokenizer from ranks, with the same ids as Llama 3's own.
 
-    tiktoken has no list of merges: it joins the neighbours whose union has the lowest rank. Here every way to cut a
-    token into two tokens is a merge, in the order of the union's rank; a whole word that is a token is never cut.
+    tiktoken has no list of merges: it joins the neighbours whose union has the lowest rank. Here every way to split a
+    token into two tokens is a merge, in the order of the union's rank; a word that is a token stays whole.
     """
     from tokenizers import AddedToken, Tokenizer, models
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     ranks: dict[bytes, int] = {}
-    with suppress(ValueError):  # a damaged line leaves too few ranks
+    with suppress(ValueError):  # after a damaged line there are too few ranks
         for line in path.read_bytes().splitlines():
             token, rank = line.split()
             ranks[base64.b64decode(token, validate=True)] = int(rank)
     if list(ranks.values()) != list(range(LLAMA3_RANKS)):
-        message = f"holds other than the {LLAMA3_RANKS:,} tokens of Llama 3, each in base64 and with its rank in order"
-        raise InputError(f"{path} {message}: it is damaged, or another model's, which cannot be read")
+        raise InputError(f"{path} is damaged or not Llama 3's: it needs {LLAMA3_RANKS:,} base64 tokens ranked in order")
     letters = bytes_to_unicode()
     spelled = {token: "".join(letters[byte] for byte in token) for token in ranks}
     merges: list[tuple[str, str]] = []
@@ -268,15 +264,15 @@ def load_llama3(path: Path) -> "PreTrainedTokenizerFast":
 def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
     """Write a folder that `load_tokenizer` and `AutoTokenizer` load. It appears whole or not at all.
 
-    Raises `InputError` rather than replace anything but a tokenizer that was written here and not changed since.
+    Raises `InputError` rather than replace anything but an unchanged tokenizer that biphase wrote.
     """
     with own_folder(folder, "tokenizer") as part:
         tokenizer.save_pretrained(part)
 
 
 def misreading_class(tokenizer: "PreTrainedTokenizerFast", config: Any) -> str:
-    """Name the class that `AutoTokenizer` takes beside a network of this configuration, if it gives texts other ids
-    than the tokenizer; else "".
+    """Name the class that `AutoTokenizer` loads beside a network of this configuration, if its ids for texts differ
+    from the tokenizer's; else return "".
 
     For some types (Qwen 2's) transformers ignores a folder's tokenizer, and splits texts as their first models did.
     """
@@ -290,32 +286,28 @@ def misreading_class(tokenizer: "PreTrainedTokenizerFast", config: Any) -> str:
 
 
 def tokenizer_hash(tokenizer: "PreTrainedTokenizerFast") -> str:
-    """Hash all that decides the ids of a text: splitting, vocabulary, merges, added tokens, end-of-text and mask."""
+    """Hash everything that decides a text's ids: splitting, vocabulary, merges, added tokens, end-of-text and mask."""
     from tokenizers import Tokenizer
 
     backend = tokenizer.backend_tokenizer
     bare = Tokenizer(backend.model)
-    if backend.normalizer is not None:
-        bare.normalizer = backend.normalizer
-    if backend.pre_tokenizer is not None:
-        bare.pre_tokenizer = backend.pre_tokenizer
+    bare.normalizer, bare.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
     digest = hashlib.sha256(bare.to_str().encode()).hexdigest()
     added = [[id, repr(token)] for id, token in sorted(backend.get_added_tokens_decoder().items())]
     return content_hash([digest, added, tokenizer.eos_token_id, tokenizer.mask_token_id])
 
 
 def special_ids(tokenizer: "PreTrainedTokenizerFast") -> list[int]:
-    """List the ids of all special tokens, ascending, including unused reserved ones. No objective masks them."""
+    """List the ids of all special tokens, ascending, unused reserved ones included. No objective masks them."""
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
     return sorted({id for id, token in added.items() if token.special} | set(tokenizer.all_special_ids))
 
 
 def token_byte_lengths(tokenizer: "PreTrainedTokenizerFast") -> np.ndarray:
-    """Count the bytes of UTF-8 text that each id stands for, uint16 [V]; 0 for special tokens and for ids without a
-    token.
+    """Count the UTF-8 bytes of each id's text, uint16 [V]; 0 for special tokens and for ids without a token.
 
-    Exact for byte-level BPE: over the ids of a text they sum up to `len(text.encode())`. SentencePiece with byte
-    fallback may add a space before the text; for tokenizers that normalize (BERT's), the counts are estimates.
+    Exact for byte-level BPE: the counts of a text's ids sum to `len(text.encode())`. SentencePiece with byte fallback
+    may add a space before the text; for tokenizers that normalize (BERT's), the counts are estimates.
     """
     backend = tokenizer.backend_tokenizer
     is_byte_level = "ByteLevel(" in f"{backend.decoder} {backend.pre_tokenizer}"

@@ -1,11 +1,11 @@
 """Attention over flat packed tokens: one function for every transformers model, with sample bounds and a causal flag.
 
-`lay_out` turns the bounds of a packed batch into a `PackedLayout`, once per microbatch; every layer of the network
-receives it as the keyword `layout` and hands it to the function registered here under the name `biphase`. Three
-backends compute the same thing: `varlen` (PyTorch's variable-length flash kernel; CUDA, 16 bits), `buckets` (samples of
-about one length batched together; any device and type) and `reference` (the slow twin: one [T, T] mask).
+`lay_out` turns the bounds of a packed batch into a `PackedLayout`, once per microbatch. Every layer of the network
+receives it as the keyword `layout` and passes it to the function registered here under the name `biphase`. Three
+backends compute the same result: `varlen` (PyTorch's variable-length flash kernel; CUDA, 16 bits), `buckets` (batches
+samples of similar length; any device and type) and `reference` (the slow twin: one [T, T] mask).
 
-In the words of flash attention, `bounds_F1` is cu_seqlens and `max_seqlen` is itself.
+Flash attention calls `bounds_F1` cu_seqlens; `max_seqlen` has the same name there.
 
 Letters: T packed tokens, S samples, F samples with the padding sample, H query heads, G key-value heads, K head width,
 B buckets, N samples of a bucket, L its length, P padded tokens of all buckets.
@@ -31,12 +31,12 @@ ATTENTION = "biphase"
 Backend = Literal["varlen", "buckets", "reference"]
 
 KEPT_KEYS = 512
-"""The largest average number of keys of a token up to which softmax weights are kept for backward. More would outweigh
-all else that a block keeps, and backward forms them again."""
+"""The largest average number of keys per token up to which backward finds the softmax weights of forward. More would
+outweigh everything else that a block stores, so backward computes them again."""
 
 PAD_TO_MULTIPLE_OF = 32
-"""The number to whose multiple the tokens of a batch are padded, once at their end, in training and evaluation. So
-sizes recur: allocators find blocks that fit, and a CPU's bf16 products find code made for their size."""
+"""The multiple to which training and evaluation pad the tokens of a batch, once, at the end. So sizes recur: allocators
+find blocks that fit, and a CPU's bf16 products find code compiled for their size."""
 
 WIDEST_VARLEN = 256
 """The widest heads of flash attention."""
@@ -45,31 +45,31 @@ LEAST_CAPABILITY = (8, 0)
 """The least compute capability of NVIDIA GPUs for flash attention: Ampere. V100 is 7.0, T4 is 7.5."""
 
 HAS_GROUPED_VARLEN = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
-"""Whether PyTorch has an argument for query heads that share key-value heads, which its kernels can do in any
+"""Whether PyTorch has an argument for query heads that share key-value heads; its kernels support them in any
 version."""
 
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """The places of the samples in a packed batch, and the tokens that each token may see."""
+    """The positions of the samples in a packed batch, and the tokens that each token may see."""
 
     causal: bool
     backend: Backend
     max_seqlen: int
     """The length of the longest sample, the padding sample included."""
     bounds_S1: Tensor
-    """cu_seqlens: where each sample begins, and where the last one ends; int32, on the device of the tokens. Samples of
+    """cu_seqlens: the begin of each sample and the end of the last one; int32, on the device of the tokens. Samples of
     7, 1 and 6 tokens have 0, 7, 8, 14."""
     bounds_F1: Tensor
-    """cu_seqlens with the padding, where there is any: a sample of its own at the end. Attention goes by these."""
+    """cu_seqlens with the padding, if any, as a sample of its own at the end. Attention uses these."""
     num_padding: int
     """The number of tokens in the padding sample."""
     sizes_3B: Tensor
     """For `buckets`, on the CPU: samples, length and shortest sample of each bucket, one triple after the other."""
     plan_PS: Tensor
-    """For `buckets`, end to end: the begin of each slot's sample among the slots, the slot's place in the sample and
-    the length of its bucket, slots of tokens before those of padding; and the sample lengths in bucket order. One flat
-    tensor, because torch.compile may take each size for 1 or for equal to another, and compile again when it is not."""
+    """For `buckets`, end to end: the begin of each slot's sample among the slots, the slot's position in the sample and
+    the length of its bucket, slots of tokens before those of padding; then the sample lengths in bucket order. One flat
+    tensor, because torch.compile may assume that a size is 1 or equals another, and compile again when it does not."""
     num_scores: int
     """For `buckets`: the number of attention scores of one head, padding included."""
 
@@ -85,8 +85,8 @@ def lay_out(
 ) -> PackedLayout:
     """Lay out a packed batch by the offsets of its samples (S + 1 of them, from 0 to T).
 
-    The backend is the fastest one for device and dtype unless it is given. T is padded to a multiple of
-    `pad_to_multiple_of`; `packed_hidden` adds this padding and takes it off again.
+    The default backend is the fastest one for device and dtype. The layout pads T to a multiple of
+    `pad_to_multiple_of`; `packed_hidden` adds this padding and removes it again.
     """
     device, num_tokens = torch.device(device), int(bounds_S1[-1])
     backend = backend or choose_backend(device, dtype)
@@ -94,7 +94,7 @@ def lay_out(
     bounds_F1 = np.append(bounds_S1, num_tokens + num_padding) if num_padding else bounds_S1
     lengths_F = np.diff(bounds_F1)
     assert (lengths_F > 0).all(), "a sample without tokens"
-    # Needed for `varlen` too, because layers that it cannot compute go by buckets.
+    # `varlen` needs them too, for layers that it cannot compute.
     sizes_3B, plan_PS = plan_buckets(bounds_F1[:1] if backend == "reference" else bounds_F1)
     return PackedLayout(
         causal=causal,
@@ -123,7 +123,7 @@ def lacks_varlen(device: torch.device, dtype: torch.dtype) -> str:
         return device.type
     if dtype == torch.float32:
         return f"{device.type} in fp32"
-    if torch.version.hip is not None:  # AMD counts its capabilities otherwise
+    if torch.version.hip is not None:  # AMD numbers its capabilities differently
         return ""
     capability = torch.cuda.get_device_capability(device)
     return "" if capability >= LEAST_CAPABILITY else f"compute capability {capability[0]}.{capability[1]}"
@@ -131,8 +131,8 @@ def lacks_varlen(device: torch.device, dtype: torch.dtype) -> str:
 
 @cache
 def newest_flash(device: torch.device) -> str:
-    """Name the flash attention of `varlen`, and switch it on for the whole process: FA3 on a Hopper GPU with its
-    kernels installed, else FA2, PyTorch's own."""
+    """Name the flash attention of `varlen`, and activate it for the whole process: FA3 on a Hopper GPU with its kernels
+    installed, else FA2, PyTorch's own."""
     activate = getattr(torch.nn.attention, "activate_flash_attention_impl", None)
     is_hopper = torch.cuda.get_device_capability(device)[0] == 9
     if activate is None or not is_hopper or find_spec("flash_attn_interface") is None:
@@ -155,7 +155,7 @@ def explain_backend(device: torch.device, dtype: torch.dtype, beyond: str = "") 
 
 
 def layer_configs(config: Any) -> list[Any]:
-    """Return the configuration of each layer: Gemma 4 has heads of one width in one layer, of another in the next."""
+    """Return the configuration of each layer: the width of Gemma 4's heads differs from layer to layer."""
     if getattr(config, "is_heterogeneous", False):
         return list(config.per_layer_config)
     return [config] * config.num_hidden_layers
@@ -202,13 +202,13 @@ def packed_attention(
         raise InputError("this model attends over packed batches only: call it through biphase, or export it")
     if dropout:
         raise InputError(f"{type(module).__name__} uses dropout in attention, which packed training does not support")
-    # Rotary embeddings leave q and k in fp32 under autocast; v carries the type of the computation.
+    # Under autocast, rotary embeddings leave q and k in fp32; v has the type of the computation.
     q_THK, k_TGK = query[0].transpose(0, 1).to(value.dtype), key[0].transpose(0, 1).to(value.dtype)
     v_TGK = value[0].transpose(0, 1)
     scale = q_THK.shape[-1] ** -0.5 if scaling is None else scaling
     window = sliding_window or 0
     if window and not layout.causal:
-        # ModernBERT passes one more, which flash kernels take off again; transformers' own masks go by the config.
+        # ModernBERT passes one more, which flash kernels subtract again; transformers' own masks follow the config.
         config: Any = getattr(module, "config", None)
         if not getattr(config, "is_heterogeneous", False):
             window = min(window, getattr(config, "sliding_window", None) or window)
@@ -236,15 +236,15 @@ def attend(
     """Compute softmax attention inside each sample, [T, H, K]. `window` 0 means no limit on the distance.
 
     With `softcap` c a score s becomes c · tanh(s / c). A sink is a further key of each head, with that score and
-    without a value. Layers that `varlen` cannot compute go by buckets.
+    without a value. `buckets` computes the layers that `varlen` cannot.
     """
     if layout.backend == "varlen" and not beyond_varlen(softcap, sinks_H is not None, q_THK.shape[2]):
         return varlen_attention(q_THK, k_TGK, v_TGK, layout, scale, window)
     if layout.backend == "reference":
         return reference_attention(q_THK, k_TGK, v_TGK, layout, scale, window, softcap, sinks_H)
-    # With n kept scores a head, backward finds the softmax weights of forward; with none it forms them again.
+    # If the softmax weights are kept, backward reads them; else it computes them again.
     is_kept = torch.is_grad_enabled() and layout.num_scores <= KEPT_KEYS * q_THK.shape[0]
-    is_kept = is_kept and not softcap and sinks_H is None  # their gradients want more than the weights
+    is_kept = is_kept and not softcap and sinks_H is None  # their gradients need more than the weights
     num_kept = layout.num_scores * q_THK.shape[1] if is_kept else 0
     plan = (layout.sizes_3B, layout.plan_PS, num_kept)
     return bucket_attention(q_THK, k_TGK, v_TGK, *plan, layout.causal, window, scale, softcap, sinks_H)[0]
@@ -292,10 +292,10 @@ def varlen_attention(
 ) -> Tensor:
     """Attend by PyTorch's packed flash attention."""
     grouped: dict[str, Any] = {"enable_gqa": True} if HAS_GROUPED_VARLEN else {}
-    # The kernel counts how far a query sees to its left and to its right, without itself; -1 is no limit.
+    # The kernel counts the keys to the left and right of a query, without itself; -1 is no limit.
     side = window - layout.causal if window else -1
     width = v_TGK.shape[2]
-    if width != q_THK.shape[2]:  # the kernel knows one width of heads
+    if width != q_THK.shape[2]:  # the kernel needs heads of one width
         v_TGK = torch.nn.functional.pad(v_TGK, (0, q_THK.shape[2] - width))
     out_THK: Any = varlen.varlen_attn(
         q_THK.contiguous(),

@@ -1,6 +1,6 @@
 """A model's name → the folder of its files, their hash, and the longest text that it reads.
 
-A name is a biphase run (`RUN` or `RUN@STEP`), a Hugging Face folder, or a hub id (`ID` or `ID@REVISION`). Nothing here
+A name is a biphase run (`RUN` or `RUN@STEP`), a Hugging Face folder, or a Hub id (`ID` or `ID@REVISION`). Nothing here
 loads a model or PyTorch, so that planning a grid of thousands of cells takes no longer than reading files.
 """
 
@@ -31,15 +31,15 @@ fetch_once = lru_cache(fetch_model)
 
 @dataclass(frozen=True)
 class Encoder:
-    """An encoder, known by all that decides a cell's name and result. `finetuning.heads.open_encoder` adds its network
-    and tokenizer, which cells share: they are copied, never trained."""
+    """An encoder with all that decides a cell's name and result. `finetuning.heads.open_encoder` adds its network and
+    tokenizer, which cells share: they copy them and never train them."""
 
     name: str
     """The name in its scores."""
     hash: str
     """The hash of configuration, weights and tokenizer."""
     max_length: int
-    """The number of the network's positions, by its configuration; once it is loaded, by its proof."""
+    """The number of the network's positions, from its configuration; after loading, from its proof."""
     folder: Path = Path()
     """The folder of its files."""
     backbone: Any = field(default=None, compare=False, repr=False)
@@ -53,11 +53,11 @@ class Encoder:
 def identify(name: str) -> Encoder:
     """Read the facts that name a model's cells. Raises `InputError` for a folder without all that fine-tuning needs."""
     folder = find_folder(name)
-    # `count_positions` needs some fields of the configuration. They stand in its file, unless it relies on a default of
-    # its type, or on another name.
+    # `count_positions` needs some fields of the configuration. The file has them, unless it relies on a default of its
+    # type, or on another name.
     try:
         content = read_json_as(folder / "config.json", dict[str, Any])
-    except InputError:  # `load_model_config` says it in the words for foreign models
+    except InputError:  # `load_model_config` reports it in the words for foreign models
         content = {}
     says_all = "max_position_embeddings" in content and not content.keys() & {"auto_map", "text_config"}
     if says_all and ("pad_token_id" in content or content.get("model_type") not in AFTER_PADDING):
@@ -69,7 +69,7 @@ def identify(name: str) -> Encoder:
 
 
 def find_folder(name: str) -> Path:
-    """Find the folder of a model; a hub model is downloaded once (`biphase.hub`).
+    """Find the folder of a model; download a Hub model once (`biphase.hub`).
 
     Raises `InputError` naming missing files (configuration, safetensors weights, tokenizer), and changed ones of a
     folder that biphase wrote.
@@ -79,14 +79,14 @@ def find_folder(name: str) -> Path:
     is_here = folder.is_dir()
     if not is_here:
         if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?(@.*)?", address):  # `./x` as it is: a path is never an id
-            raise InputError(f"{name} is neither a run, nor a folder, nor a hub id")
+            raise InputError(f"{name} is neither a run, nor a folder, nor a Hub id")
         folder = fetch_once(address)
     if not (folder / "config.json").exists():
         raise InputError(f"{name} has no config.json: it is not a Hugging Face model folder")
     refuse_pickles(folder)
     if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
         raise InputError(f"{name} has no tokenizer files (tokenizer.json or the like); save its tokenizer beside it")
-    if is_here:  # the hub has no marks, and hashes of its own
+    if is_here:  # the Hub has no marks, but its own hashes
         refuse_damaged(folder, f"make it again, or delete {MARK} where you changed it yourself")
     return folder
 

@@ -1,8 +1,8 @@
-"""A preset, a folder or a hub model becomes a network that is ready for packed batches, with or without its head.
+"""A preset, a folder or a Hub model becomes a network for packed batches, with or without its head.
 
 The networks are transformers' own classes: a `EuroBertConfig` for a preset, else any decoder or encoder with a causal
 or masked language model in transformers. A loaded network is fp32, attends through `encoder.attention`, has no dropout,
-and has proved that packing changes nothing (`encoder.proofs`). A headless network with its own way to attend runs on
+and has proved that packing changes nothing (`encoder.proofs`). A headless network with its own attention runs on
 padded batches in `PaddedBackbone`, behind the same interface. Two networks of one shape can be averaged, and compared
 layer by layer.
 
@@ -34,7 +34,7 @@ from biphase.presets import find_preset
 
 @torch.no_grad()
 def merge_weights(network: nn.Module, before: nn.Module, share: float) -> None:
-    """Average the trained network, in place, with the one before, which gets the weight `share`: against forgetting
+    """Average the trained network, in place, with the one before, whose weight is `share`, against forgetting
     (BidirLM, arXiv:2604.02045)."""
     old = dict(before.named_parameters())
     for name, parameter in network.named_parameters():
@@ -44,7 +44,7 @@ def merge_weights(network: nn.Module, before: nn.Module, share: float) -> None:
 def layer_cosines(network: nn.Module, before: nn.Module, name: str = "the network before") -> dict[str, float]:
     """Compute the cosine between the weights after and before, for the embedding, each block and the rest.
 
-    Raises `InputError` when the network before, called `name`, has other weights by name or shape.
+    Raises `InputError` if the network before, called `name`, has weights with other names or shapes.
     """
     shapes = {(key, weight.shape) for key, weight in network.named_parameters()}
     if differences := shapes ^ {(key, weight.shape) for key, weight in before.named_parameters()}:
@@ -53,7 +53,7 @@ def layer_cosines(network: nn.Module, before: nn.Module, name: str = "the networ
     groups: dict[str, list[float]] = {}
     old = dict(before.named_parameters())
     for name, parameter in network.named_parameters():
-        # `backbone.layers.3.mlp.up_proj.weight` belongs to layer 3; names without a number to embeddings or the rest.
+        # `backbone.layers.3.mlp.up_proj.weight` belongs to layer 3, a name without a number to embeddings or the rest.
         numbers = [part for part in name.split(".") if part.isdigit()]
         layer = numbers[0] if numbers else "embeddings" if "embed" in name else "rest"
         after, earlier = parameter.detach().double().cpu().flatten(), old[name].detach().double().cpu().flatten()
@@ -78,7 +78,7 @@ def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_
     """Make a network of a preset's shape, with changes, for samples of up to `max_len` tokens.
 
     Its weights are random, normal with standard deviation 0.02, and its norms 1. Raises `InputError` for changes that
-    are no settings of the network, that the shards decide, or that make no valid network.
+    are not settings of the network, that the shards decide, or that make no valid network.
     """
     sizes, defaults = find_preset(preset), EuroBertConfig().to_dict()
     for key in architecture:
@@ -102,9 +102,8 @@ def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_
         refuse_endless("init.architecture", config)
         if config.vocab_size < tokens.vocab_size:
             raise InputError(f"init.architecture: vocab_size is below the {tokens.vocab_size:,} tokens of the shards")
-        if shape.heads % shape.kv_heads:
-            counts = f"{shape.kv_heads} key-value heads do not divide {shape.heads} attention heads"
-            raise InputError(f"init.architecture: {counts}")
+        if shape.heads % (kv_heads := shape.kv_heads):
+            raise InputError(f"init.architecture: {kv_heads} key-value heads do not divide {shape.heads} query heads")
         if (positions := config.max_position_embeddings) < max_len:
             remedy = f"set data.max_sample_tokens={positions} or lower (it is {max_len})"
             raise InputError(f"init.architecture: max_position_embeddings is {positions}; {remedy}, or leave it out")
@@ -118,14 +117,14 @@ def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_
 def load_model(
     source: str | Path, *, vocab_size: int | None = None, seed: int = 0, new_head: bool = False
 ) -> PreTrainedModel:
-    """Load a language model from a folder or the hub, in fp32, attending through `biphase`, without dropout.
+    """Load a language model from a folder or the Hub, in fp32, attending through `biphase`, without dropout.
 
     Never runs a repository's own code and never unpickles weights.
 
     Args:
-        vocab_size: enlarge the embeddings to so many tokens, with new rows drawn from the distribution of the old ones.
+        vocab_size: enlarge the embeddings to this number of tokens, and draw new rows from the distribution of the old.
         seed: the seed of new rows and of a new head.
-        new_head: give a head to a network without one, drawn as its class does, or tied to the embeddings.
+        new_head: add a head to a network without one, drawn as its class does, or tied to the embeddings.
 
     Raises:
         InputError: nothing to load, an encoder-decoder, attention that does not go through ours, a missing head, or a
@@ -177,8 +176,7 @@ def load_weights(
 ) -> PreTrainedModel:
     """Load all weights by `kind.from_pretrained` from safetensors, in fp32, or as stored with the dtype `auto`.
 
-    Without `config`, the folder's own is used. Raises `InputError` for missing weights, except for those of a
-    `new_head`.
+    The default of `config` is the folder's own. Raises `InputError` for missing weights, except those of a `new_head`.
     """
     config = config or load_model_config(source)
     refuse_pickles(source)  # transformers opens whatever their index names
@@ -209,8 +207,7 @@ def load_weights(
     if new_head and not lacking:
         raise InputError(f"{source} has a language model head: leave out init.new_head")
     if lacks_head and not new_head:
-        remedy = "init.new_head: true begins one"
-        raise InputError(f"{source} is an embedding model without a language model head; {remedy}")
+        raise InputError(f"{source} is an embedding model without a language model head; init.new_head: true adds one")
     if lacking and not lacks_head:
         raise InputError(f"{source} lacks {len(lacking)} weights of {type(model).__name__}, such as '{lacking[0]}'")
     return model
@@ -225,8 +222,8 @@ def dropout_shares(config: PretrainedConfig) -> dict[str, float]:
 def make_generation_saveable(model: PreTrainedModel) -> None:
     """Make a model's generation settings valid, because transformers saves no model with invalid ones.
 
-    Many published settings are invalid, such as a temperature without sampling. Then sampling is switched on; where
-    that does not help, only the tokens that begin and end a text are kept.
+    Many published settings are invalid, such as a temperature without sampling. Then switch sampling on; if that does
+    not help, keep only the tokens that begin and end a text.
     """
     if not model.can_generate():
         return
@@ -244,7 +241,7 @@ def make_generation_saveable(model: PreTrainedModel) -> None:
 def language_model_class(config: PretrainedConfig) -> Any:
     """Return the Auto class of this configuration's language model; None when there is none.
 
-    Types like BERT have both kinds; they are decoders only where their configuration says so.
+    Types like BERT have both kinds; they are decoders only if their configuration says so.
     """
     if type(config) in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
         return transformers.AutoModelForMaskedLM
@@ -255,7 +252,7 @@ def language_model_class(config: PretrainedConfig) -> Any:
 
 @torch.no_grad()
 def train_padding_row(model: PreTrainedModel) -> None:
-    """Let the padding row learn, from random values if it is zero: where pad = eos (Llama 3), eos would stay zero."""
+    """Let the padding row learn, from random values if it is zero: with pad = eos (Llama 3), eos would stay zero."""
     embedding = model.get_input_embeddings()
     if isinstance(embedding, nn.Embedding) and embedding.padding_idx is not None:
         row_D = embedding.weight[embedding.padding_idx]
@@ -272,14 +269,14 @@ def pad_batch(samples: Sequence[Tensor], pad_id: int) -> dict[str, Tensor]:
 
 
 class PaddedBackbone(nn.Module):
-    """A network for padded batches only, to be called with packed tokens like any other."""
+    """A network that needs padded batches, called with packed tokens like any other."""
 
     def __init__(self, network: PreTrainedModel, equal_lengths: bool = False) -> None:
         super().__init__()
         self.network = network
         self.config = network.config
         self.equal_lengths = equal_lengths
-        """Whether its batches hold texts of equal length only, because longer neighbours change its results."""
+        """Whether its batches contain only texts of equal length, because longer neighbours change its results."""
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, layout: PackedLayout, use_cache: bool = False) -> Any:
         """Compute `last_hidden_state` [1, T, D] of tokens [1, T]; the network numbers the positions itself."""
@@ -307,14 +304,14 @@ def without_padding(backbone: nn.Module) -> Any:
 
 
 def load_backbone(source: str | Path) -> nn.Module:
-    """Load a network without a head from a folder or the hub, fp32, no dropout, for `packed_hidden` with any layout.
+    """Load a network without a head from a folder or the Hub, fp32, no dropout, for `packed_hidden` with any layout.
 
     A decoder becomes bidirectional. Raises `InputError` for a folder without safetensors weights, an encoder-decoder,
     and a network that cannot be made bidirectional.
     """
     with suppress(FailedProofError):
         network: Any = load_headless(source, ATTENTION)
-        if not looks_both_ways(network):  # this is transformers' own switch, which its masks obey
+        if not looks_both_ways(network):  # set transformers' own switch, which its masks obey
             network.config.is_causal = False
         if not find_first_position(network, causal=False):
             return network
@@ -327,8 +324,7 @@ def load_backbone(source: str | Path) -> nn.Module:
     except FailedProofError as error:
         raise InputError(f"{source} cannot be made a bidirectional encoder: {first_line(error)}") from None
     batches = "batches of equal lengths" if padded.equal_lengths else "padded batches"
-    kind = type(padded.network).__name__
-    console.err.print(f"{source}: {kind} attends over {batches} only, which is slower")
+    console.err.print(f"{source}: {type(padded.network).__name__} attends over {batches} only, which is slower")
     return padded
 
 
@@ -338,9 +334,9 @@ def load_headless(source: str | Path, attention: str) -> PreTrainedModel:
     with told_as(f"{source} is a '{network.config.model_type}' model, which does not read tokens of text"):
         embedding = network.get_input_embeddings()
     if isinstance(embedding, nn.Embedding):
-        embedding.padding_idx = None  # its row learns, from where it stands
+        embedding.padding_idx = None  # its row learns, from its present values
     if getattr(network, "pooler", None) is not None:
-        network.pooler = nn.Identity()  # some call it, whether it is there or not
+        network.pooler = nn.Identity()  # some networks call it unconditionally
     return network.eval()
 
 

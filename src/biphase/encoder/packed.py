@@ -3,9 +3,9 @@
 `packed_hidden` calls a network without its head, `PackedModel` a language model. `count_flops` counts the cost of
 training.
 
-Only positions with a target get logits. Vocabularies are large (128,256), so targets are scored in chunks of rows · V ≤
-`CHUNK_LOGITS`. The logits of a chunk become their gradients in place, part by part in fp32, and two products finish the
-chunk: nothing of its size is kept for backward.
+Only positions with a target have logits. Vocabularies are large (128,256), so the head scores targets in chunks of
+rows · V ≤ `CHUNK_LOGITS`. The logits of a chunk become their gradients in place, part by part in fp32, and two products
+finish the chunk: backward needs nothing of its size.
 
 Letters: T packed tokens, N targets, D width, V vocabulary.
 """
@@ -88,7 +88,7 @@ class ChunkedLoss(torch.autograd.Function):
                     grad_weight_VD += logits.T @ hidden
                 if grad_bias_V is not None:
                     grad_bias_V += logits.sum(0)
-            del logits  # else they would stand beside the next chunk's
+            del logits  # else they would share the memory with the next chunk's
         if grad_weight_VD is not None:
             grad_weight_VD = grad_weight_VD.to(weight_VD.dtype)
         ctx.save_for_backward(grad_hidden_ND, grad_weight_VD, grad_bias_V)
@@ -110,10 +110,10 @@ def slices(num_rows: int, most: int) -> Iterator[slice]:
 def token_losses(logits_RV: Tensor, targets_R1: Tensor, softcap: float | None, with_grad: bool) -> Tensor:
     """Compute the losses [R] of some rows; with `with_grad`, the gradient of their sum replaces `logits_RV`.
 
-    Tensors of 16 bits are read and written as such, with fp32 in between, because on a GPU memory limits the head's
-    speed. Compiled there, this is two kernels, which read the logits three times and write them once.
+    It reads and writes 16-bit tensors as such, with fp32 in between, because memory bandwidth limits the head's speed
+    on a GPU. Compiled there, this is two kernels, which read the logits three times and write them once.
     """
-    # loss = log Σ exp(z) - z[target], with the highest logit taken off first, so that no exp overflows.
+    # loss = log Σ exp(z) - z[target]; subtract the highest logit first, so that no exp overflows.
     scores_RV, tanh_RV = logits_RV, None
     if softcap:
         tanh_RV = torch.tanh(logits_RV.float() / softcap)
@@ -122,7 +122,7 @@ def token_losses(logits_RV: Tensor, targets_R1: Tensor, softcap: float | None, w
     exps_RV = torch.sub(scores_RV, highest).exp_()
     total = exps_RV.sum(1, keepdim=True)
     losses_R = (total.log() + highest - target_scores).squeeze(1)
-    if with_grad and torch.compiler.is_compiling():  # a scatter would be no part of a kernel, and need a copy
+    if with_grad and torch.compiler.is_compiling():  # a scatter would not fuse, and need a copy
         is_target_RV = torch.arange(logits_RV.shape[1], device=logits_RV.device) == targets_R1
         slope_RV = 1.0 if tanh_RV is None else 1 - tanh_RV.square()
         logits_RV.copy_((exps_RV / total - is_target_RV.float()) * slope_RV)
@@ -146,7 +146,7 @@ def packed_hidden(backbone: nn.Module, inputs_T: Tensor, positions_T: Tensor, la
     num_tokens = len(inputs_T)
     positions_T = positions_T + getattr(backbone, "first_position", 0)
     if layout.num_padding:
-        # The padding is a sample of its own that nothing reads: any tokens will do, at any positions.
+        # The padding is a sample of its own that nothing reads: any tokens and positions will do.
         inputs_T = torch.cat([inputs_T, inputs_T[-1:].expand(layout.num_padding)])
         positions_T = torch.cat([positions_T, positions_T[-1:].expand(layout.num_padding)])
     output = backbone(input_ids=inputs_T[None], position_ids=positions_T[None], layout=layout, use_cache=False)
@@ -217,7 +217,7 @@ def head_input(network: Any, hidden_ND: Tensor) -> Tensor:
 
 
 def head_bias(network: Any) -> Tensor | None:
-    """Return the bias of the logits, which ESM keeps outside of the output embeddings."""
+    """Return the bias of the logits, which ESM stores outside the output embeddings."""
     bias = network.get_output_embeddings().bias
     return network.lm_head.bias if network.config.model_type == "esm" else bias
 
@@ -251,10 +251,10 @@ class ProductCounter(TorchDispatchMode):
 
 @torch.no_grad()
 def count_flops(model: PreTrainedModel) -> FlopCount:
-    """Count the FLOPs of training a language model, from the products that it forms for a short text.
+    """Count the FLOPs of training a language model from the products that it computes for a short text.
 
-    So shared layers, experts and unequal heads count as often as they compute. Where the number of experts differs by
-    token (LongCat), these few tokens give an estimate.
+    So shared layers, experts and unequal heads count as often as they compute. If the number of experts differs by
+    token (LongCat), the count is an estimate.
     """
     device, is_training = model.device, model.training
     num_tokens = min(COUNTED_TOKENS, position_limit(model) or COUNTED_TOKENS)

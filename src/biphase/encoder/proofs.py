@@ -1,10 +1,10 @@
-"""Proofs about a network: packing changes nothing, it looks where it should, our loss scores as its head does.
+"""Proofs about a network: packing changes nothing, it attends in the right direction, our loss equals its head's.
 
-Each proof is a forward pass or two on a few tokens, compared with transformers' results for each text alone, by its own
-attention. Tokens are chosen so that a short text shows what the network does. Differences are measured in units of the
+Each proof compares one or two forward passes on a few tokens with transformers' results for each text alone, by its own
+attention. The tokens are chosen so that a short text reveals what the network does. Differences are in units of the
 hidden states' mean size: in a mixture of experts a changed token regroups products, so that even states that must stay
-the same move by rounding. An error that a foreign network raises because it cannot be called in this way is a failed
-proof; errors inside of biphase and a lack of memory are raised as they are.
+the same move by rounding. If a foreign network raises an error because it does not support such a call, the proof
+fails; errors inside biphase and a lack of memory pass through.
 
 Letters: T tokens, D width.
 """
@@ -33,13 +33,13 @@ NARROW = {
     "index_topk_blocks": 1,
     "index_block_size": 4,
 }
-"""The settings that limit how far a token sees, with their values in a proof, in which a short text shows the limit."""
+"""The settings that limit how far a token sees, with values for a proof, small enough to act on a short text."""
 
 WIDE = 512
 """A window that limits nothing in a proof."""
 
 SPREAD = 512
-"""The number of tokens, spread over the vocabulary, among which a proof chooses those with the most distant
+"""The number of tokens, spread over the vocabulary, from which a proof chooses those with the most distant
 embeddings."""
 
 PROOF_LENGTHS = (9, 35, 2)
@@ -55,8 +55,8 @@ def telling_tokens(
 ) -> Tensor:
     """Choose tokens (among `candidates`) with distant embeddings, or distant rows by `rows_of`; the most distant first.
 
-    Padding and mask tokens are left out. Tokens that training never met, such as bytes in SentencePiece vocabularies,
-    often have equal embeddings, so that a change from one to another would not show.
+    Excludes padding and mask tokens. Tokens that training never met, such as bytes in SentencePiece vocabularies, often
+    have equal embeddings, so that swapping them would change nothing.
     """
     config, rows_of = network.config, rows_of or network.get_input_embeddings()
     candidates = torch.arange(config.vocab_size) if candidates is None else candidates
@@ -75,12 +75,12 @@ def telling_tokens(
 
 
 def proof_samples(network: Any, longest: int) -> tuple[Tensor, list[int]]:
-    """Return the tokens of a proof of packing and the lengths of its samples; none when the network has no positions.
+    """Return the tokens of a packing proof and the lengths of its samples; none if the network has no positions.
 
     `longest` is the longest text that the network reads.
     """
     first_position = getattr(network, "first_position", 0)
-    if network.config.model_type in AFTER_PADDING:  # its own positions begin there, whatever is tried here
+    if network.config.model_type in AFTER_PADDING:  # its own positions begin there, whichever offset we try
         first_position = max(first_position, (network.config.pad_token_id or 0) + 1)
     limit = min(longest - first_position, max(PROOF_LENGTHS))
     if limit < 1:
@@ -94,10 +94,10 @@ def proof_samples(network: Any, longest: int) -> tuple[Tensor, list[int]]:
 
 
 def with_windows(network: Any, longest: int, *, narrow: bool = True) -> Any:
-    """Copy a network, sharing its weights, with narrow windows that show in a short text; with `narrow` off, with
+    """Copy a network, sharing its weights, with windows narrow enough to act on a short text; with `narrow` off, with
     windows wider than a proof's texts.
 
-    A network without windows, or none below the `longest` text that it reads, is returned itself.
+    Returns the network itself if it has no window below the `longest` text that it reads.
     """
 
     def change(key: str, value: Any) -> Any:
@@ -117,14 +117,14 @@ def with_windows(network: Any, longest: int, *, narrow: bool = True) -> Any:
         twin = type(network)(config).eval()
     for name, module in network.named_modules():
         part = twin.get_submodule(name)
-        if type(part) is not type(module):  # a pooler that was taken out
+        if type(part) is not type(module):  # a removed pooler
             twin.set_submodule(name, module)
         part._parameters, part._buffers = module._parameters, module._buffers
     return twin
 
 
 def reach(network: Any) -> int:
-    """Return the distance that every token sees, at most 7, which is as far as a proof looks."""
+    """Return the distance that every token sees, at most 7, the farthest that a proof checks."""
     return min(7, window_of(network.config) or 7)
 
 
@@ -138,22 +138,23 @@ def window_of(config: Any) -> int:
 
 
 AGREEMENT = 1e-3
-"""The largest difference of two computations of the same hidden states, relative to each and to their mean size."""
+"""The largest difference between two computations of the same hidden states, relative to each and to their mean
+size."""
 
 MOVED_BY_ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """The largest move of a hidden state by rounding alone, in units of the states' mean size."""
 
 
 class FailedProofError(InputError):
-    """A network computes something else than it should: no number after that could be trusted."""
+    """A network computes something else than it should, so that none of its numbers can be trusted."""
 
 
 @contextmanager
 def foreign_errors_fail(failure: str) -> Iterator[None]:
-    """Turn an error of a network that cannot be called in this way into a failed proof: `failure`: ERROR.
+    """Turn an error of a network that does not support a call into a failed proof: `failure`: ERROR.
 
-    Such a network does not know `position_ids`, or has too few, or needs a mask. Our own mistakes, which have the same
-    types, and a lack of memory are raised as they are.
+    Such a network has no `position_ids`, or too few, or needs a mask. Our own mistakes, which have the same types, and
+    a lack of memory pass through.
     """
     try:
         yield
@@ -164,16 +165,16 @@ def foreign_errors_fail(failure: str) -> Iterator[None]:
 
 
 def agree(computed: Tensor, expected: Tensor) -> bool:
-    """Tell whether two computations gave equal hidden states, up to rounding."""
+    """Return whether two computations agree up to rounding."""
     if computed.shape != expected.shape:
         return False
     return torch.allclose(computed, expected, rtol=AGREEMENT, atol=AGREEMENT * float(expected.abs().mean()))
 
 
 def find_first_position(network: Any, causal: bool) -> str:
-    """Find the number of the network's first position, with which packed samples give the same as each alone.
+    """Find the number of the network's first position, with which packed samples compute the same as each alone.
 
-    Sets `network.first_position`, which `packed_hidden` adds. Returns "", or the reason why packing fails with any.
+    Sets `network.first_position`, which `packed_hidden` adds. Returns "", or the reason why packing always fails.
     """
     pad_id = getattr(network.config, "pad_token_id", None) or 0
     name = network.name_or_path or type(network).__name__
@@ -181,7 +182,7 @@ def find_first_position(network: Any, causal: bool) -> str:
     with told_if_slow(f"{name}: proving on a few texts that packing changes nothing"):
         with foreign_errors_fail(f"{name}: transformers makes no copy of it with other windows"):
             narrow, wide = with_windows(network, longest), with_windows(network, longest, narrow=False)
-        for first_position in (0, pad_id + 1):  # RoBERTa counts from behind its padding index
+        for first_position in (0, pad_id + 1):  # RoBERTa counts from after its padding index
             network.first_position = narrow.first_position = wide.first_position = first_position
             reason = why_not_packed(narrow, causal, longest)
             if not reason:
@@ -194,7 +195,7 @@ def find_first_position(network: Any, causal: bool) -> str:
 
 @torch.no_grad()
 def why_not_packed(network: PreTrainedModel, causal: bool, longest: int) -> str:
-    """Return the reason why packed samples give something else than each alone, or "".
+    """Return the reason why packed samples compute something else than each alone, or "".
 
     The samples have unequal lengths; one is longer than a narrow window.
     """
@@ -208,7 +209,7 @@ def why_not_packed(network: PreTrainedModel, causal: bool, longest: int) -> str:
             hidden_of = partial(packed_hidden, network)
             try:
                 packed_TD = hidden_of(tokens_T, positions_T, layout)
-            except InputError:  # of our attention
+            except InputError:  # from our attention
                 return "it does not hand the layout of packed samples on to its attention"
             alone_TD = each_alone(network, tokens_T, lengths)
             if not alone_TD.isfinite().all():
@@ -219,8 +220,7 @@ def why_not_packed(network: PreTrainedModel, causal: bool, longest: int) -> str:
                 return ""
             # Where every token is a sample of its own, attention through our function moves everything.
             blind = lay_out(np.arange(len(tokens_T) + 1), causal=causal)
-            blind_TD = hidden_of(tokens_T, positions_T, blind)
-            if agree(blind_TD, packed_TD):
+            if agree(hidden_of(tokens_T, positions_T, blind), packed_TD):
                 return "its attention does not go through transformers' AttentionInterface"
     except FailedProofError as error:
         return str(error)
@@ -234,7 +234,7 @@ def why_not_packed(network: PreTrainedModel, causal: bool, longest: int) -> str:
 
 def check_directions(network: Any, directions: Sequence[bool]) -> None:
     """Prove for each direction of training (causal or not) that transformers computes what we train, because users load
-    the result with it. Raises `FailedProofError`."""
+    the result there. Raises `FailedProofError`."""
     published = network.config.__dict__.get("is_causal")
     for causal in directions:
         network.config.is_causal = causal
@@ -251,7 +251,7 @@ def check_directions(network: Any, directions: Sequence[bool]) -> None:
 def each_alone(network: Any, tokens_T: Tensor, lengths: Sequence[int], attention: str = "eager") -> Tensor:
     """Compute the hidden states of each sample alone, by transformers with its own attention; return them end to end.
 
-    Its attention is `eager`, unless that does not exist or needs a mask; then PyTorch's.
+    The attention is `eager`, or PyTorch's (`sdpa`) if eager does not exist or needs a mask.
     """
     implementation = network.config._attn_implementation
     try:
@@ -277,7 +277,7 @@ def each_alone(network: Any, tokens_T: Tensor, lengths: Sequence[int], attention
 
 @torch.no_grad()
 def looks_both_ways(network: Any) -> bool:
-    """Tell whether each token of a text sees the ones after it, by transformers alone."""
+    """Return whether each token of a text sees the ones after it, by transformers alone."""
     last, changed, *tokens = telling_tokens(network, 10).tolist()
     try:
         before_TD = each_alone(network, torch.tensor([*tokens, last]), [9])
@@ -303,14 +303,14 @@ def probe_causality(
     *,
     reads_rows: bool = False,
 ) -> None:
-    """Prove that the network looks where the objective says: change a later token, watch every earlier output.
+    """Prove that the network attends as the objective demands: change a later token, and compare every earlier output.
 
-    Also proves that two samples of one packed batch do not see each other. Raises `FailedProofError`. One of three
-    changes must pass: rounding may flip the choice of an expert once, but a token that is seen is seen each time.
+    Also prove that two samples of one packed batch do not see each other. Raises `FailedProofError`. One of three
+    changes must pass: rounding may flip the choice of an expert once, but a leak shows every time.
 
     Args:
         hidden_of: maps (tokens, positions, layout) to hidden states [T, D] of `network`.
-        reads_rows: choose tokens by their hidden states alone, not by their embeddings, which FSDP2 may have divided.
+        reads_rows: choose tokens by their hidden states, not by their embeddings, which FSDP2 may have divided.
     """
     device, furthest = torch.device(device), reach(network)
 
@@ -337,7 +337,7 @@ def probe_causality(
 
 
 def prove_causality(model: nn.Module, causal: bool, network: Any, device: torch.device, dtype: torch.dtype) -> None:
-    """Prove that a network looks where the objective says, with the attention backend and arithmetic of its training.
+    """Prove that a network attends as the objective demands, with the attention and arithmetic of its training.
 
     `model` is the `PackedModel` around the base model `network`, wrapped for its processes. Raises `FailedProofError`.
     """
@@ -348,7 +348,7 @@ def prove_causality(model: nn.Module, causal: bool, network: Any, device: torch.
 
 
 def why_not_seen(moved_T: Sequence[float], causal: bool, rounding: float, furthest: int) -> str:
-    """Return the fault that the moves of 9 + 7 tokens show after the eighth changed, or ""."""
+    """Return the fault that the moves of 9 + 7 tokens reveal after the eighth token changed, or ""."""
     noise = max(moved_T[9:])
     least = max(MOVED_BY_ROUNDING[torch.float32], 2 * noise)
     if not noise <= rounding:
@@ -369,7 +369,7 @@ def check_padded(padded: Any) -> None:
     """Prove that a `PaddedBackbone` computes for each text of a batch what its network computes alone, and is
     bidirectional.
 
-    If neighbours' lengths change its results, it gets texts of equal length only. Raises `FailedProofError`.
+    If neighbours' lengths change its results, restrict its batches to texts of equal length. Raises `FailedProofError`.
     """
     network, name = padded.network, type(padded.network).__name__
     tokens_T, lengths = proof_samples(network, longest_text(network.config) or 2**31)
@@ -406,8 +406,8 @@ def check_head(model: PreTrainedModel) -> None:
 
 
 def freeze_unreached(model: PreTrainedModel) -> None:
-    """Freeze weights that no loss reaches, such as ESM's head for contacts, because DDP would wait for their gradients.
-    Experts stay trainable: the tokens decide which of them are reached."""
+    """Freeze weights that no loss reaches, such as ESM's contact head, because DDP would wait for their gradients.
+    Experts stay trainable, because the tokens decide which of them the loss reaches."""
     tokens_T = torch.arange(8) * 5 % model.config.vocab_size
     positions_T = torch.arange(8)
     layout = lay_out(np.array([0, 8]), causal=True)

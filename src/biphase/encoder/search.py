@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 SEARCH_DOCUMENTS = 8192
-"""The number of documents that are embedded and scored at a time, and so the most scores of a query at once."""
+"""The number of documents to embed and score at a time, and so the most scores of a query at once."""
 
 
 def find_nearest(
@@ -29,9 +29,9 @@ def find_nearest(
     Args:
         pieces: indices of documents with their embeddings.
         similarity: the scores of queries and documents [Q, N]; the inner product unless it is given.
-        itself_Q: for each query, the document to leave out because it is the query itself, or -1.
-        names_N: the rank of each document's id in the order of characters, by which equal scores are ordered; the
-            indices unless it is given.
+        itself_Q: for each query, the document to exclude because it is the query itself, or -1.
+        names_N: the rank of each document's id in character order, which orders equal scores; by default, the
+            indices.
     """
     best_scores = queries_QD.new_empty(len(queries_QD), 0)
     best_documents = torch.empty(len(queries_QD), 0, dtype=torch.long, device=queries_QD.device)
@@ -72,15 +72,14 @@ def in_pieces(rows_ND: Tensor, indices_N: np.ndarray | None = None) -> Iterator[
 def fuse_rankings(
     first: Sequence[tuple[int, float]], second: Sequence[tuple[int, float]], top: int, lowest: float | None = None
 ) -> list[tuple[int, float]]:
-    """Fuse two rankings of one query: each gives half of a document's score, scaled to 0..1 (a convex combination,
-    Bruch et al. 2023, arXiv:2210.11934).
+    """Fuse two rankings of one query: each contributes half of a document's score, scaled to 0..1 (a convex
+    combination, Bruch et al. 2023, arXiv:2210.11934).
 
-    Scores are scaled between the worst and the best one of their ranking. The best documents come first, equal ones by
-    their index.
+    Each ranking maps its worst score to 0 and its best to 1. The best documents come first, equal ones by their index.
 
     Args:
-        lowest: the score from which the first ranking is scaled in place of its worst one; 0 for BM25, which is what a
-            document without any word of the query has.
+        lowest: the score that the first ranking maps to 0 instead of its worst; 0 for BM25, the score of a document
+            without any word of the query.
     """
     fused = defaultdict[int, float](float)
     for ranking, bottom in ((first, lowest), (second, None)):

@@ -1,1 +1,1 @@
-"""Networks that are given away: folders for other libraries, cards, the hub."""
+"""Export of networks: folders for other libraries, cards, the Hub."""

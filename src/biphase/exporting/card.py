@@ -1,4 +1,4 @@
-"""Model cards: fields for the hub and a template; the history of a run in words, and the curves of its losses."""
+"""Model cards: fields for the Hub and a template; the history of a run in words, and its loss curves."""
 
 import json
 import re
@@ -40,7 +40,7 @@ MISREAD = (
 
 
 def render_card(template: Path, head: ModelCardData, **facts: Any) -> str:
-    """Render a model card as Markdown: the fields for the hub, and a template filled with `facts`."""
+    """Render a model card as Markdown: the fields for the Hub, and a template filled with `facts`."""
     shared = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=shared, trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
     environment.filters["yaml"] = partial(yaml.safe_dump, sort_keys=False, allow_unicode=True)
@@ -57,12 +57,12 @@ def describe_export(
     Args:
         eos: the end-of-text token.
         merged: a line about the decoder that the network was averaged with, or "".
-        misread_as: the class that `AutoTokenizer` takes, where it splits texts otherwise than in training, or "".
+        misread_as: the class that `AutoTokenizer` loads, if it splits texts differently than in training, or "".
     """
     base, history = tell_history(run, manifest)
     auto_class = language_model_class(network.config).__name__
     objective = OBJECTIVES[manifest.objective]
-    # The pipeline fill-mask takes no decoder, and none looks at the position before a mask, as MNTP needs.
+    # The pipeline fill-mask accepts no decoder, and none reads the position before a mask, as MNTP needs.
     fills = (manifest.objective, auto_class) == ("mlm", "AutoModelForMaskedLM")
     pipeline_tag = "text-generation" if objective.is_dense else "fill-mask" if fills else "feature-extraction"
     tags = ["biphase", network.config.model_type]
@@ -101,7 +101,7 @@ def add_chapter(folder: Path, title: str, lines: Sequence[str]) -> None:
 
 
 def harmless(text: str) -> str:
-    """Make a user's text safe in a card: quote it as code where it has characters that Markdown or HTML may read."""
+    """Make a user's text safe in a card: quote it as code if it has characters of Markdown or HTML."""
     if re.fullmatch(r"[\w ./@:+(),%-]*", text):
         return text
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
@@ -109,8 +109,8 @@ def harmless(text: str) -> str:
 
 
 def tell_history(run: Run, manifest: CheckpointManifest) -> tuple[str | None, list[str]]:
-    """Tell the history of a checkpoint: return the hub id of the model at its beginning, if any, and a line for the
-    beginning and for each run since, as far as its parents are still here and unchanged."""
+    """Describe the history of a checkpoint: return the Hub id of the model at its beginning, if any, and a line for the
+    beginning and for each run since, as far back as its parents still exist unchanged."""
     recipe = read_recipe(run)
     init = recipe.init
     trained = phases_between(recipe.curriculum, 0, manifest.run_step)
@@ -130,12 +130,11 @@ def tell_history(run: Run, manifest: CheckpointManifest) -> tuple[str | None, li
 
 
 def tell_parent(reference: str, content: str) -> tuple[str | None, list[str]]:
-    """Tell the history of RUN@STEP with this content hash; where its checkpoint is gone, by the run's last one."""
+    """Describe the history of RUN@STEP with this content hash; if its checkpoint is gone, by the run's last one."""
     path, step = split_reference(reference)
     run = Run(Path(path))
     try:
-        folder = find_checkpoint(reference)
-        parent = read_checkpoint_manifest(folder, check_files=False)
+        parent = read_checkpoint_manifest(find_checkpoint(reference), check_files=False)
     except InputError:
         try:
             last = read_checkpoint_manifest(find_checkpoint(path), check_files=False)
@@ -150,7 +149,7 @@ def tell_parent(reference: str, content: str) -> tuple[str | None, list[str]]:
 
 
 def draw_curves(run: Run, last_step: int, path: Path) -> None:
-    """Draw training and validation loss over steps, in a colour for each objective, as a PNG."""
+    """Draw training and validation loss over steps as a PNG, with a colour per objective."""
     from matplotlib import style
     from matplotlib.figure import Figure
 

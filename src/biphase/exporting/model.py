@@ -1,10 +1,10 @@
 """A checkpoint → a folder that transformers loads: weights, a configuration with the direction, tokenizer, card.
 
-A bidirectional network is a folder for sentence-transformers too, with mean pooling over the tokens of a text.
+The folder of a bidirectional network also suits sentence-transformers, with mean pooling over the tokens of a text.
 
 EuroBERT has no causal class, but a EuroBERT is a Llama without the causal mask, weight for weight. So a run with a
-causal last objective is written as a Llama, any other as a EuroBERT. An adapted decoder keeps its class; `is_causal` in
-its configuration tells transformers to look both ways.
+causal last objective becomes a Llama, any other a EuroBERT. An adapted decoder keeps its class; `is_causal: false` in
+its configuration makes it bidirectional in transformers.
 """
 
 import copy
@@ -33,12 +33,12 @@ from biphase.run import CheckpointManifest, Run, find_checkpoint, read_checkpoin
 
 
 def merge_with_parent(network: PreTrainedModel, run: Run, manifest: CheckpointManifest, share: float) -> str:
-    """Average the network, in place, with the decoder that it came from, which gets the weight `share`; return a line.
+    """Average the network, in place, with the decoder that it came from, whose weight is `share`; return a line.
 
-    The decoder is that of the beginning of training, with new rows for tokens that it lacked, such as the mask token.
+    The decoder is the one that training began with, with new rows for tokens that it lacked, such as the mask token.
 
     Raises:
-        InputError: for a causal run, one from random weights, or a parent that is missing or has changed.
+        InputError: for a causal run, a run from random weights, or a parent that is missing or has changed.
     """
     if not 0 < share < 1:
         raise InputError(f"merge {share:g} is no share of the parent: give one above 0 and below 1, such as 0.5")
@@ -54,7 +54,7 @@ def merge_with_parent(network: PreTrainedModel, run: Run, manifest: CheckpointMa
 
 
 def find_decoder(run: Run, manifest: CheckpointManifest) -> tuple[str, Path, Recipe]:
-    """Find the nearest causal ancestor, or the foreign model at the beginning: return its name, its model folder and
+    """Find the nearest causal ancestor, or the foreign model at the beginning; return its name, its model folder and
     the recipe of the run that started from it."""
     recipe = read_recipe(run)
     init = recipe.init
@@ -76,7 +76,7 @@ def find_decoder(run: Run, manifest: CheckpointManifest) -> tuple[str, Path, Rec
 
 
 DIRECTION_KEY = "use_bidirectional_attention"
-"""The key by which embedding servers know a bidirectional decoder."""
+"""The key by which embedding servers recognize a bidirectional decoder."""
 
 SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
     "modules.json": [
@@ -92,10 +92,10 @@ SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
 }
 """The fixed files of sentence-transformers, in the form of version 2, which later ones and other programs read."""
 NEEDS_VERSION: dict[str, Any] = {"requirements": {"transformers": f">={FLOOR}"}}
-"""The requirement of a bidirectional decoder. sentence-transformers obeys it from 6.2 on."""
+"""The requirement of a bidirectional decoder; sentence-transformers checks it from 6.2 on."""
 
 POOLING_KEYS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
-"""Ways of pooling in that form: `mean`, for example, is `mean_tokens`."""
+"""The poolings in that form: `mean`, for example, is `mean_tokens`."""
 
 
 def export_checkpoint(
@@ -104,15 +104,15 @@ def export_checkpoint(
     """Write the checkpoint `RUN[@STEP]` as a model folder; return lines that say how to load it.
 
     Before the folder takes its name, transformers alone loads it, and must compute the logits of the packed network and
-    look as the last objective did. Where `AutoTokenizer` would split texts otherwise than in training, the lines say
-    so, and the folder is not one for sentence-transformers.
+    attend in the direction of the last objective. If `AutoTokenizer` would split texts differently than in training,
+    the lines say so, and the folder has no files for sentence-transformers.
 
     Args:
-        merge: the weight of the decoder that the network came from, with which it is averaged first.
-        complete: adds to the folder, once it is proved.
+        merge: first average the network with the decoder that it came from, with this weight for the decoder.
+        complete: a function that adds to the folder after the proof.
 
     Raises:
-        InputError: no such checkpoint, a damaged one, a folder that holds something else, or nothing to merge with.
+        InputError: no such checkpoint, a damaged one, a folder that is not empty, or nothing to merge with.
     """
     source = find_checkpoint(reference)
     manifest = read_checkpoint_manifest(source)
@@ -156,8 +156,8 @@ def set_direction(config: Any, causal: bool) -> None:
     """Set the direction in a decoder's configuration: transformers 5 reads `is_causal`, other programs
     `use_bidirectional_attention`.
 
-    Types with a key of the second name (Gemma's) keep their value; types whose windows that key changes (Gemma 3n) do
-    not get it.
+    Types that have the second key themselves (Gemma's) keep its value; types whose windows it changes (Gemma 3n) do not
+    get it.
     """
     config.is_causal = causal
     if hasattr(type(config)(), DIRECTION_KEY):
@@ -188,8 +188,8 @@ def as_llama(config: EuroBertConfig) -> Any:
 def check_export(folder: Path, kind: Any, network: PreTrainedModel, causal: bool) -> None:
     """Load the folder as a user would, and prove its logits and its direction.
 
-    Logits are compared with the packed network's; the direction shows by two texts that differ in their last token.
-    Both networks have narrow windows where they have any. Raises `FailedProofError`.
+    The logits must equal the packed network's. Two texts that differ in their last token show the direction. Both
+    networks have narrow windows, if any. Raises `FailedProofError`.
     """
     reloaded = kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
     if proofs.window_of(reloaded.config) != proofs.window_of(network.config):
@@ -207,7 +207,7 @@ def check_export(folder: Path, kind: Any, network: PreTrainedModel, causal: bool
     ours_TV = softcap * torch.tanh(ours_TV / softcap) if softcap else ours_TV
     theirs_TV = reloaded(input_ids=tokens_T[None]).logits[0]
     if not proofs.agree(ours_TV, theirs_TV):
-        raise FailedProofError(f"{type(reloaded).__name__} of plain transformers computes something else than trained")
+        raise FailedProofError(f"{type(reloaded).__name__} of plain transformers computes other logits than trained")
     moved_T = proofs.relative_moves(theirs_TV, reloaded(input_ids=changed_T[None]).logits[0])
     does_move = moved_T[-1 - proofs.reach(reloaded) :] > proofs.MOVED_BY_ROUNDING[torch.float32]
     if not does_move[-1]:
@@ -218,8 +218,8 @@ def check_export(folder: Path, kind: Any, network: PreTrainedModel, causal: bool
 
 
 def export_tokenizer(source: Path, folder: Path, config: Any, causal: bool, longest: int) -> Any:
-    """Write a checkpoint's tokenizer as a network of this configuration needs it, for texts of up to `longest` tokens,
-    and return it."""
+    """Write a checkpoint's tokenizer for a network of this configuration and texts of up to `longest` tokens; return
+    it."""
     tokenizer = load_tokenizer(source)
     tokenizer.model_max_length = longest
     if causal:
@@ -227,9 +227,9 @@ def export_tokenizer(source: Path, folder: Path, config: Any, causal: bool, long
     else:
         close_texts(tokenizer)
     tokenizer.save_pretrained(folder)
-    # transformers 4 does not know the name that 5 gives to the generic class. This is welcome, for it would run a
-    # bidirectional network as a causal one without a word. A causal Llama with plain positions it computes alike, so
-    # there the name is one that it knows.
+    # transformers 4 does not know version 5's name of the generic class. This is welcome, because it would silently run
+    # a bidirectional network as a causal one. It computes a causal Llama with plain positions correctly, so such a
+    # folder has a name that it knows.
     plain_rope = {"rope_type": "default", "rope_theta": 10_000.0}
     if causal and config.model_type == "llama" and config.rope_parameters == plain_rope:
         path = folder / "tokenizer_config.json"
@@ -242,8 +242,8 @@ def export_tokenizer(source: Path, folder: Path, config: Any, causal: bool, long
 def close_texts(tokenizer: Any) -> None:
     """Make a tokenizer end each text with the end-of-text token, as training and evaluation do.
 
-    A tokenizer with a classification token opens texts with it and closes them with its separator. Batches are padded
-    on the right, because positions count from a row's first token, padding included.
+    A tokenizer with a classification token opens texts with it and closes them with its separator. It pads batches on
+    the right, because positions count from a row's first token, padding included.
     """
     from tokenizers.processors import TemplateProcessing
 
@@ -254,8 +254,8 @@ def close_texts(tokenizer: Any) -> None:
         if len(closed) > 2 and (closed[0], closed[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id):
             return
         marks, single, pair = {"CLS": tokenizer.cls_token, "EOS": tokenizer.sep_token}, f"CLS {single}", f"CLS {pair}"
-    # A token has its own name in the template, because transformers.js looks it up. A name with a colon or a dollar
-    # sign means something else in a template, and keeps its alias.
+    # The template uses a token's own name, because transformers.js looks it up. A name with a colon or a dollar sign
+    # means something else in a template, so it keeps its alias.
     names = {alias: alias if re.search("[:$]", mark) else mark for alias, mark in marks.items()}
     special = [
         {"id": names[alias], "ids": [tokenizer.convert_tokens_to_ids(mark)], "tokens": [mark]}
@@ -277,8 +277,8 @@ def write_sentence_transformer(
     """Write the files by which sentence-transformers loads a model folder, for texts of up to `max_length` tokens.
 
     Args:
-        further: the classes of the modules behind network and pooling; their folders, such as `2_Dense`, are not
-            written.
+        further: the classes of the modules after network and pooling; the caller writes their folders, such as
+            `2_Dense`.
     """
     files = SENTENCE_TRANSFORMERS_FILES
     modules = [
@@ -291,7 +291,6 @@ def write_sentence_transformer(
     write_json(folder / config, files[config] | {"prompts": dict(prompts or {})} | needs)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
     (folder / "1_Pooling").mkdir()
-    modes = {f"pooling_mode_{key}": pooling == re.sub("_tokens?$", "", key) for key in POOLING_KEYS}
-    write_json(
-        folder / "1_Pooling" / "config.json", {"word_embedding_dimension": output_width(network.config), **modes}
-    )
+    content: dict[str, Any] = {"word_embedding_dimension": output_width(network.config)}
+    content |= {f"pooling_mode_{key}": pooling == re.sub("_tokens?$", "", key) for key in POOLING_KEYS}
+    write_json(folder / "1_Pooling" / "config.json", content)

@@ -2,9 +2,9 @@
 other programs that read ONNX.
 
 Files and outputs have the names that transformers.js, Text Embeddings Inference, fastembed and sentence-transformers
-look for: `logits` of a network with a head (`start_logits` and `end_logits` for answers), else `last_hidden_state`; a
+expect: `logits` of a network with a head (`start_logits` and `end_logits` for answers), else `last_hidden_state`. A
 folder of sentence-transformers also has a `sentence_embedding`, with pooling, dense layer and normalization in the
-graph. A graph is traced on one example, and proved on batches of other sizes and lengths.
+graph. torch.onnx traces a graph on one example; batches of other sizes and lengths prove it.
 """
 
 import logging
@@ -37,8 +37,7 @@ EXAMPLE = (7, 4)
 
 
 class OnnxNetwork:
-    """An ONNX file, to be called like a network of transformers. Raises `InputError` where onnxruntime cannot read
-    it."""
+    """An ONNX file that is called like a transformers network. Raises `InputError` if onnxruntime cannot read it."""
 
     device = torch.device("cpu")
 
@@ -48,7 +47,7 @@ class OnnxNetwork:
         self.config = config
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
-        options.enable_cpu_mem_arena = False  # it would keep room for each shape that a batch ever had
+        options.enable_cpu_mem_arena = False  # it would keep memory for every shape that a batch ever had
         with told_as(f"onnxruntime cannot read {path}", "export it again"):
             self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         self.input_names = [entry.name for entry in self.session.get_inputs()]
@@ -65,8 +64,8 @@ class OnnxNetwork:
 
 
 def copy_model(source: Path, folder: Path, complete: Callable[[Path], None]) -> None:
-    """Copy the model files of a folder, and let `complete` add to the copy. Raises `InputError` for a target that holds
-    something else."""
+    """Copy the model files of a folder, and let `complete` add to the copy. Raises `InputError` for a target that is
+    not empty."""
     if (source / "onnx").exists():
         raise InputError(f"{source} has ONNX files already (in onnx/): give the folder that it was made of")
     kind = read_json_as(source / MARK, FolderMark).biphase if (source / MARK).exists() else "model"
@@ -88,7 +87,7 @@ class OnnxProof:
     gap: float
     """The largest difference from PyTorch, in units of an output's mean size."""
     batches: list[Features] = field(repr=False)
-    """Bundled texts, on which the file is timed and compared with another one."""
+    """Bundled texts to time the file on and to compare it with another one."""
 
 
 @torch.no_grad()
@@ -136,7 +135,7 @@ def trace(network: NamedOutputs, path: Path) -> None:
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Silence logs and warnings, in which libraries speak of their own future."""
+    """Silence logs and warnings about libraries' own future."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -148,15 +147,13 @@ def silenced() -> Iterator[None]:
 def quantize(folder: Path) -> None:
     """Write `onnx/model_quantized.onnx`, with 8-bit weights, beside `onnx/model.onnx`.
 
-    Each column has its own scale (with one for a whole matrix, retrieval loses a point); activations are rounded when
-    they are computed.
+    Each column has its own scale (with one for a whole matrix, retrieval loses a point); onnxruntime rounds activations
+    as it computes them.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    settings: Any = {
-        "weight_type": QuantType.QInt8,
-        "use_external_data_format": (folder / f"{ONNX_FILE}_data").exists(),
-    }
+    has_data = (folder / f"{ONNX_FILE}_data").exists()
+    settings: Any = {"weight_type": QuantType.QInt8, "use_external_data_format": has_data}
     with silenced():
         quantize_dynamic(folder / ONNX_FILE, folder / INT8_FILE, per_channel=True, **settings)
 

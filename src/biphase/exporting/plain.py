@@ -1,7 +1,7 @@
 """Any model folder → its outputs by name, as transformers alone or sentence-transformers computes them.
 
-All other forms of the folder are compared with these: an ONNX file, a plain Llama, llama.cpp, a server. Neither pickles
-nor code of the folder are opened.
+They are the reference for all other forms of the folder: an ONNX file, a plain Llama, llama.cpp, a server. No pickle is
+opened, and no code of the folder is run.
 
 Letters: S texts of a batch, L tokens of the longest of them, D width.
 """
@@ -28,14 +28,14 @@ from biphase.hub import INDEX, count_positions, refuse_pickles
 from biphase.tasks.families import KINDS
 
 TOKEN_OUTPUTS = ("last_hidden_state", "start_logits", "end_logits")
-"""The outputs with a row for each token; `logits` have one for each token or for each text."""
+"""The outputs with a row per token; `logits` have one per token or per text."""
 LONGEST = 2048
-"""The longest text of a proof, where a network has positions for twice as many tokens."""
+"""The longest text of a proof, if a network has positions for twice as many tokens."""
 LENGTHS = ((1,), (2,), (3, 1), (LONGEST,), (17, LONGEST, 1), (9, 40, 5, 1, 23))
 """The batches of a proof, each by the lengths of its texts."""
 NUM_TEXTS, TEXT_CHARACTERS, TEXTS_AT_ONCE = 64, 400, 8
-"""The number of bundled texts on which two forms of a network are compared and timed, the characters of each, and the
-size of a batch."""
+"""The number of bundled texts to compare and time two forms of a network on, the characters of each, and the size of a
+batch."""
 
 Features = dict[str, Tensor]
 """A padded batch: `input_ids`, `attention_mask` and perhaps `token_type_ids`, [S, L]; or outputs by their names."""
@@ -73,8 +73,7 @@ class NamedOutputs(nn.Module):
         return [torch.tensor(row)[: self.longest] for row in rows]
 
     def batch(self, rows: Sequence[Tensor], lengths: Iterable[int] = ()) -> Features:
-        """Make a batch of rows of tokens, padded on the right; with `lengths`, each is cut or repeated to its
-        length."""
+        """Make a batch of token rows, padded on the right; with `lengths`, cut or repeat each row to its length."""
         if lengths := [min(length, self.longest) for length in lengths]:
             rows = [row.repeat(length // len(row) + 1)[:length] for row, length in zip(rows, lengths, strict=False)]
         config = self.network.config
@@ -87,7 +86,7 @@ class NamedOutputs(nn.Module):
 
 
 def network_class(config: Any) -> Any:
-    """Return the class of transformers that a configuration names, else `AutoModel`."""
+    """Return the transformers class that a configuration names, else `AutoModel`."""
     kind = getattr(transformers, str((getattr(config, "architectures", None) or [""])[0]), None)
     is_network = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
     return kind if is_network else transformers.AutoModel
@@ -96,8 +95,8 @@ def network_class(config: Any) -> Any:
 def load_named(folder: Path, attention: str | None = None, *, pooled: bool = True) -> tuple[NamedOutputs, Compute]:
     """Load the network of a folder in fp32, and a function that computes the reference outputs.
 
-    The network has the head that the folder has, or with `pooled` the modules of sentence-transformers, which then
-    computes the reference. Raises `InputError` for a folder that these libraries cannot load, and for pickles.
+    The network has the folder's head, or with `pooled` the modules of sentence-transformers, which then computes the
+    reference. Raises `InputError` for a folder that these libraries cannot load, and for pickles.
     """
     classes = read_json_as(folder / "config.json", dict[str, Any]).get("architectures") or []
     head = next((kind.head for kind in KINDS.values() if any(str(name).endswith(kind.head) for name in classes)), "")
@@ -121,7 +120,7 @@ def load_named(folder: Path, attention: str | None = None, *, pooled: bool = Tru
 
 
 def read_answers(outputs: Features, lengths: Sequence[int]) -> list[np.ndarray]:
-    """Return the answer to each text of a batch: its embedding [D], else the mean of its hidden states, or its
+    """Return the answer to each text of a batch: its embedding [D], else the mean of its hidden states, else its
     logits."""
     if "sentence_embedding" in outputs:
         return list(outputs["sentence_embedding"].numpy())
@@ -148,8 +147,8 @@ def prove_outputs(compute: Compute, reference: Compute, network: NamedOutputs, n
             expected = torch.cat([row[output].flatten() for row in alone])
             parts = [part[: row[output].shape[1]].flatten() for part, row in zip(computed[output], alone, strict=True)]
             if not agree(torch.cat(parts), expected):
-                of_texts = f"texts of {', '.join(map(str, lengths))} tokens"
-                raise FailedProofError(f"{name} gives another {output} than PyTorch for {of_texts}: nothing is written")
+                texts_of = ", ".join(map(str, lengths))
+                raise FailedProofError(f"{name} gives another {output} than PyTorch for texts of {texts_of} tokens")
             gaps.append(float((torch.cat(parts) - expected).abs().max() / expected.abs().mean()))
     return max(gaps)
 
@@ -166,14 +165,14 @@ class ModuleEntry:
 
 
 def read_modules(folder: Path) -> list[ModuleEntry]:
-    """Read the modules of an embedding model; without modules.json there are none. Raises `InputError` for a module
-    outside of the folder."""
+    """Read the modules of an embedding model; none without modules.json. Raises `InputError` for a module outside the
+    folder."""
     if not (folder / "modules.json").exists():
         return []
     modules = read_json_as(folder / "modules.json", list[ModuleEntry], "save the model anew")
     for module in modules:
         if not (folder / module.path).resolve().is_relative_to(folder.resolve()):
-            raise InputError(f"{folder}: its module '{module.path}' is not in the folder; save the model anew")
+            raise InputError(f"{folder}: its module '{module.path}' is not in the folder; save the model again")
     return modules
 
 
@@ -189,8 +188,7 @@ def list_module_files(folder: Path) -> list[Path]:
 
 
 def read_pooling(folder: Path) -> list[str]:
-    """Read the ways in which sentence-transformers pools a folder's tokens, such as `mean`; several are
-    concatenated."""
+    """Read how sentence-transformers pools a folder's tokens, such as `mean`; it concatenates several."""
     modes: list[str] = []
     for path in sorted(folder.glob("*_Pooling/config.json")):
         content = read_json_as(path, dict[str, Any], "save the model anew")

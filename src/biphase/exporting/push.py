@@ -1,8 +1,8 @@
-"""A model folder, or a run's checkpoints → a repository on the Hugging Face hub.
+"""A model folder, or a run's checkpoints → a repository on the Hugging Face Hub.
 
 In: a folder that `export`, `--keep` or `embed` wrote, or RUN[@STEP], which is exported first. Out: a commit on the
 branch `main`; earlier checkpoints of a run go to branches `step-N`. Only model files, card and curves are sent, no
-moments, logs or predictions; and nothing is sent before all is checked.
+moments, logs or predictions, and only after every check has passed.
 """
 
 import re
@@ -26,13 +26,12 @@ MODEL_FILES = re.compile(
     r"|\d+_\w+/(config\.json|model\.safetensors)|README\.md|LICENSE|curves\.png"
     r"|onnx/model(_quantized)?\.onnx(_data)?|model\.gguf"
 )
-"""The paths of files that go to the hub."""
+"""The paths of files that go to the Hub."""
 LOCAL_PATH = re.compile(
     r"(?<![\w:/.<\\])((?:file:/+)?(?:/[\w.-]+){2,}|file:/+[\w.-]+|~/[\w./-]+|[A-Za-z]:\\+\w[\w\\.-]*"
     r"|\\\\[\w.-]{2,}\\[\w$.-]{2,})"
 )
-"""A path of somebody's machine in a text: /data/mine, file:///data, ~/data, D:\\data, \\\\server\\data; no web
-address."""
+"""A local path in a text: /data/mine, file:///data, ~/data, D:\\data, \\\\server\\data; no web address."""
 HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
 WORDS_OF_A_TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")
 
@@ -46,18 +45,18 @@ def push(
     language: Annotated[str | Iterable[str] | None, OnCommandLine(str | None)] = None,
     dry_run: bool = False,
 ) -> None:
-    """Send a model folder to the Hugging Face hub, or a run: its end to `main`, other checkpoints to `step-N`.
+    """Send a model folder to the Hugging Face Hub, or a run: its end to `main`, other checkpoints to `step-N`.
 
     Args:
         source: A model folder or RUN[@STEP].
-        repo: A repository on the Hugging Face hub, USER/NAME; a new one is private.
+        repo: A repository on the Hugging Face Hub, USER/NAME; a new one is private.
         public: Make the repository public, or allow one that already is.
         license: The license to put in the model card if it has none, such as apache-2.0.
         language: Languages for a card without any, such as en or en,de.
         dry_run: List the files; upload nothing.
 
     Raises:
-        InputError: before anything is sent, for a folder or card that should not go; or with what the hub says.
+        InputError: before sending, for a folder or card that must not go; or with the reason that the Hub states.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
 
@@ -95,7 +94,7 @@ def push(
 
 
 def check_repository(repo: str) -> None:
-    """Raise `InputError` for what is no USER/NAME."""
+    """Raise `InputError` unless a name is USER/NAME."""
     from huggingface_hub.utils import validate_repo_id
 
     with told_as(f"{repo} is no name of a repository", "give USER/NAME"):
@@ -122,8 +121,7 @@ def folders_to_send(source: str, repo: str, scratch: Path) -> Iterator[tuple[str
 
 
 def check_files(folder: Path, files: dict[str, Path]) -> None:
-    """Raise `InputError` for files that are no model with a card, and for texts with tokens or paths of this
-    machine."""
+    """Raise `InputError` for files that are no model with a card, and for texts with access tokens or local paths."""
     has_weights = any(name.endswith(".safetensors") for name in files)
     if not has_weights or not files.keys() & {"config.json", "modules.json"}:
         raise InputError(f"{folder} is no model folder (configuration and *.safetensors); export a run into one first")
@@ -134,16 +132,16 @@ def check_files(folder: Path, files: dict[str, Path]) -> None:
         if path.suffix in (".json", ".md", ".jinja") and path.name not in WORDS_OF_A_TOKENIZER:
             text = path.read_text(encoding="utf-8")
             if match := HUB_TOKEN.search(text):
-                raise InputError(f"{path} holds a token of the hub, {match[0][:6]}…: take it out")
+                raise InputError(f"{path} has an access token of the Hub, {match[0][:6]}…: take it out")
             if match := LOCAL_PATH.search(text):
                 local.append(f"{path} ({match[1]})")
     if local:
-        raise InputError(f"places on this machine are named in {', '.join(local)}: write another word there")
+        raise InputError(f"local paths are named in {', '.join(local)}: write another word there")
 
 
 def complete_card(text: str, path: Path, license: str | None, languages: list[str]) -> str:
-    """Add licence and languages to a card that lacks them. Raises `InputError` where the user gives none either, or
-    others than the card."""
+    """Add licence and languages to a card that lacks them. Raises `InputError` if the user names none either, or others
+    than the card."""
     from huggingface_hub import ModelCard
 
     card = ModelCard(text, ignore_metadata_errors=True)

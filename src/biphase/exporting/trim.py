@@ -52,11 +52,11 @@ MOST_UNKNOWN = 0.5
 
 
 def load_backends(folder: Path) -> list[Tokenizer]:
-    """Load a folder's tokenizer, and behind it the one that `AutoTokenizer` makes for the type, where it differs.
-    Neither cuts nor pads."""
+    """Load a folder's tokenizer, then the one that `AutoTokenizer` makes for the type if it differs. Neither truncates
+    nor pads."""
     if not (folder / "tokenizer.json").exists():
         remedy = "AutoTokenizer.from_pretrained(…).save_pretrained(…) writes one for many"
-        raise InputError(f"{folder} has no fast tokenizer (tokenizer.json), and only these are trimmed; {remedy}")
+        raise InputError(f"{folder} has no fast tokenizer (tokenizer.json); {remedy}")
     backends: dict[str, Tokenizer] = {}
     with told_as(f"tokenizer {folder} cannot be used"):
         chosen = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -74,9 +74,9 @@ def load_backends(folder: Path) -> list[Tokenizer]:
 
 
 def choose_ids(source: Path, texts: Iterable[str], minimum_count: int) -> dict[int, int]:
-    """Choose the tokens that a model needs for texts: return the new id of each by its old one, in order.
+    """Choose the tokens that a model needs for texts; return old ids → new ids, in order.
 
-    Raises `InputError` for another tokenizer than a fast one of a known kind, and for texts that do not decide.
+    Raises `InputError` for a tokenizer that is not fast or of an unknown kind, and for texts that decide nothing.
     """
     backends = load_backends(source)
     size = load_model_config(source).vocab_size
@@ -87,8 +87,7 @@ def choose_ids(source: Path, texts: Iterable[str], minimum_count: int) -> dict[i
     if not counts:
         raise InputError("text: there is none in these sources: give texts of the kind that the model is for")
     if (share := counts[unknown_id(state)] / counts.total()) > MOST_UNKNOWN:
-        reason = f"{share:.0%} of its tokens are unknown to the tokenizer"
-        raise InputError(f"text: {reason}: it is in a script that this model does not read")
+        raise InputError(f"text: {share:.0%} of its tokens are unknown: this model does not read its script")
     enough = {id for id, count in counts.items() if count >= minimum_count}
     if not enough:
         raise InputError(f"minimum_count {minimum_count}: no token of these texts is so frequent; give a lower one")
@@ -97,17 +96,15 @@ def choose_ids(source: Path, texts: Iterable[str], minimum_count: int) -> dict[i
     renumber([*read_id_records(source).values()], kept.add)
     highest = max(max(backend.get_vocab().values()) for backend in backends)
     if highest >= size:
-        reason = f"its tokenizer has ids up to {highest:,}, its network {size:,} rows for them"
-        raise InputError(f"{source} cannot be trimmed: {reason}")
+        raise InputError(f"{source} cannot be trimmed: it has token ids up to {highest:,}, and {size:,} rows")
     ids = {old: new for new, old in enumerate(sorted(kept & {*range(size)}))}
     if len(ids) == size:
-        remedy = "give a `minimum_count`, or less text"
-        raise InputError(f"these texts need all {size:,} tokens of {source}: nothing would be trimmed; {remedy}")
+        raise InputError(f"these texts need all {size:,} tokens of {source}: give a `minimum_count`, or less text")
     return ids
 
 
 def list_prompts(folder: Path) -> list[str]:
-    """List the fixed words of a model's inputs: an embedding model's prompts, else the templates of a kept model."""
+    """List the fixed words of a model's inputs: an embedding model's prompts, else a kept model's templates."""
     prompts, path = [*read_named_prompts(folder).values()], folder / "biphase.json"
     if not prompts and path.exists():
         task = read_json_as(path, dict[str, Any])["task"]
@@ -122,7 +119,7 @@ def in_batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def count_tokens(tokenizer: Tokenizer, texts: Iterable[str], prompts: list[str]) -> Counter[Any]:
-    """Count the tokens of texts, and of their beginnings behind each prompt."""
+    """Count the tokens of texts, and of their beginnings after each prompt."""
     counts = Counter[Any]()
     with told_if_slow("counting tokens"):
         for batch in in_batches(texts):
@@ -139,10 +136,10 @@ def unknown_id(state: Any) -> int | None:
 
 
 def choose_tokens(state: Any, enough: Set[int]) -> set[int]:
-    """Find the ids that a tokenizer must keep beside its added tokens.
+    """Find the ids that a tokenizer must keep besides its added tokens.
 
-    These are the tokens that occur often `enough`, the ones that BPE makes them of, the ones that the tokenizer names,
-    and those that spell any other text: bytes, or single characters, of letters only those in scripts that occur.
+    They are the tokens that occur often `enough`, the tokens that BPE merges to them, the tokens that the tokenizer
+    names, and those that spell any other text: bytes, or single characters. Letters of absent scripts are left out.
     """
     model, kept = state["model"], {*enough}
     is_unigram = model["type"] == "Unigram"
@@ -170,15 +167,14 @@ def choose_tokens(state: Any, enough: Set[int]) -> set[int]:
 
 
 def script_of(letter: str) -> str:
-    """Return the first word of a letter's Unicode name, which is its script (`LATIN`, `CJK`); "" for other
-    characters."""
+    """Return a letter's script, the first word of its Unicode name (`LATIN`, `CJK`); "" for other characters."""
     return unicodedata.name(letter, "").partition(" ")[0] if unicodedata.category(letter)[0] in "LM" else ""
 
 
 def merge_steps(word: str, ranks: dict[Any, int]) -> list[str]:
-    """List the tokens that BPE goes through on its way to a token; empty where merges do not lead to it.
+    """List the intermediate tokens by which BPE merges a word to one token; empty if merges do not lead to it.
 
-    They are the same within a longer text: a merge across the ends of the token would have destroyed it.
+    They are the same inside a longer text: a merge across the ends of the token would have destroyed it.
     """
     parts, steps = list(word), list(word)
     while len(parts) > 1:
@@ -216,7 +212,7 @@ def trim_id_records(part: Path, ids: dict[int, int]) -> None:
 
 
 def trim_tokenizer(part: Path, ids: dict[int, int]) -> None:
-    """Write a folder's tokenizer with new ids, and remove files with the old ones."""
+    """Write a folder's tokenizer with new ids; remove files with the old ones."""
     path = part / "tokenizer.json"
     state: Any = json.loads(Tokenizer.from_file(str(path)).to_str())
     model = state["model"]
@@ -242,7 +238,7 @@ def trim_tokenizer(part: Path, ids: dict[int, int]) -> None:
 
 
 def trim_weights(part: Path, ids: dict[int, int]) -> tuple[int, int]:
-    """Write the weights with the kept rows of each table over tokens; return the number of parameters before and
+    """Write the weights with only the kept rows of each token table; return the number of parameters before and
     after."""
     config = load_model_config(part)
     rows_V = torch.tensor([*ids])
@@ -261,7 +257,7 @@ def trim_weights(part: Path, ids: dict[int, int]) -> tuple[int, int]:
 
 
 def fixed_names(config: Any) -> list[str]:
-    """List the weights that have as many rows as there are tokens only by chance: one token more adds none to them."""
+    """List the weights that have as many rows as tokens only by chance: another token adds no row to them."""
     larger = copy.deepcopy(config)
     larger.vocab_size += 1
     with torch.device("meta"):
@@ -272,10 +268,10 @@ def fixed_names(config: Any) -> list[str]:
 def compare_texts(
     source: Path, part: Path, texts: Iterable[str], ids: dict[int, int]
 ) -> Iterator[tuple[list[int | None], list[int]]]:
-    """Tokenize texts before and after trimming, and yield both, with new ids, None for a token that was dropped.
+    """Tokenize texts before and after trimming; yield both in new ids, with None for a dropped token.
 
-    Of a text with a dropped token, each passage of a few words is compared too. Raises `FailedProofError` where a text
-    of kept and known tokens is not the same tokens after.
+    For a text with a dropped token, also compare each passage of a few words. Raises `FailedProofError` if the tokens
+    of a text of kept and known tokens differ.
     """
     before, after = load_backends(source), load_backends(part)
     known = ids.keys() - {unknown_id(json.loads(backend.to_str())) for backend in before}
@@ -296,14 +292,14 @@ def read_both(
         old, new = (encoding.ids for encoding in encodings)
         expected = [ids.get(id) for id in old]
         if expected != new and known >= {*old}:
-            reason = f"its tokenizer would read '{clipped(text, 60)}' otherwise than before"
+            reason = f"its tokenizer would read '{clipped(text, 60)}' differently"
             raise FailedProofError(f"the vocabulary cannot be trimmed: {reason}; nothing is written")
         pairs.append((expected, new))
     return pairs
 
 
 def load_plain(folder: Path) -> Any:
-    """Load the network of a folder by the class of transformers that its configuration names."""
+    """Load the network of a folder by the transformers class that its configuration names."""
     config = load_model_config(folder)
     return load_weights(network_class(config), folder, config, attention=None).eval()
 
