@@ -264,7 +264,7 @@ def test_inline_svg() -> None:
     styles = {"fill: none": "s0"}
     assert inline_svg([Part("whole", text)], styles) == (
         '<svg class="whole" viewBox="0 0 1 1"><clipPath id="p1"/><g><g clip-path="url(#p1)" class="s1">'
-        '<use xlink:href="#m2" x="1.2" width="3"/></g></g><path id="m2" class="s1"/><text>0.1234</text></svg>'
+        '<use href="#m2" x="1.2" width="3"/></g></g><path id="m2" class="s1"/><text>0.1234</text></svg>'
     )
     assert styles == {"fill: none": "s0", "stroke: currentColor; fill: var(--grid)": "s1"}
 
