@@ -205,8 +205,8 @@ HEAD = "method,task,seed,score\n"
         ),
         ("method,task,score\na,t,0.5\na,t,0.6\nb,t,1\n", "a second score of a on t, without a `seed`"),
         (HEAD + "a,t,0,0.5\na,t,1,0.6\n", r"1 method \(a\): there is nothing to compare"),
-        ('method,task,score,examples\na,t,0.5,"[1, 1]"\nb,t,1,[1]\n', "the mean of column 'examples' is not the score 0.5"),
-        ("method,task,score,examples\na,t,0.5,some\nb,t,1,[1]\n", "the mean of column 'examples' is not the score 0.5"),
+        ('method,task,score,examples\na,t,0.5,"[1, 1]"\nb,t,1,[1]\n', "'examples' is not the score 0.5"),
+        ("method,task,score,examples\na,t,0.5,some\nb,t,1,[1]\n", "'examples' is not the score 0.5"),
     ],
 )
 def test_refusals(tmp_path: Path, text: str, told: str) -> None:

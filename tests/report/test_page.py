@@ -314,7 +314,7 @@ def test_hypotheses_are_shown_as_verdicts_are(part: ResultSet, tmp_path: Path) -
     for one in inequalities:
         assert one.label in text and show_p_value(one.adjusted) in page.words
     assert all(line in text for finding in findings for line in finding.needs)
-    assert "declared today" in text and "Replaced: others" in text and "and proves nothing against" in text
+    assert "declared today" in text and "Replaced: others" in text and "proves nothing against its author" in text
     assert page.words.count("How verdicts are made") == 1
 
 

@@ -180,7 +180,7 @@ def test_a_level_ladder_has_no_points_in_files_figure_and_headline() -> None:
     assert f"| {bound[1]} (level ladder) |" in written(listed, "1m.md") and "One task" not in told
     assert "If the ladder is level within the interval" in written(listed, "1m.md")
     panel = ladder_panel(listed)
-    assert panel.series[-1][0] == f"ours: {bound[1]} (level ladder)"
+    assert panel.series[-1][0] == f"CLM (ours): {bound[1]} (level ladder)"
     ((begin, end, _, _),) = panel.distances
     assert begin == 100 and 200 < end < 300, "a line along the interval"
     row = next(csv.DictReader(io.StringIO(written(listed, ".csv"))))

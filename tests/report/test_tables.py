@@ -292,4 +292,4 @@ def test_tables_without_numbers_are_named_by_what_they_compare() -> None:
 def test_files(published: list[Table]) -> None:
     files = table_files(published[:2])
     assert list(files)[:3] == [f"tables/{published[0].name}{suffix}" for suffix in (".md", ".tex", ".csv")]
-    assert len(files) == 6 and all(files.values())
+    assert len(files) == 7 and all(files.values())
