@@ -37,7 +37,7 @@ class Inequality:
     lacks_below: tuple[str, ...] = ()
     """Missing scores that prevent the verdict "below"."""
     num_asked: int = 1
-    """The number of inequalities of which this is the best."""
+    """The number of inequalities from which this one was chosen as the best."""
     p_contrary: float = math.nan
     """The p-value of the contrary, if that has another test."""
     adjusted: float = math.nan
