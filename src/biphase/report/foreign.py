@@ -300,14 +300,14 @@ def compare_methods(results: ResultSet) -> tuple[tuple[TaskComparison, ...], dic
 
 
 def tell_pairs(pairs: Sequence[TaskComparison]) -> str:
-    """Write the best methods at a budget: `A and B are within noise of the best of 4 methods; 3 of 6 pairs are
-    separated, 1 of 3 neighbours in rank.`"""
+    """Write the best methods at a budget: `A, B are not separated at the top of 4 methods; 3 of 6 pairs separated,
+    1 of 3 neighbours in rank.`"""
     names, budget = ranked_names(pairs), pairs[0].a.arm.budget_class
     at = f"At {budget}: " if budget else ""
     if all(pair.verdict == "cannot be told" for pair in pairs):
         return f"{at}No verdict on {show_count(len(names), 'method')}: {pairs[0].notes[-1]}."
     tied = [pair.b.arm.name for pair in pairs if pair.a.arm.name == names[0] and pair.verdict != "A better"]
-    top = f"{first_of([names[0], *tied], 5)} are within noise of the best of" if tied else f"{names[0]} is the best of"
+    top = f"{first_of([names[0], *tied], 5)} are not separated at the top of" if tied else f"{names[0]} is the best of"
     neighbours = [pair for pair in pairs if names.index(pair.b.arm.name) == names.index(pair.a.arm.name) + 1]
     of_all, of_neighbours = (sum(pair.verdict == "A better" for pair in group) for group in (pairs, neighbours))
     counts = f"{of_all} of {show_count(len(pairs), 'pair')} separated"
