@@ -114,7 +114,7 @@ def test_one_seed(write_cells: WriteCells, compare_all: Compare) -> None:
         write_cells("b", task, [0.7], lines=lines)
     none, differ, chance = compare_all()
     assert [one.verdict for one in (none, differ, chance)] == ["cannot be told", "cannot be told", "within noise"]
-    assert all("one seed says nothing about the next" in one.notes for one in (none, differ, chance))
+    assert all("one seed shows no spread over seeds" in one.notes for one in (none, differ, chance))
     assert all(math.isnan(one.p_value) for one in (none, differ, chance))
     assert none.difference and math.isnan(none.difference.low)
     assert differ.contrast and differ.difference == differ.contrast.over_examples() and differ.difference.low > 0.08
@@ -141,7 +141,7 @@ def test_survivors_win_nothing(write_cells: WriteCells, compare_all: Compare) ->
     write_cells("a", "2-behind", CLEAR[0])
     write_cells("b", "2-behind", [*CLEAR[1], None])
     ahead, behind = compare_all()
-    assert ahead.verdict == "cannot be told" and "the one ahead is the one that lost seeds" in ahead.notes
+    assert ahead.verdict == "cannot be told" and "the better model lost seeds" in ahead.notes
     assert behind.verdict == "A better" and "1 of 4 seeds of b diverged at its best rate, 5e-5" in behind.notes[0]
 
 
@@ -312,8 +312,8 @@ def test_printed_signals(write_cells: WriteCells, scores_folder: Path) -> None:
     with out.capture() as capture:
         print_summary(summarize(read_scores(scores_folder)))
     text = " ".join(capture.get().split())
-    assert "signal ÷ noise: genre 19.1, snli (0.6); about 1 where models are equally good" in text
-    assert "snli decides nothing here; what would: about" in text and "genre decides" not in text
+    assert "signal ÷ noise: genre 19.1, snli (0.6); about 1 if models are equally good" in text
+    assert "snli separates no models yet; needed: about" in text and "genre separates" not in text
 
 
 def test_printed_comparison(write_cells: WriteCells, compare_all: Compare) -> None:

@@ -470,10 +470,16 @@ def test_equal_recipes_are_rarely_called_different() -> None:
         ({"a": 0.05, "b": 0.04}, ""),
         (
             {"a": 0.05, "b": 0.01},
-            "Only a shows this by itself: +5.00 points [+3.04, +6.96]. 1 of 2 tasks does not: b +1.00",
+            "Tested alone, only a shows the difference: +5.00 points [+3.04, +6.96]. b does not: +1.00",
         ),
-        ({"a": 0.05, "b": 0.04, "c": -0.03}, "1 of 3 tasks does not show this by itself: c −3.00 points [−4.96"),
-        ({"a": 0.01, "b": 0.0, "c": 0.012, "d": 0.011}, "4 of 4 tasks do not show this by themselves: b 0.00 points"),
+        (
+            {"a": 0.05, "b": 0.04, "c": -0.03},
+            "Tested alone, 2 of 3 tasks show the difference. c does not: −3.00 points [−4.96",
+        ),
+        (
+            {"a": 0.01, "b": 0.0, "c": 0.012, "d": 0.011},
+            "Tested alone, none of 4 tasks shows the difference: b 0.00 points",
+        ),
     ],
 )
 def test_a_mean_says_which_tasks_do_not_carry_it(estimates: dict[str, float], told: str) -> None:

@@ -54,7 +54,7 @@ def test_over_tasks_is_the_paired_test_over_tasks() -> None:
     rng = np.random.default_rng(2)
     scores = rng.uniform(0.3, 0.8, 41) + rng.normal(0.02, 0.03, (2, 41))
     rows = [{"method": m, "task": t, "score": scores[m, t]} for m in range(2) for t in range(41)]
-    assert "Nothing can be told" in biphase.equivalent(rows).sentences[0]
+    assert "No verdict on 2 methods" in biphase.equivalent(rows).sentences[0]
     (pair,) = biphase.equivalent(rows, over="tasks").pairs
     assert pair.p_value == pytest.approx(stats.ttest_rel(*scores).pvalue)
 
@@ -201,12 +201,12 @@ HEAD = "method,task,seed,score\n"
         (HEAD + "a,t,0,0.5\nb,t,0,\n", "not a number: mend the row or take it out"),
         (
             HEAD + "a,t,0,0.5\na,t,0,0.6\nb,t,0,1\n",
-            r"csv:3: a second score of a on t, also of seed 0 \(.*csv:2",
+            r"csv:3: a second score of a on t, also with seed 0 \(.*csv:2",
         ),
         ("method,task,score\na,t,0.5\na,t,0.6\nb,t,1\n", "a second score of a on t, without a `seed`"),
         (HEAD + "a,t,0,0.5\na,t,1,0.6\n", r"1 method \(a\): there is nothing to compare"),
-        ('method,task,score,examples\na,t,0.5,"[1, 1]"\nb,t,1,[1]\n', "'examples' does not give the score 0.5"),
-        ("method,task,score,examples\na,t,0.5,some\nb,t,1,[1]\n", "'examples' does not give the score 0.5"),
+        ('method,task,score,examples\na,t,0.5,"[1, 1]"\nb,t,1,[1]\n', "'examples' is not the score 0.5"),
+        ("method,task,score,examples\na,t,0.5,some\nb,t,1,[1]\n", "'examples' is not the score 0.5"),
     ],
 )
 def test_refusals(tmp_path: Path, text: str, told: str) -> None:

@@ -78,15 +78,18 @@ def test_what_was_declared_is_answered_first_and_once_and_a_mean_says_what_carri
     declared = judge_claims([Finding("order", "CLM first beats MLM", "", (claim,))])
     first, *rest = tell_answer(results, ["PRICE."], PageText("", "", hypotheses=(declared, "declared today")))
     start = "Supported for these checkpoints: CLM first beats MLM: +7.50 points [+"
-    assert first.startswith(start) and "], in 5 of 5 seeds. Only a shows this by itself: +15.00 points [+" in first
-    assert re.search(r" 1 of 2 tasks does not: b 0\.00 points \[−0\.\d\d, \+0\.\d\d\]\.$", first)
+    assert (
+        first.startswith(start)
+        and "], in 5 of 5 seeds. Tested alone, only a shows the difference: +15.00 points [+" in first
+    )
+    assert re.search(r" b does not: 0\.00 points \[−0\.\d\d, \+0\.\d\d\]\.$", first)
     price, lead = rest
     assert price == "PRICE." and lead.startswith("40-60 is ahead of random on average over 2 tasks")
     assert "; p < 0.001, corrected for picking the better of two models. This is" in lead
     priced = PageText("", "", hypotheses=(declared, ""), declared={"40-60": ["mlm"]})
     assert next(tell_answer(results, ["PRICE."], priced)) == "PRICE.", "a share that was declared is the answer"
     leads = [sentence for sentence in tell_answer(results, [], PageText("", "")) if " is ahead of " in sentence]
-    assert len(leads) == 2 and "Only a shows this by itself: +15.00" in leads[0], "without hypotheses"
+    assert len(leads) == 2 and "only a shows the difference: +15.00" in leads[0], "without hypotheses"
     assert all("], in 5 of 5 seeds" in lead for lead in leads)
 
 
@@ -95,7 +98,7 @@ def test_models_that_predict_one_class_are_told_in_words() -> None:
     kept = KeptExamples((), ExampleTable("a", np.full((3, 4), 0.25), num_degenerate=3))
     arms = [ReportArm(name, "objective", "1m", "mlm", 40, 100, 0, 100) for name in ("a", "b")]
     for scores, examples, said in (
-        ([0.25] * 3, kept, "b on a: both predict one and the same for all examples"),
+        ([0.25] * 3, kept, "b on a: both predict the same for all examples"),
         ([0.25], None, "b on a: 25.00 % against 25.00 %, 0.00 points; with one seed"),
     ):
         results = with_averages(

@@ -264,7 +264,7 @@ def test_inline_svg() -> None:
     styles = {"fill: none": "s0"}
     assert inline_svg([Part("whole", text)], styles) == (
         '<svg class="whole" viewBox="0 0 1 1"><clipPath id="p1"/><g><g clip-path="url(#p1)" class="s1">'
-        '<use xlink:href="#m2" x="1.2" width="3"/></g></g><path id="m2" class="s1"/><text>0.1234</text></svg>'
+        '<use href="#m2" x="1.2" width="3"/></g></g><path id="m2" class="s1"/><text>0.1234</text></svg>'
     )
     assert styles == {"fill: none": "s0", "stroke: currentColor; fill: var(--grid)": "s1"}
 
@@ -314,7 +314,7 @@ def test_hypotheses_are_shown_as_verdicts_are(part: ResultSet, tmp_path: Path) -
     for one in inequalities:
         assert one.label in text and show_p_value(one.adjusted) in page.words
     assert all(line in text for finding in findings for line in finding.needs)
-    assert "declared today" in text and "Replaced: others" in text and "and proves nothing against" in text
+    assert "declared today" in text and "Replaced: others" in text and "proves nothing against its author" in text
     assert page.words.count("How verdicts are made") == 1
 
 

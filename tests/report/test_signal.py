@@ -170,5 +170,5 @@ def test_tables_say_which_tasks_decide() -> None:
     assert [not needs for _, needs in table.signals[:2]] == [True, False]
     assert show_signal(*table.signals[1]).startswith("(")
     text, latex = (table_files([table])[f"tables/{table.name}.{ending}"] for ending in ("md", "tex"))
-    assert "| signal ÷ noise |" in text and "75.00†" in text and "b decides nothing here; what would: " in text
+    assert "| signal ÷ noise |" in text and "75.00†" in text and "b separates no models yet; needed: " in text
     assert r"signal $\div$ noise" in latex and r"75.00$\dagger$" in latex

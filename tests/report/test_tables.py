@@ -16,7 +16,7 @@ from biphase.report.figures import fill_panels
 from biphase.report.paper import read_reference, report_paper
 from biphase.report.results import Family, ReportArm, Result, ResultSet
 from biphase.report.statistics import Interval
-from biphase.report.tables import CSV_COLUMNS, Table, latex_document, make_tables, table_files, wide_table
+from biphase.report.tables import CSV_COLUMNS, Table, make_tables, table_files, wide_table
 
 CLM = ReportArm("clm", "objective", "1m", "clm", None, 1000, 1000, 0)
 MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 1000, 0, 1000)
@@ -233,7 +233,7 @@ def latex_files(published: list[Table], tmp_path_factory: pytest.TempPathFactory
     report_paper(folder / "report")
     (folder / "signs" / "tables").mkdir(parents=True)
     tables = make_tables(ResultSet(tuple(cells)))
-    for name, text in (table_files(tables) | {"tables/document.tex": latex_document(tables)}).items():
+    for name, text in table_files(tables).items():
         (folder / "signs" / name).write_text(text)
     return folder
 
@@ -292,4 +292,4 @@ def test_tables_without_numbers_are_named_by_what_they_compare() -> None:
 def test_files(published: list[Table]) -> None:
     files = table_files(published[:2])
     assert list(files)[:3] == [f"tables/{published[0].name}{suffix}" for suffix in (".md", ".tex", ".csv")]
-    assert len(files) == 6 and all(files.values())
+    assert len(files) == 7 and all(files.values())

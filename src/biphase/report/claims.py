@@ -1,8 +1,8 @@
 """Claims about scores → verdicts: each claim as inequalities, each inequality tested, findings corrected together.
 
 An inequality says that a weighted sum of mean scores lies above a bound; its test is two-sided. A finding says that all
-its inequalities hold. That is one question, so Holm's correction is over findings, not over inequalities. The claims
-themselves are lines in the grammar of hypotheses.
+its inequalities hold. A finding is one question, so Holm's correction is over findings, not over inequalities. Claims
+are lines in the grammar of hypotheses.
 """
 
 import math
@@ -22,7 +22,7 @@ from biphase.report.statistics import SIGNIFICANCE, Interval, holm, is_significa
 ClaimVerdict = Literal["supported", "contradicted", "undecided"]
 
 ON_PAR = 0.01
-"""Scores this close, a point, count as about equal: a convention of ours."""
+"""Scores within a point count as about equal: our convention."""
 
 
 @dataclass(frozen=True)
@@ -33,24 +33,24 @@ class Inequality:
     contrast: Contrast
     bound: float
     lacks_above: tuple[str, ...] = ()
-    """Missing scores without which the estimate cannot be called above the bound, whatever the test says."""
+    """Missing scores that prevent the verdict "above the bound"."""
     lacks_below: tuple[str, ...] = ()
-    """Missing scores without which it cannot be called below."""
+    """Missing scores that prevent the verdict "below"."""
     num_asked: int = 1
-    """The number of inequalities that this one was chosen from as the best."""
+    """The number of inequalities from which this one was chosen as the best."""
     p_contrary: float = math.nan
-    """The p-value of the contrary, where that is another test."""
+    """The p-value of the contrary, if that has another test."""
     adjusted: float = math.nan
     """The p-value of its side, corrected as in `judge_claims`."""
     verdict: ClaimVerdict = "undecided"
     needs: str = ""
-    """What would decide it, if it is undecided."""
+    """What would decide it; empty if it is decided."""
     by_task: Mapping[str, Contrast] = field(default_factory=dict, repr=False, compare=False)
-    """Where it is about a mean over tasks: its contrast on each task alone."""
+    """Its contrast on each task alone, for a mean over tasks."""
     arms: frozenset[str] = frozenset()
     """The arms whose scores it compares."""
     beside: str = ""
-    """The baseline at a multiple of its FLOPs, where the label is too long to name it."""
+    """The baseline at a multiple of the arm's FLOPs."""
 
     @property
     def estimate(self) -> float:
@@ -63,12 +63,12 @@ class Inequality:
 
     @property
     def carriers(self) -> str:
-        """The tasks that carry it, where it is supported and some do not."""
+        """A sentence on the tasks that alone do not support it; empty unless it is supported."""
         return tell_carriers(self.by_task, self.bound) if self.verdict == "supported" else ""
 
     @property
     def alone(self) -> str:
-        """The result of its own test where corrections leave it undecided: `contradicted by itself, p = 0.002`."""
+        """The result of its own test if corrections leave it undecided: `contradicted by itself, p = 0.002`."""
         lacks = {"supported": self.lacks_above, "contradicted": self.lacks_below}
         for (word, lacking), p_value in zip(lacks.items(), self.sides, strict=True):
             if self.verdict == "undecided" and is_significant(p_value) and not lacking:
@@ -77,13 +77,13 @@ class Inequality:
 
     @property
     def p_value(self) -> float:
-        """The two-sided p-value of that test, times `num_asked` (Bonferroni); nan where it cannot be tested."""
+        """The two-sided p-value of that test, times `num_asked` (Bonferroni); nan without a test."""
         return min(self.interval.p_value * self.num_asked, 1.0)
 
     @property
     def sides(self) -> tuple[float, float]:
         """The p-values of "it holds" and of "it does not": the test's own on the side of the estimate, 1 on the other;
-        nan where it cannot be tested."""
+        nan without a test."""
         holds = self.p_value if self.estimate > self.bound or math.isnan(self.p_value) else 1.0
         fails = self.p_value if self.estimate <= self.bound or math.isnan(self.p_value) else 1.0
         return holds, fails if math.isnan(self.p_contrary) else self.p_contrary
@@ -100,9 +100,8 @@ class Claim:
 
     @property
     def verdict(self) -> ClaimVerdict:
-        return combine(
-            [*(inequality.verdict for inequality in self.inequalities), *("undecided" for _ in self.untested)]
-        )
+        verdicts: list[str] = [inequality.verdict for inequality in self.inequalities]
+        return combine([*verdicts, *("undecided" for _ in self.untested)])
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ class Finding:
     rule: str
     claims: tuple[Claim, ...]
     scope: str = ""
-    """Where the verdict holds, if the statement says more: `here, at 1m`."""
+    """The scope of the verdict if the statement is wider: `here, at 1m`."""
 
     @property
     def verdict(self) -> ClaimVerdict:
@@ -146,7 +145,7 @@ class Finding:
 
     @property
     def p_value(self) -> float:
-        """The p-value of the finding as a whole, not corrected for other findings; nan where nothing can be tested.
+        """The p-value of the finding as a whole, not corrected for other findings; nan without a test.
 
         It is the smaller of two: "all inequalities hold" has the largest of their p-values (the intersection-union
         test, Berger 1982); "one does not hold" has the smallest, times their number.
@@ -167,7 +166,7 @@ def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
     All inequalities of a finding must hold, so the p-value of one above its bound is corrected for the other findings
     (Holm). One below its bound contradicts the finding alone, so its p-value is also corrected for the inequalities of
-    its finding (Bonferroni). An inequality is supported (contradicted) where that p-value is below 5 % and no score is
+    its finding (Bonferroni). An inequality is supported (contradicted) if that p-value is below 5 % and no score is
     missing or has lost seeds (`lacks_above`, `lacks_below`). A claim, and likewise a finding, is supported if all its
     parts are, contradicted if one part is, and otherwise undecided. With one pretraining seed a verdict is about these
     checkpoints, not about another pretraining of the same arm (`name_noise`).
@@ -185,7 +184,7 @@ def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def name_noise(findings: Iterable[Finding]) -> str:
-    """Name the noise that the tests account for, and their subject: `fine-tuning seeds and test examples (4 of 5
+    """Name the noise in the tests, and their subject: `fine-tuning seeds and test examples (4 of 5
     tests); about these checkpoints`."""
     inequalities = chain.from_iterable(finding.inequalities for finding in findings)
     tested = [inequality.contrast for inequality in inequalities if not math.isnan(inequality.p_value)]
@@ -252,14 +251,14 @@ def group_verdicts(findings: Sequence[Finding], words: Mapping[str, str]) -> str
 
 
 def tell_verdict(verdict: ClaimVerdict, inequalities: Iterable[Inequality]) -> str:
-    """Say `supported`, or `supported for these checkpoints` where a tested model was pretrained once."""
+    """Write `supported`, or `supported for these checkpoints` if a tested model was pretrained once."""
     has_one_pretraining = any(inequality.contrast.num_pretrainings < 2 for inequality in inequalities)
     is_of_checkpoints = verdict != "undecided" and has_one_pretraining
     return f"{verdict} for these checkpoints" if is_of_checkpoints else verdict
 
 
 def tell_finding(finding: Finding) -> str:
-    """Tell a verdict with the difference that is least above its bound, and the tasks that carry it:
+    """Write a verdict with the difference that is least above its bound, and the tasks that show it:
     `Supported for these checkpoints: CLM first and MLM after it beats MLM alone: +8.69 points [+4.72, +12.66], in 5 of
     5 seeds.`"""
     told = f"{tell_verdict(finding.verdict, finding.inequalities).capitalize()}: {finding.statement}"
@@ -279,8 +278,8 @@ def strongest(rivals: Sequence[Inequality]) -> Inequality:
     strongest evidence. It is corrected for this choice (Bonferroni). Its contrary is "none is more than `ON_PAR` above
     the bound".
 
-    The strongest has the smallest p-value of those above the bound that can be tested and lack nothing; where there is
-    none, it has the highest estimate.
+    The strongest has the smallest p-value among those above the bound with a test and without missing scores; without
+    such, the highest estimate.
     """
 
     def evidence(rival: Inequality) -> tuple[float, float]:

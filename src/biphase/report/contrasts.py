@@ -1,9 +1,9 @@
-"""Scores of several models → a difference between them, and whether it is more than noise: the one test of this house.
+"""Scores of several models → a difference between them and its test: all verdicts use this one test.
 
-Four things make two models differ that are equally good: another pretraining seed, another fine-tuning seed, other
-test examples, other validation examples and seeds that choose another learning rate. A test accounts for those of them
-that the scores show, and says which these are. By the same test datasets become averages of families with intervals,
-and a task shows how far it tells models apart, and what it would take to decide a difference.
+Equally good models differ by four sources of noise: the pretraining seed, the fine-tuning seed, the test examples, and
+the validation examples and seeds that choose the learning rate. A test accounts for the sources that the scores show,
+and names them. The same test gives averages their intervals, measures how well a task separates models, and estimates
+how many seeds or examples would decide a difference.
 
 Letters: R independent repetitions (pretraining seeds where there are several, else fine-tuning seeds), N examples.
 """
@@ -35,7 +35,7 @@ from biphase.report.statistics import (
 )
 
 Noise = Literal["pretraining seeds", "fine-tuning seeds", "test examples", "the choice of rates"]
-"""Where a difference between equally good models comes from."""
+"""A source of differences between equally good models."""
 
 Side = Literal["above", "below", "within noise", "untested"]
 
@@ -45,39 +45,39 @@ Terms = list[tuple[float, Result]]
 
 @dataclass(frozen=True)
 class Contrast:
-    """A weighted sum of mean scores, such as a difference, with what is needed to test it."""
+    """A weighted sum of mean scores, such as a difference, with its standard error and degrees of freedom."""
 
     estimate: float
     error: float
-    """The standard error of the estimate; nan where one of the scores has no spread (one seed)."""
+    """The standard error of the estimate; nan if a score has one seed."""
     degrees: float
     """The degrees of freedom of the t-distribution."""
     size: float
-    """The size of the scores behind it, to tell a spread from rounding."""
+    """The largest score in it; a spread far below is rounding."""
     test: Literal["paired t", "Welch", "jackknife t"]
-    """Whether all scores are paired by seed. Test examples, where they are known, are always paired."""
+    """`paired t` if all scores are paired by seed. Known test examples are always paired."""
     num: int
-    """How many seeds are behind each score, at least: of pretraining where there are several, else of fine-tuning."""
+    """The least number of seeds of a score: pretraining seeds if there are several, else fine-tuning seeds."""
     num_pretrainings: int = 1
-    """How many pretraining seeds are behind each score, at least."""
+    """The least number of pretraining seeds of a score."""
     num_examples: int = 0
-    """How many test examples are accounted for; 0: none, as it is not known what each contributes."""
+    """The number of test examples in the test; 0 if their contributions are unknown."""
     example_variance: float = 0.0
-    """The part of the squared error that more test examples make smaller."""
+    """The part of the squared error from the test examples."""
     choice_variance: float = 0.0
-    """The part of the squared error from rates that other validation examples and seeds would have chosen."""
+    """The part of the squared error from the choice of rates."""
     choice_degrees: float = math.nan
-    """The degrees of freedom of that part; nan: not accounted for, or there was nothing to choose."""
+    """The degrees of freedom of that part; nan if the test leaves it out, or there was no choice."""
     lent: int = 0
-    """How many degrees of freedom other arms lend the spread over seeds."""
+    """The degrees of freedom that other arms lend the spread over seeds."""
     has_one_seed: bool = False
-    """Whether a score has one and the same fine-tuning seed for all its pretrainings."""
+    """Whether a score has a single fine-tuning seed for all its pretrainings."""
     by_seed: tuple[float, ...] = ()
-    """The sum under each seed; () where not all scores are paired by seed."""
+    """The sum under each seed; () unless all scores are paired by seed."""
 
     @property
     def noise(self) -> tuple[Noise, ...]:
-        """Sources of noise that the test accounts for."""
+        """The sources of noise in the test."""
         sources: list[Noise] = ["pretraining seeds"] if self.num_pretrainings > 1 else []
         sources += ["fine-tuning seeds"] if self.num > 1 and not self.has_one_seed else []
         sources += ["test examples"] if self.num_examples else []
@@ -85,22 +85,22 @@ class Contrast:
         return tuple(sources)
 
     def against(self, bound: float = 0.0) -> Interval:
-        """Estimate, 95 % interval, and two-sided p-value of "it equals `bound`"."""
+        """The estimate, its 95 % interval, and the two-sided p-value of "it equals `bound`"."""
         tested = t_test(self.estimate - bound, self.error, self.degrees, self.size)
         return replace(tested, value=self.estimate, low=tested.low + bound, high=tested.high + bound)
 
     @property
     def side(self) -> Side:
-        """On which side of zero it lies (`judge_difference`)."""
+        """The side of zero on which it lies (`judge_difference`)."""
         return judge_difference(self.estimate, self.against().p_value)
 
     def tell_seeds(self, bound: float = 0.0) -> str:
-        """Say in how many seeds it lies above a bound: `, in 11 of 12 seeds`; nothing where they are not paired."""
+        """Write in how many seeds it lies above a bound: `, in 11 of 12 seeds`; empty unless seeds are paired."""
         num_above = sum(value > bound + ROUNDING * self.size for value in self.by_seed)
         return f", in {num_above} of {self.num} seeds" if len(self.by_seed) > 1 else ""
 
     def over_examples(self) -> Interval:
-        """Test these very runs over test examples alone, which says nothing about other seeds."""
+        """Test these runs over test examples alone, without the noise of seeds."""
         error = math.sqrt(self.example_variance) if self.num_examples > 1 else math.nan
         return t_test(self.estimate, error, self.num_examples - 1, self.size)
 
@@ -108,15 +108,14 @@ class Contrast:
 def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
     """Σ weight · mean over the scores of different models, with its error from seeds and test examples together.
 
-    Scores of the same seeds are paired by seed; others count as independent. What is known of test examples is paired
-    by example. With a, the variance of the sum from R repetitions (Student's, or Welch's of groups of seeds), b, that
-    from N examples, and c, what both of them contain (seeds that differ on single examples), the squared error is
-    a + b - c, and never below a or b: the variance of a mean over two crossed random factors. The variance of the
-    choice of rates (`of_choices`) is added; where there is none, other arms with the same seeds lend a degrees of
-    freedom (`moderate`). Those of the sum are found from those of its parts (`mix_degrees`). Where examples are not
-    known it is the t test over seeds alone.
+    Scores with the same seeds are paired by seed; others count as independent. Test examples are paired. The squared
+    error is a + b - c, and never below a or b: the variance of a mean over two crossed random factors. a is the
+    variance of the sum from R repetitions (Student's, or Welch's for groups of seeds), b that from N examples, and c
+    the part that both contain (seeds that differ on single examples). The variance of the choice of rates
+    (`of_choices`) is added; without it, other arms with the same seeds lend a degrees of freedom (`moderate`).
+    `mix_degrees` combines the degrees of freedom. With unknown examples this is the t test over seeds alone.
     """
-    # An average counts as the scores that it is the mean of.
+    # An average counts as its scores.
     terms = [(weight / len(mean.parts), score) for weight, mean in terms for score in mean.parts]
     groups = group_by_seeds(terms)
     choice_variance, choice_degrees = of_choices(terms)
@@ -129,7 +128,7 @@ def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
         example_variance, example_degrees = add_parts(example_parts)
     over_examples = max(example_variance - shared, 0.0), example_degrees
     paired = groups[0] if groups is not None and len(groups) == 1 else []
-    # A nan (one seed) stays one: without a spread over seeds there is no error.
+    # One seed has no spread, so the error is nan.
     total = max(seed_variance + example_variance - shared, seed_variance, example_variance) if num > 1 else math.nan
     return Contrast(
         estimate=float(estimate),
@@ -150,13 +149,13 @@ def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
 
 
 def have_one_seed(scores: Iterable[Result]) -> bool:
-    """Tell whether one of these has a single fine-tuning seed, which says nothing about others."""
+    """Tell whether one of these has a single fine-tuning seed."""
     return any(len({*part.seeds}) == 1 for score in scores for part in score.parts)
 
 
 def seed_interval(terms: Iterable[tuple[float, Result]]) -> Interval:
-    """Σ weight · mean with its 95 % interval over seeds alone: what stands behind ± wherever a score is shown. Verdicts
-    have the test examples as well (`contrast`)."""
+    """Σ weight · mean with its 95 % interval over seeds alone, the ± of every shown score. Verdicts also account for
+    test examples (`contrast`)."""
     terms = [(weight / len(mean.parts), score) for weight, mean in terms for score in mean.parts]
     parts, _, estimate = over_seeds(terms, group_by_seeds(terms), lends=False)
     variance, degrees = add_parts(parts)
@@ -164,8 +163,8 @@ def seed_interval(terms: Iterable[tuple[float, Result]]) -> Interval:
 
 
 def over_seeds(terms: Terms, groups: list[Terms] | None, lends: bool) -> tuple[list[tuple[float, int]], int, float]:
-    """Return the variance of the sum from each group of repetitions, with its degrees of freedom, also those that other
-    arms lend where `lends` is true; the least number of repetitions; and the sum."""
+    """Return the variance of the sum from each group of repetitions with its degrees of freedom; the least number of
+    repetitions; and the sum. `lends`: other arms lend degrees of freedom."""
     if groups is None:  # means and spreads alone, as published
         parts = [((weight * score.std) ** 2 / score.num, score.num - 1) for weight, score in terms]
         return parts, min(score.num for _, score in terms), sum(weight * score.mean for weight, score in terms)
@@ -179,30 +178,27 @@ def over_seeds(terms: Terms, groups: list[Terms] | None, lends: bool) -> tuple[l
 
 
 FEW_DEGREES = 4
-"""A spread over seeds with fewer degrees of freedom borrows from other arms; with so many, Satterthwaite's rule may add
-it to a spread over examples."""
+"""A spread over seeds with fewer degrees of freedom borrows from other arms; `mix_degrees` has another rule for it."""
 
 LENT_DEGREES, LENT_FACTOR = 3, 2
-"""What the arms of a study lend a difference between two of them: at most so many degrees of freedom, at so many times
-the variance that they have on average. Found in simulations: fewer than 6 % of equal arms are called different also
-where the seeds of one are twice as noisy as those of the others."""
+"""The most degrees of freedom that the arms of a study lend a difference, and the factor on their mean variance. In
+simulations fewer than 6 % of equal arms are called different, even if one has seeds twice as noisy as the others'."""
 
 
 def count_lent(degrees: int, num_arms: int) -> int:
-    """Return how many degrees of freedom so many arms lend a difference that has `degrees` of its own."""
+    """Return the degrees of freedom that `num_arms` arms lend a difference with `degrees` of its own."""
     return max(min(LENT_DEGREES, (num_arms - 2) * degrees), 0) if degrees < FEW_DEGREES else 0
 
 
 def moderate(own: float, degrees: int, group: Terms) -> tuple[float, int]:
-    """Draw the variance of a group's sum over repetitions towards that of all arms with the same seeds, and return it
-    with the degrees of freedom that they lend: moderated variance (Smyth 2004), with a prior that is fixed and not
-    estimated.
+    """Shrink the variance of a group's sum over repetitions towards that of all arms with the same seeds; return it
+    with the degrees of freedom that these lend. This is moderated variance (Smyth 2004) with a fixed prior.
 
-    What is drawn to is the largest of the variance that all arms' differences have on average, and those of each arm
-    of the sum to the others: arms of one trunk have much in common, and say little of an arm apart from them. It is
-    never below the sum's own variance: arms that are noisier than others stay so. It needs sums in which every
-    arm has the same weights on the datasets up to a factor, and factors that add up to zero, as in differences of
-    scores and of averages: what a seed gives all arms then cancels. Any other sum keeps its own variance.
+    The prior is the largest of two: the mean variance of all arms' differences, and that of the differences between
+    each arm of the sum and the others, because arms of one trunk vary less among themselves. The result is never below
+    the sum's own variance, so noisy arms stay noisy. In the sum, all arms must have the same weights on the datasets up
+    to a factor, and the factors must add up to zero, as in differences of scores and of averages: effects of a seed on
+    all arms then cancel. Any other sum keeps its own variance.
     """
     cohorts = {score.dataset: score.cohort for _, score in group}
     names = set.intersection(*map(set, cohorts.values()))
@@ -225,8 +221,7 @@ def moderate(own: float, degrees: int, group: Terms) -> tuple[float, int]:
 
 
 def apart(rows_NR: np.ndarray, names: Sequence[str], arms: Sequence[str]) -> list[float]:
-    """List for each of these arms how far its differences to the others vary over repetitions, on average: of an arm
-    apart from others, which have a trunk in common, more than these differ among themselves."""
+    """List, for each of `arms`, the mean variance over repetitions of its differences to the others."""
     gaps = [np.delete(rows_NR - rows_NR[names.index(arm)], names.index(arm), axis=0) for arm in arms if arm in names]
     return [float(gap_NR.var(axis=1, ddof=1).mean()) for gap_NR in gaps]
 
@@ -236,12 +231,12 @@ Part = tuple[float, float]
 
 
 def mix_degrees(seeds: Part, examples: Part, choice: Part) -> float:
-    """Return the degrees of freedom of the sum of three variances, of which some may be 0.
+    """Return the degrees of freedom of the sum of three variances; some may be 0.
 
-    Satterthwaite's rule where seeds have `FEW_DEGREES` or more and there was no choice. Else those at which Student's
-    95 % quantile is the mean of the parts' quantiles, weighted by their variances (Cochran and Cox 1950):
-    Satterthwaite's rule calls too much significant where a part of few degrees weighs most, or where seeds chose rates
-    for each other.
+    Satterthwaite's rule applies if seeds have `FEW_DEGREES` or more and there was no choice of rates. Otherwise
+    Student's 95 % quantile of the result is the mean of the parts' quantiles, weighted by their variances (Cochran and
+    Cox 1950): Satterthwaite's rule finds too many differences if a part with few degrees dominates, or if seeds chose
+    rates for each other.
     """
     spread = [(variance, degrees) for variance, degrees in (seeds, examples, choice) if variance > 0]
     total = sum(variance for variance, _ in spread)
@@ -254,12 +249,12 @@ def mix_degrees(seeds: Part, examples: Part, choice: Part) -> float:
 
 
 def group_by_seeds(terms: Terms) -> list[Terms] | None:
-    """Group the terms by repetitions: terms of one group are paired. None where samples are not known."""
+    """Group the terms by repetitions; terms of a group are paired. None if samples are unknown."""
     groups: dict[tuple[int, ...], Terms] = {}
     for weight, score in terms:
         if not score.samples:
             return None
-        # Seeds of fine-tuning and of pretraining are different things, also where their numbers are the same.
+        # Equal numbers of fine-tuning and pretraining seeds do not pair them.
         is_repeated = len(set(score.pretraining_seeds)) > 1
         seeds = tuple(score.seeds or range(len(score.samples)))
         key = (-1, *sorted(set(score.pretraining_seeds))) if is_repeated else seeds
@@ -268,8 +263,8 @@ def group_by_seeds(terms: Terms) -> list[Terms] | None:
 
 
 def over_test_sets(groups: list[Terms]) -> tuple[list[tuple[float, int]], float] | None:
-    """Return the variance of the sum from the examples of each test set, with its degrees of freedom; and the part that
-    seeds and examples share. None unless all scores say what each example contributes."""
+    """Return the variance of the sum from the examples of each test set with its degrees of freedom, and the part that
+    seeds and examples share. None unless all scores have the contributions of their examples."""
     tables = {id(score): score.examples and score.examples.read() for group in groups for _, score in group}
     usable = {key: table for key, table in tables.items() if table and table.values_SN.shape[1] > 1}
     if len(usable) < len(tables):
@@ -278,7 +273,7 @@ def over_test_sets(groups: list[Terms]) -> tuple[list[tuple[float, int]], float]
     for fingerprint in dict.fromkeys(table.fingerprint for table in usable.values()):
         means_N: Any = 0.0
         for group in groups:
-            # What each example contributes to the sum under each repetition.
+            # The contribution of each example to the sum under each repetition.
             sums_RN: Any = 0.0
             for weight, score in group:
                 if usable[id(score)].fingerprint == fingerprint:
@@ -292,11 +287,11 @@ def over_test_sets(groups: list[Terms]) -> tuple[list[tuple[float, int]], float]
 
 
 def of_choices(terms: Terms) -> tuple[float, float]:
-    """Return the variance of the sum from rates that other seeds and validation examples would have chosen, as if each
-    score had its own validation examples; and its degrees of freedom, the least of all.
+    """Return the variance of the sum from the choice of rates by validation examples and seeds, and its least degrees
+    of freedom. Each score counts as if it had its own validation examples.
 
-    0 and nan unless it is known of all scores that were pretrained once. Where each of several pretraining seeds chose
-    its own rate, their spread already contains it.
+    0 and nan unless known for all scores of a single pretraining. The spread over pretraining seeds that chose their
+    own rates already contains it.
     """
     weights: dict[int, float] = {}
     for weight, score in terms:
@@ -310,18 +305,17 @@ def of_choices(terms: Terms) -> tuple[float, float]:
 
 
 def difference(a: Result, b: Result) -> Contrast:
-    """Mean of `a` minus mean of `b`."""
+    """Contrast the mean of `a` minus the mean of `b`."""
     return contrast([(1.0, a), (-1.0, b)])
 
 
 def jackknife(
     statistic: Callable[[np.ndarray], float], num: int, size: float, pretraining_seeds: Sequence[int] = ()
 ) -> Contrast:
-    """Estimate a function of `num` samples, with its standard error from leaving out one sample at a time (Tukey's
-    pseudo-values); with several pretraining seeds, all samples of one at a time, as these are the independent
-    repetitions.
+    """Estimate a function of `num` samples, with its standard error by Tukey's jackknife: it leaves out one sample at a
+    time, or with several pretraining seeds all samples of one, because these are the independent repetitions.
 
-    `pretraining_seeds`: that of each sample, as in `Result`.
+    `pretraining_seeds`: the seed of each sample, as in `Result`.
     """
     samples_S = np.arange(num)
     several = len(set(pretraining_seeds)) > 1
@@ -337,9 +331,9 @@ def jackknife(
 
 
 def judge_difference(estimate: float, p_value: float) -> Side:
-    """Say on which side of zero the two-sided test of "it is zero" puts an estimate: the rule of every verdict.
+    """Return the side of zero on which the two-sided test of "it is zero" puts an estimate: the rule of every verdict.
 
-    "within noise" never means "equal": look at the interval. "untested": there is no p-value (one seed, no spread).
+    "within noise" never means "equal": look at the interval. "untested": no p-value (one seed, no spread).
     """
     if math.isnan(p_value):
         return "untested"
@@ -351,10 +345,8 @@ def judge_difference(estimate: float, p_value: float) -> Side:
 def say_difference(
     gap: Interval, first: tuple[str, float], second: tuple[str, float], *, is_ahead: bool, where: str = ""
 ) -> str:
-    """Write the sentence that calls one model better than another or not, wherever that is said.
-
-    `A is ahead of B on genre: 71.20 % against 70.00 %, +1.20 points [+0.40, +2.00]`; `gap` is the difference of scores.
-    """
+    """Write the verdict on two models as a sentence; `gap` is the difference of their scores:
+    `A is ahead of B on genre: 71.20 % against 70.00 %, +1.20 points [+0.40, +2.00]`."""
     (name, score), (rival, rival_score) = first, second
     verb = "is ahead of" if is_ahead else "cannot be told from"
     scores = f"{show_share(score)} % against {show_share(rival_score)} %"
@@ -362,29 +354,29 @@ def say_difference(
 
 
 def tell_carriers(by_task: Mapping[str, Contrast], bound: float = 0.0) -> str:
-    """Say which tasks do not carry a mean that is shown to lie above a bound, and which one does, if it is the only
-    one; nothing where each carries it. A task carries it if the same test puts the task alone above the bound.
+    """Write which tasks show a difference of means above a bound if each is tested alone; empty if all do.
 
-    `Only a shows this by itself: +15.63 points [+9.40, +21.86]. 1 of 2 tasks does not: b +1.75 points [−0.55, +4.05].`
+    `Tested alone, only a shows the difference: +15.63 points [+9.40, +21.86]. b does not: +1.75 points [−0.55, +4.05].`
     """
     tested = {task: part.against(bound) for task, part in by_task.items()}
-    told = {task: f"{task} {show_difference(interval)}" for task, interval in tested.items()}
-    sides = {task: judge_difference(gap.value - bound, gap.p_value) for task, gap in tested.items()}
-    carriers = [task for task, side in sides.items() if side == "above"]
-    others = [told[task] for task in sorted(sides, key=lambda task: tested[task].value) if task not in carriers]
-    if not others or len(sides) == 1:
+    shown, others = [], []
+    for task, gap in sorted(tested.items(), key=lambda item: item[1].value):
+        is_shown = judge_difference(gap.value - bound, gap.p_value) == "above"
+        (shown if is_shown else others).append((task, show_difference(gap)))
+    if not others or len(tested) == 1:
         return ""
-    verb, itself = ("does", "itself") if len(others) == 1 else ("do", "themselves")
-    missing = f"{len(others)} of {len(sides)} tasks {verb} not"
-    if len(carriers) != 1:
-        return f"{missing} show this by {itself}: {first_of(others)}."
-    shown = show_difference(tested[carriers[0]])
-    return f"Only {carriers[0]} shows this by itself: {shown}. {missing}: {first_of(others)}."
+    told = first_of([" ".join(other) for other in others])
+    if not shown:
+        return f"Tested alone, none of {len(tested)} tasks shows the difference: {told}."
+    rest = f"{others[0][0]} does not: {others[0][1]}" if len(others) == 1 else f"The others do not: {told}"
+    if len(shown) == 1:
+        return f"Tested alone, only {shown[0][0]} shows the difference: {shown[0][1]}. {rest}."
+    return f"Tested alone, {len(shown)} of {len(tested)} tasks show the difference. {rest}."
 
 
 def with_averages(results: ResultSet) -> ResultSet:
-    """Add the average over the datasets of each family, and the mean over all tasks, where an arm has all that any arm
-    has; averages that are there stay."""
+    """Add the average over the datasets of each family, and the mean over all tasks, for arms with all datasets. Keep
+    the averages that exist."""
     groups: dict[tuple[ReportArm, Metric], dict[tuple[str, str], Result]] = {}
     for result in results.results:
         cells = groups.setdefault((result.arm, result.metric), {})
@@ -407,14 +399,13 @@ def with_averages(results: ResultSet) -> ResultSet:
 def average(cells: Sequence[Result], family: Family = "", dataset: str = ALL_TASKS) -> Result:
     """Average an arm's results on several datasets.
 
-    With the same seeds everywhere, the average has samples, one for each seed. With different seeds it has no samples,
-    but an interval over independent repetitions: results of the same pretraining seeds are paired. Published means and
-    half-widths count as independent.
+    With the same seeds on all datasets, the average has a sample for each seed. With different seeds it has no samples
+    but an interval over independent repetitions, paired by pretraining seed. Published means count as independent.
     """
     first = cells[0]
     mean_result = Result(first.arm, family, dataset, first.metric, cells=tuple(cells) if first.samples else ())
     repeated = {(len(cell.samples), tuple(cell.seeds), tuple(cell.pretraining_seeds)) for cell in cells}
-    # 1. The same seeds everywhere.
+    # 1. The same seeds on all datasets.
     if first.samples and len(repeated) == 1:
         samples = np.mean([cell.samples for cell in cells], axis=0).tolist()
         return replace(mean_result, samples=samples, seeds=first.seeds, pretraining_seeds=first.pretraining_seeds)
@@ -422,25 +413,24 @@ def average(cells: Sequence[Result], family: Family = "", dataset: str = ALL_TAS
     num = min(cell.num for cell in cells)
     if all(cell.samples for cell in cells):
         return replace(mean_result, summary=replace(seed_interval((1 / len(cells), cell) for cell in cells), num=num))
-    # 3. Means and half-widths alone.
+    # 3. Only means and half-widths.
     mean = float(np.mean([cell.mean for cell in cells]))
     half_width = NORMAL_QUANTILE * math.sqrt(sum(cell.std**2 / cell.num for cell in cells)) / len(cells)
     return replace(mean_result, summary=Interval(mean, mean - half_width, mean + half_width, num=num), cells=())
 
 
 POWER = 0.8
-"""The probability with which the numbers that are named as enough decide a difference."""
+"""The probability of a decision with a number of seeds or examples that is called enough."""
 
 MOST_SEEDS, MOST_EXAMPLES = 1_000, 1_000_000
 
 
 def measure_signal(scores: Iterable[Result]) -> tuple[float, str]:
-    """Measure how clearly a task tells several models apart; nan with fewer than two, or where noise is not known.
+    """Measure how clearly a task separates several models; nan with fewer than two, or with unknown noise.
 
-    Return the spread of their means over the standard error of such a mean beside another, which is that of a
-    difference over √2, by the neighbours in rank: about 1 where all models are equally good. And what would tell the
-    best from the worst, of all pairs the widest; empty where the models cannot all be equally good, by an F test of the
-    squared ratio.
+    Return the standard deviation of their means over the standard error of one mean: about 1 if all models are equally
+    good. The standard error is that of a difference over √2, averaged over neighbours in rank. Return also what would
+    separate the best from the worst model; empty if an F test of the squared ratio already finds that models differ.
     """
     ranked = sorted(scores, key=lambda score: score.mean)
     neighbours = [difference(upper, lower) for lower, upper in itertools.pairwise(ranked)]
@@ -449,10 +439,10 @@ def measure_signal(scores: Iterable[Result]) -> tuple[float, str]:
         return math.nan, ""
     spread, noise = np.std([score.mean for score in ranked], ddof=1), math.sqrt(float(np.mean(np.square(errors))) / 2)
     ratio = float(spread) / noise
-    # Each model stands in the differences to two neighbours, but for the first and the last: k models of n seeds have
-    # k (n - 1) degrees of freedom, their k - 1 differences 2 (n - 1) each.
+    # Each model but the first and the last has two neighbours: k models of n seeds have k (n - 1) degrees of freedom,
+    # their k - 1 differences 2 (n - 1) each.
     num = len(ranked)
-    # Neighbours whose difference is the same for all seeds have none: they speak for no noise, and count for none.
+    # Neighbours whose difference is the same for all seeds show no noise, and have no degrees.
     degrees = float(np.nansum([gap.degrees for gap in neighbours])) * num / (2 * (num - 1))
     decides = is_significant(float(special.fdtrc(num - 1, degrees, ratio**2)))
     level = SIGNIFICANCE / (num * (num - 1) // 2)
@@ -460,8 +450,8 @@ def measure_signal(scores: Iterable[Result]) -> tuple[float, str]:
 
 
 def what_decides(pair: Contrast, bound: float, level: float) -> str:
-    """Say how many seeds, or else test examples, or else both, would put a contrast on one side of a bound at this
-    level, if estimate and spreads stay as measured."""
+    """Write how many seeds, test examples or both would put a contrast on one side of a bound at this level, if
+    estimate and spreads stay as measured."""
     if math.isnan(pair.against(bound).p_value) or not pair.error > 0:
         return "scores that differ between seeds, of two seeds or more" if pair.num > 1 else "two seeds or more"
     seeds = "pretraining seeds" if pair.num_pretrainings > 1 else "seeds"
@@ -471,7 +461,7 @@ def what_decides(pair: Contrast, bound: float, level: float) -> str:
     if index < len(more_seeds):
         return f"about {more_seeds[index]} {seeds} instead of {pair.num}, {stay}"
     if pair.num_examples:
-        # In steps of 5 %: more examples alone, then of both.
+        # In steps of 5 %: more examples alone, then more of both.
         factors = [1.05**step for step in range(1, 1 + int(math.log(MOST_EXAMPLES / pair.num_examples, 1.05)))]
         for power in (0, 1):
             enough = [factor for factor in factors if is_enough(pair, bound, level, factor**power, factor)]
@@ -486,9 +476,9 @@ def what_decides(pair: Contrast, bound: float, level: float) -> str:
 
 
 def is_enough(pair: Contrast, bound: float, level: float, times_seeds: float, times_examples: float) -> bool:
-    """Tell whether so many times the seeds and the test examples would decide, with probability `POWER`."""
+    """Tell whether these multiples of seeds and test examples would decide with probability `POWER`."""
     of_examples = pair.example_variance / times_examples
-    of_choice = pair.choice_variance  # neither makes that smaller
+    of_choice = pair.choice_variance  # more of either does not change it
     of_seeds = max(pair.error**2 - pair.example_variance - of_choice, 0.0) / times_seeds
     num = pair.num * times_seeds
     if pair.num_examples or of_choice:
@@ -503,20 +493,20 @@ def is_enough(pair: Contrast, bound: float, level: float, times_seeds: float, ti
 
 
 USUAL_NOISE = {"networks of 210M and more": (0.005, 0.005), "networks of 1M on small tasks": (0.012, 0.018)}
-"""How far pretraining seeds, and fine-tuning seeds, move a score, as standard deviations: the median of the paper's 600
-scores over fine-tuning seeds (of pretraining it says nothing: as much is taken), and our own 1M networks."""
+"""Standard deviations of a score over pretraining seeds and over fine-tuning seeds: the median of the paper's 600
+scores over fine-tuning seeds (assumed for pretraining too), and our own 1M networks."""
 
 EXAMPLE_VARIANCE = 0.21
-"""That of the difference of two models on one example: both are right on 70 %, with errors correlated by one half."""
+"""The variance of the difference of two models on one example: both are right on 70 %, errors correlate by one half."""
 
 
 def smallest_difference(
     num_pretrainings: int, num_seeds: int, num_examples: int, noise: tuple[float, float], num_arms: int = 2
 ) -> float:
-    """Return the smallest difference between two of so many models that one test finds with probability `POWER`, with
-    so many pretraining seeds, fine-tuning seeds for each, and test examples; infinite with a single seed.
+    """Return the smallest difference between two of `num_arms` models that a test finds with probability `POWER`;
+    infinite with a single seed. `num_seeds` are the fine-tuning seeds of each pretraining.
 
-    With one pretraining the question is about two checkpoints, and its noise no part of the error.
+    With one pretraining the test compares two checkpoints, so the noise of pretraining is no part of the error.
     """
     several = num_pretrainings > 1
     num = num_pretrainings if several else num_seeds
@@ -528,11 +518,9 @@ def smallest_difference(
     of_seeds *= (num - 1 + lent * LENT_FACTOR) / (num - 1 + lent)
     of_examples = EXAMPLE_VARIANCE / num_examples
     error = math.sqrt(of_seeds + of_examples)
-    planned = Contrast(
-        0.0, error, num - 1, 1.0, "paired t", num, num_pretrainings, num_examples, of_examples, lent=lent
-    )
-    tenths = range(1, 1000)  # of a point
-    at = bisect.bisect_left(
-        tenths, True, key=lambda d: is_enough(replace(planned, estimate=d / 1000), 0.0, SIGNIFICANCE, 1, 1)
-    )
-    return tenths[at] / 1000 if at < len(tenths) else math.inf
+    counts = num, num_pretrainings, num_examples
+    planned = Contrast(0.0, error, num - 1, 1.0, "paired t", *counts, of_examples, lent=lent)
+    for tenths in range(1, 1000):  # of a point
+        if is_enough(replace(planned, estimate=tenths / 1000), 0.0, SIGNIFICANCE, 1, 1):
+            return tenths / 1000
+    return math.inf

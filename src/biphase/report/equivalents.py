@@ -1,9 +1,9 @@
 """The share of a baseline's compute that gives an arm the baseline's score; for one arm, and for all as a table.
 
-The baseline of a network is MLM alone at one masking ratio, with three budgets or more. Its ladder is a curve through
-its scores against the logarithm of compute, made monotone; nothing is read off beyond its ends. The interval has all
-shares at which the test of all verdicts (`contrasts`) cannot tell the arm from the baseline, interpolated between two
-rungs. So it covers all noise that the scores show.
+The baseline of a network is MLM alone at one masking ratio, with three budgets or more. Its ladder is a monotone curve
+through its scores against the logarithm of compute, without extrapolation. The interval has all shares at which the
+test of all verdicts (`contrasts`) finds no difference between the arm and the interpolated baseline, so it covers all
+noise that the scores show.
 """
 
 import itertools
@@ -19,8 +19,8 @@ from scipy import optimize
 
 from biphase.errors import InputError, first_of
 from biphase.report.contrasts import Contrast, Noise, average, contrast
-from biphase.report.figures import MARKER_SIZE, Panel, round_ticks
-from biphase.report.formats import MISSING, show_estimate, show_list, show_noise, write_steps
+from biphase.report.figures import MARKER_SIZE, Panel, name_training, round_ticks
+from biphase.report.formats import MISSING, show_estimate, show_list, show_noise, show_steps
 from biphase.report.results import FAMILY_NAMES, ReportArm, Result, ResultSet, read_words, reference_mask
 from biphase.report.tables import Cell, Row, Table, interval_cell
 from biphase.style import LOOKS, SERIES
@@ -32,17 +32,17 @@ AXES: dict[Compute, str] = {"flops": "FLOPs", "tokens": "tokens"}
 """Units of compute in words, the preferred one first."""
 
 MOST_APART = 4
-"""The largest factor between two neighbouring rungs: over a factor of 16, on a curve that bends, the interval covers
-the truth in 0 to 29 % (docs/LOG.md)."""
+"""The largest factor between two neighbouring rungs. At a factor of 16, on a bent curve, the interval covers the truth
+in 0 to 29 % (docs/LOG.md)."""
 
 POINTS_BETWEEN, HALVINGS = 10, 6
-"""The number of points between two rungs at which the arm is tested against the baseline, and how often a gap between
-two points is halved where the verdict changes."""
+"""The number of tested points between two rungs, and how often the gap between two points with different verdicts is
+halved."""
 
 
 LEVEL = 0.25
 """A stretch of a ladder is level if its slope is at most this part of the whole ladder's. On simulated ladders that are
-level, then rise, this hides three of four points or more; on straight and on bent ones, up to one of ten."""
+level, then rise, this hides three of four shares or more; on straight and on bent ones, up to one of ten."""
 
 
 Rungs = dict[float, Result]
@@ -56,7 +56,7 @@ class Equivalent:
     axis: Compute
     """The unit of compute."""
     score: Result
-    """The arm's mean score over data sets; its `cells` are those on each."""
+    """The arm's mean score over data sets; `cells` are its scores on each."""
     compute: float
     """The compute of all the arm's training."""
     ladder: Rungs
@@ -65,22 +65,22 @@ class Equivalent:
     share: float
     """The arm's compute over the baseline's for the same score: 0.6 saves 40 %."""
     beyond: Literal["", "above", "below"]
-    """Whether the arm's score lies above or below the whole ladder; the share is then that at the ladder's end."""
+    """Whether the score lies above or below the whole ladder; the share is then the one at the ladder's end."""
     low: float
-    """Ends of the 95 % interval; 0 and infinity where the ladder ends before the interval does, nan without a test."""
+    """The ends of the 95 % interval; 0 and infinity beyond the ends of the ladder, nan without a test."""
     high: float
     noise: tuple[Noise, ...]
-    """The noise that the interval accounts for."""
+    """The noise in the interval."""
 
     @property
     def reach(self) -> tuple[float, float]:
-        """The least and the most compute of the interval, within the ladder."""
+        """The least and the most compute of the interval within the ladder."""
         most = self.compute / self.low if self.low else math.inf
         return max(min(self.ladder), self.compute / self.high), min(max(self.ladder), most)
 
     @property
     def is_level(self) -> bool:
-        """Whether the ladder is level somewhere between the interval's ends, where a point would mislead."""
+        """Whether the ladder is level somewhere within the interval, so that a single share would mislead."""
         if self.beyond or math.isnan(self.low):
             return False
         logs_K, (begin, end) = np.log([*self.ladder]), np.log(self.reach)
@@ -100,7 +100,7 @@ def compute_equivalent(
 
     Args:
         baseline: one recipe at several budgets.
-        datasets: the data sets that count; None: all on which the arm and the whole ladder have scores.
+        datasets: the data sets of the mean; None: all with scores of the arm and of the whole ladder.
 
     Raises:
         InputError: fewer than two budgets, budgets too far apart, unknown compute, or no common data set.
@@ -109,8 +109,8 @@ def compute_equivalent(
     heights = optimize.isotonic_regression([step.mean for step in ladder.values()]).x
     mean, compute = score.mean, getattr(arm, axis)
     beyond: Literal["", "above", "below"] = "above" if mean > heights[-1] else "below" if mean < heights[0] else ""
-    # The least compute at which the rising curve reaches the score, or the end that the score lies beyond. It is read
-    # from above, because `interp` takes the last point where a curve is level.
+    # The least compute at which the rising curve reaches the score, or the nearer end of the ladder. `interp` takes the
+    # last of equal points, so it reads the curve from above.
     log = np.interp(-mean, -heights[::-1], np.log([*ladder])[::-1])
     share, interval = compute / math.exp(log), find_interval(score, compute, ladder)
     return Equivalent(axis, score, compute, ladder, tuple(heights.tolist()), share, beyond, *interval)
@@ -120,7 +120,7 @@ def contrast_at_share(
     results: ResultSet, arm: ReportArm, baseline: Sequence[ReportArm], share: float, datasets: Sequence[str] | None
 ) -> Contrast:
     """Contrast the arm's score with the baseline's at the arm's FLOPs over `share`: above zero if the arm's equivalent
-    is less than `share`. Raises `InputError` where the ladder does not reach that far."""
+    is less than `share`. Raises `InputError` if that lies beyond the ladder."""
     score, ladder = make_ladder(results, arm, baseline, "flops", datasets)
     compute = (arm.flops or math.nan) / share
     if not min(ladder) <= compute <= max(ladder):
@@ -129,8 +129,8 @@ def contrast_at_share(
 
 
 def shared_datasets(results: ResultSet, arms: Sequence[ReportArm], required: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the data sets that all arms have, or the `required` ones. Raises `InputError` where one of these is
-    missing, or none is shared."""
+    """Return the data sets that all arms have, or the `required` ones. Raises `InputError` if one of these is missing,
+    or the arms share none."""
     by_arm = [results.scores.get(arm.name, {}) for arm in arms]
     shared = set(itertools.chain(*results.datasets.values())).intersection(*by_arm)
     if required is not None and (lost := sorted(set(required) - shared)):
@@ -162,7 +162,7 @@ def make_ladder(
 
 
 def refuse_gaps(rungs: Sequence[tuple[float, str]]) -> None:
-    """Raise `InputError` for neighbouring budgets, given with the names of their arms, that are too far apart."""
+    """Raise `InputError` for neighbouring budgets, each with the name of its arm, that are too far apart."""
     for (less, lower), (more, upper) in itertools.pairwise(sorted(rungs)):
         if more > 1.01 * MOST_APART * less:
             raise InputError(
@@ -172,9 +172,9 @@ def refuse_gaps(rungs: Sequence[tuple[float, str]]) -> None:
 
 
 def find_interval(score: Result, compute: float, ladder: Rungs) -> tuple[float, float, tuple[Noise, ...]]:
-    """Find the ends of the interval for an arm of this compute, and the noise that its test accounts for. The interval
-    has all shares at which the test of all verdicts puts the arm neither above the baseline nor below."""
-    # 1. Test the arm at points between the rungs, and at more of them where the verdict changes.
+    """Find the ends of the interval for an arm of this compute, and the noise in its test. The interval has all shares
+    at which the test finds the arm neither above nor below the baseline."""
+    # 1. Test the arm at points between the rungs, then between two points with different verdicts.
     ends = [*ladder]
     between = [np.linspace(*pair, POINTS_BETWEEN, endpoint=False) for pair in itertools.pairwise(np.log(ends))]
     inside = np.exp(np.concatenate(between)[1:])
@@ -187,13 +187,13 @@ def find_interval(score: Result, compute: float, ladder: Rungs) -> tuple[float, 
     sides, noise = [gaps[budget].side for budget in grid], gaps[grid[0]].noise
     if "untested" in sides:
         return math.nan, math.nan, noise
-    # 2. The equivalent compute is above all at which the arm is ahead, and below all at which it is behind.
+    # 2. The equivalent compute is above every point where the arm is ahead, and below every point where it is behind.
     undecided = [budget for budget, side in zip(grid, sides, strict=True) if side == "within noise"]
     if sides[0] == "below":
         return compute / grid[0], math.inf, noise
     if sides[-1] == "above":
         return 0.0, compute / grid[-1], noise
-    if not undecided:  # the baseline leaps past the arm between two points
+    if not undecided:  # the baseline passes the arm between two points
         leap = sides.index("below")
         return compute / grid[leap], compute / grid[leap - 1], noise
     low = 0.0 if sides[-1] == "within noise" else compute / max(undecided)
@@ -202,15 +202,15 @@ def find_interval(score: Result, compute: float, ladder: Rungs) -> tuple[float, 
 
 
 def contrast_at(score: Result, ladder: Rungs, compute: float) -> Contrast:
-    """Contrast an arm's score with the baseline's at a compute within its ladder, a weighted sum of two rungs."""
+    """Contrast an arm's score with the baseline's at a compute within its ladder: a weighted sum of two rungs."""
     (less, lower), (more, upper) = next(pair for pair in itertools.pairwise(ladder.items()) if compute <= pair[1][0])
     part = math.log(compute / less) / math.log(more / less)
     return contrast([(1.0, score), (part - 1, lower), (-part, upper)])
 
 
 def show_multiple(equivalent: Equivalent) -> str:
-    """Show `0.73 [0.61, 0.82]`, `0.64 (at most 1.17)`, `above the ladder (at most 0.52)`; where a point would mislead,
-    `at least 0.41 (level ladder)`."""
+    """Show `0.73 [0.61, 0.82]`, `0.64 (at most 1.17)`, `above the ladder (at most 0.52)`; on a level ladder without a
+    point, `at least 0.41 (level ladder)`."""
     ends = show_ends(equivalent)
     if equivalent.is_level:
         return f"{ends} (level ladder)"
@@ -219,8 +219,8 @@ def show_multiple(equivalent: Equivalent) -> str:
 
 
 def show_ends(equivalent: Equivalent) -> str:
-    """Show the interval: `[0.61, 0.82]`, without a point `between 0.61 and 0.82`; `at most 0.52`, `at least 0.61`,
-    `no bound`; nothing without a test."""
+    """Show the interval: `[0.61, 0.82]`, `at most 0.52`, `at least 0.61`, `no bound`; on a level ladder
+    `between 0.61 and 0.82`; empty without a test."""
     low, high = equivalent.low, equivalent.high
     if math.isnan(low):
         return ""
@@ -235,7 +235,7 @@ LEAST_RUNGS = 3
 """The fewest budgets of MLM alone that make a ladder."""
 
 LEAST_SAVING = 0.05
-"""A share whose logarithm is nearer to zero is no saving or cost that a single task could carry."""
+"""If the logarithm of a share is nearer to zero, no task is named as the one that accounts for it."""
 
 
 @dataclass(frozen=True)
@@ -243,26 +243,25 @@ class Price:
     """The compute equivalents of an arm."""
 
     mean: tuple[Equivalent, ...]
-    """By the mean over all data sets: in FLOPs and in tokens, as far as known."""
+    """By the mean over all data sets, in each known unit of compute."""
     by_part: Mapping[str, Equivalent]
-    """By each family and each data set, where there are several: in the first of these units."""
+    """By each of several families and data sets, in the first of these units."""
 
 
 @dataclass(frozen=True)
 class PriceList:
-    """Compute-equivalents of all arms of a network on the ladder of its baseline."""
+    """The compute equivalents of all arms of a network."""
 
     baseline: tuple[ReportArm, ...]
     """Least compute first."""
     prices: tuple[Price, ...]
     """Most steps first, then the least share first; arms above the whole ladder come before those on it."""
     compared: tuple[Equivalent, ...]
-    """The arms of the largest budget below the baseline's largest, the least share first: the ladder still reaches
-    above them. Without such arms, those of the smallest budget."""
+    """The arms of the largest budget below the baseline's largest, or else of the smallest; least share first."""
     declared: tuple[Equivalent, ...] = ()
-    """The arms that hypotheses of the study compare with this baseline; where there are any, reports tell these."""
+    """The arms that hypotheses of the study compare with this baseline; the headline prefers them to `compared`."""
     without: Mapping[str, Equivalent] = field(default_factory=dict)
-    """Each of several data sets → the first arm's equivalent without it."""
+    """Each of several data sets → the equivalent of the headline's first arm without it."""
 
     @property
     def label(self) -> str:
@@ -280,13 +279,13 @@ class PriceList:
 def list_prices(
     results: ResultSet, declared: Mapping[str, Sequence[str]] | None = None, method: str = ""
 ) -> tuple[list[PriceList], list[str]]:
-    """List the prices of each network that has a baseline and another arm, smallest first, by the primary metric; and
-    a sentence for each network without prices. Arms that continue another arm are left out: their compute lies beyond
-    the ladder.
+    """List the prices of each network with a baseline and another arm, smallest first, by the primary metric; and a
+    sentence for each baseline that allows none. Leave out arms that continue another arm: their compute lies beyond the
+    ladder.
 
     Args:
-        declared: arms that hypotheses compare with a baseline → the arms of that baseline.
-        method: the baseline among the methods of a table of results; empty: MLM alone (`choose_baseline`).
+        declared: arm of a hypothesis → the arms of the baseline that the hypothesis compares it with.
+        method: the baseline in a table of results; empty: MLM alone (`choose_baseline`).
     """
     decayed = [arm for arm in results.models if arm.setup != "efficiency" and arm.objective != "none"]
     lists, lacking = [], []
@@ -299,7 +298,7 @@ def list_prices(
         try:
             prices = price_arms(results, baseline, [arm for arm in arms if arm not in baseline])
         except InputError as error:
-            lacking.append(f"No compute-equivalents of {size}: {error}")
+            lacking.append(f"{size or method} has no compute-equivalents: {error}")
             continue
         if prices:
             lists.append(head_prices(results, baseline, prices, declared or {}))
@@ -309,7 +308,7 @@ def list_prices(
 def head_prices(
     results: ResultSet, baseline: tuple[ReportArm, ...], prices: list[Price], declared: Mapping[str, Sequence[str]]
 ) -> PriceList:
-    """Choose the prices that a headline tells, and measure the first of them without each data set."""
+    """Choose the arms of the headline, and measure the first of them without each data set."""
     # 1. The arms of the largest budget below the baseline's largest.
     means = [price.mean[0] for price in prices]
     budgets = sorted({mean.score.arm.pretrain_steps for mean in means})
@@ -317,11 +316,8 @@ def head_prices(
     compared = tuple(mean for mean in means if mean.score.arm.pretrain_steps == steps)
     # 2. The arms that hypotheses compare with this baseline.
     rungs = {arm.name for arm in baseline}
-    chosen = []
-    for mean in means:
-        ladder = declared.get(mean.score.arm.name)
-        if ladder is not None and rungs.issuperset(ladder):
-            chosen.append(mean)
+    names = {name for name, ladder in declared.items() if rungs.issuperset(ladder)}
+    chosen = tuple(mean for mean in means if mean.score.arm.name in names)
     # 3. The first of them without each data set.
     first = (chosen or compared)[0]
     datasets = [cell.dataset for cell in first.score.cells]
@@ -329,12 +325,12 @@ def head_prices(
     for name in datasets if len(datasets) > 1 else ():
         rest = [dataset for dataset in datasets if dataset != name]
         without[name] = compute_equivalent(results, first.score.arm, baseline, first.axis, rest)
-    return PriceList(baseline, tuple(prices), compared, tuple(chosen), without)
+    return PriceList(baseline, tuple(prices), compared, chosen, without)
 
 
 def choose_baseline(arms: Sequence[ReportArm]) -> tuple[ReportArm, ...]:
     """Choose MLM alone at the masking ratio with the most budgets, at a tie the usual one; () with fewer than
-    `LEAST_RUNGS` budgets. A budget with two arms of one description does not count."""
+    `LEAST_RUNGS` budgets. A budget with two such arms does not count."""
     plain = [arm for arm in arms if arm.objective == "mlm" and arm.is_plain and arm.mask_percent is not None]
     counts = Counter((arm.mask_percent, arm.pretrain_steps) for arm in plain)
     ladders: dict[int | None, list[ReportArm]] = {reference_mask(arms): []}  # first, so that it wins a tie
@@ -346,16 +342,16 @@ def choose_baseline(arms: Sequence[ReportArm]) -> tuple[ReportArm, ...]:
 
 
 def price_arms(results: ResultSet, baseline: Sequence[ReportArm], priced: Sequence[ReportArm]) -> list[Price]:
-    """Price the arms of a network whose compute is known and that have all data sets of the baseline. Raises
-    `InputError` where the baseline has a gap."""
-    # 1. Units of compute that are known of the whole baseline, and grow with its steps.
+    """Price the arms of a network with known compute and all data sets of the baseline. Raises `InputError` if the
+    baseline has a gap."""
+    # 1. Units of compute that are known for the whole baseline, and grow with its steps.
     datasets = shared_datasets(results, baseline, None)
     axes = []
     for axis in AXES:
         spent = [0.0, *(getattr(arm, axis) or 0.0 for arm in baseline)]
         if all(before < after for before, after in itertools.pairwise(spent)):
             axes.append(axis)
-    # 2. Families and single data sets that shares are also measured on.
+    # 2. Families and single data sets.
     parts: dict[str, list[str]] = {}
     scores = results.scores[baseline[0].name]
     for family in dict.fromkeys(scores[name].family for name in datasets):
@@ -373,7 +369,7 @@ def price_arms(results: ResultSet, baseline: Sequence[ReportArm], priced: Sequen
             prices.append(Price(mean, {part: price_on(known_axes[0], names) for part, names in parts.items()}))
 
     def rank(price: Price) -> tuple[float, ...]:
-        """Sort key: an arm above the whole ladder costs less than its share says, an arm below it more."""
+        """Sort key: an arm above the whole ladder comes before the arms on it, an arm below it after them."""
         mean = price.mean[0]
         order = {"above": 0, "": 1, "below": 2}[mean.beyond]
         return -mean.score.arm.pretrain_steps, order, mean.share, -mean.score.mean
@@ -381,8 +377,8 @@ def price_arms(results: ResultSet, baseline: Sequence[ReportArm], priced: Sequen
     return sorted(prices, key=rank)
 
 
-def tell_kinds(price_list: PriceList, alone: str) -> str:
-    """Tell the shares of the declared arms by kind of task, beside those of the other arms of as many steps:
+def tell_kinds(price_list: PriceList) -> str:
+    """Write the shares of the declared arms by kind of task, beside those of the other arms with as many steps:
     `A has the score of MLM alone (40 % masked) at these shares of its FLOPs: on token classification 0.62 [0.55, 0.69],
     where B has 1.09 [0.95, 1.32]; on …`"""
     first, declared = price_list.declared[0], [mean.score.arm for mean in price_list.declared]
@@ -398,21 +394,23 @@ def tell_kinds(price_list: PriceList, alone: str) -> str:
         told = show_list([shares[arm] for arm in declared])
         kinds.append(f"on {FAMILY_NAMES[family]} {told}{beside and f', where {beside}'}")
     names, verb = show_list([arm.name for arm in declared]), "have" if len(declared) > 1 else "has"
-    return f"{names} {verb} the score of {alone} at these shares of its {AXES[first.axis]}: {'; '.join(kinds)}"
+    unit = f"these shares of its {AXES[first.axis]}"
+    return f"{names} {verb} the score of {price_list.alone} at {unit}: {'; '.join(kinds)}"
 
 
 def price_sentence(price_list: PriceList) -> str:
-    """Say: `A reaches the score of MLM alone (40 % masked) at 0.71 [0.62, 0.83] of its FLOPs, on average over 3 tasks.`
+    """Write `A reaches the score of MLM alone (40 % masked) at 0.71 [0.62, 0.83] of its FLOPs, averaged over 3 tasks`.
 
-    For several arms the sentence has the range: to choose the best share would flatter it. A second sentence leaves out
-    the task that the first arm's share rests on most, ` Without genre, A has 0.93.`, and says so where more than half
-    of the share (by its logarithm) goes with it. Declared arms are told by kind of task, where there are several.
+    For several arms the sentence has their range, because the best of several shares is too good. A further sentence
+    leaves out the task that changes the first arm's share most, ` Without genre, A has 0.93.`, and says so if more than
+    half of the share (by its logarithm) depends on that task. Declared arms get a share for each of several kinds of
+    task.
     """
     chosen = price_list.declared or price_list.compared
     alone = price_list.alone
     first, last = chosen[0], chosen[-1]
     name, cells = first.score.arm.name, first.score.cells
-    # 1. What is told beside the shares.
+    # 1. Units, tasks and notes.
     unit = f"of its {AXES[first.axis]}"
     ends = show_ends(first)
     where = f"on average over {len(cells)} tasks" if len(cells) > 1 else f"on {cells[0].dataset}"
@@ -421,7 +419,7 @@ def price_sentence(price_list: PriceList) -> str:
     if "pretraining seeds" not in first.noise:
         notes.append("each model was pretrained once")
     if price_list.declared and len({cell.family for cell in cells}) > 1:
-        return f"{tell_kinds(price_list, alone)} ({'; '.join(notes)})."
+        return f"{tell_kinds(price_list)} ({'; '.join(notes)})."
     # 2. The share, or the range of several.
     if len(chosen) > 1:
         reach = f"{name} {show_multiple(first)} to {last.score.arm.name} {show_multiple(last)}"
@@ -432,11 +430,10 @@ def price_sentence(price_list: PriceList) -> str:
         sentence += f": {ends} {unit}" if ends not in ("", "no bound") else ""
     else:
         sentence = f"{name} reaches the score of {alone} at {show_multiple(first)} {unit}"
-    if len(chosen) == 1 and first.low <= 1 <= first.high:
-        is_less = first.is_level or first.share < 1
-        sentence += f", which is not shown to {'be cheaper' if is_less else 'cost more'}"
     sentence += f", {where} ({'; '.join(notes)})."
-    # 3. The task that it rests on most.
+    if len(chosen) == 1 and first.low <= 1 <= first.high:
+        sentence += f" The interval contains 1: {name} may cost as much as {alone}."
+    # 3. The task that changes the share most.
     if not price_list.without:
         return sentence
     whole = math.log(first.share)
@@ -449,7 +446,7 @@ def price_sentence(price_list: PriceList) -> str:
 
 
 def ladder_panel(price_list: PriceList) -> Panel:
-    """Draw the baseline's score against its compute, and how far the compared arms lie from that curve."""
+    """Make the panel of the baseline's score against its compute, and of the distance of the compared arms to it."""
     compared = price_list.compared[: len(SERIES)]
     first = compared[0]
     marks, distances = [], []
@@ -458,8 +455,9 @@ def ladder_panel(price_list: PriceList) -> Panel:
         marks.append((compute, replace(score.interval, value=height), MARKER_SIZE))
     series = [(f"{price_list.label} alone", LOOKS["mlm"], marks)]
     for equivalent, look in zip(compared, SERIES, strict=False):
-        label = f"{equivalent.score.arm.name}: {show_multiple(equivalent)}"
         compute, score = equivalent.compute, equivalent.score
+        words, name = name_training(score.arm), score.arm.name
+        label = f"{words} ({name}): {show_multiple(equivalent)}" if words else f"{name}: {show_multiple(equivalent)}"
         series.append((label, look, [(compute, score.interval, MARKER_SIZE)]))
         begin, end = equivalent.reach if equivalent.is_level else (compute, compute / equivalent.share)
         distances.append((begin, end, 100 * score.mean, look))
@@ -477,7 +475,7 @@ def ladder_panel(price_list: PriceList) -> Panel:
 
 
 def price_tables(price_list: PriceList) -> list[Table]:
-    """Make a table with a row for every arm, of shares by the mean; and another one of shares by family and task."""
+    """Make a table of shares by the mean, a row for each arm; and one of shares by family and task."""
     baseline, label = price_list.baseline, price_list.label
     counted = {equivalent.axis for price in price_list.prices for equivalent in price.mean}
     axes = [axis for axis in AXES if axis in counted]
@@ -491,24 +489,24 @@ def price_tables(price_list: PriceList) -> list[Table]:
         steps = [Cell(f"{score.arm.pretrain_steps:,}")] if has_steps else []
         shares = {mean.axis: show_multiple(mean) for mean in price.mean}
         cells = (*steps, interval_cell(score.interval), *(Cell(shares.get(axis, MISSING)) for axis in axes))
-        rows.append(Row((score.arm.name,), cells))
+        rows.append(Row((score.arm.name,), cells, arm=score.arm))
         cells = (*steps, *(Cell(show_multiple(price.by_part[part])) for part in parts))
-        rows_by_part.append(Row((score.arm.name,), cells))
+        rows_by_part.append(Row((score.arm.name,), cells, arm=score.arm))
         for part, equivalent in [*(("mean", mean) for mean in price.mean), *price.by_part.items()]:
             records.append(price_record(price_list, part, equivalent))
-    # 2. How both are to be read.
+    # 2. The note of both.
     compared = price_list.compared[0]
     num_datasets, noise = len(compared.score.cells), compared.noise
     where = f"the mean over {num_datasets} data sets" if num_datasets > 1 else compared.score.cells[0].dataset
     over = f", over {show_noise(noise)}" if noise else ""
-    once = "" if "pretraining seeds" in noise else " Each model was pretrained once: this is about these models."
+    once = "" if "pretraining seeds" in noise else " Each model was pretrained once, so shares are about these models."
     rule = read_words()["prices_rule"].format(where=where, over=over) + once
     # 3. The tables.
     size = baseline[0].size
     name = f"compute-equivalents-{size or 'methods'}"
     title = f"Compute-equivalents: baseline {label} with {len(baseline)} budgets"
     if has_steps:
-        budgets = ", ".join(write_steps(arm.pretrain_steps) for arm in baseline)
+        budgets = show_list([show_steps(arm.pretrain_steps) for arm in baseline])
         title = f"Compute-equivalents, {size}: baseline {label} alone with {budgets} steps"
     known = ("steps",) if has_steps else ()
     heads = (*known, "score (%)", *(f"share of {AXES[axis]}" for axis in axes))
@@ -523,12 +521,12 @@ PRICE_COLUMNS = (
     *("arm", "size", "baseline", "steps", "on", "score", "half_width", "counted_in", "compute", "beyond", "share"),
     *("low", "high", "noise"),
 )
-"""The columns of records: one for each arm and unit of compute, and for each family and task. A cell is empty where an
-end of the interval is open or unknown, or a point would mislead."""
+"""The columns of records: one for each arm and unit of compute, and for each family and task. An open or unknown end of
+the interval is empty, and so is the share on a level ladder."""
 
 
 def price_record(price_list: PriceList, part: str, equivalent: Equivalent) -> Sequence[object]:
-    """Write an equivalent by the mean, a family or a data set in the order of `PRICE_COLUMNS`."""
+    """Return the record of an equivalent by the mean, a family or a data set."""
     score = equivalent.score
     mean = interval_cell(score.interval)
     point = ("level", "") if equivalent.is_level else (equivalent.beyond, f"{equivalent.share:.4f}")

@@ -1,8 +1,8 @@
-"""Results → figures, each as SVG and PDF: those for which there are scores, and what the others lack.
+"""Results → figures as SVG and PDF, and the scores that further figures need.
 
-A figure is a row of `FIGURES`: which arms it shows, what its lines are, and where on the axis an arm stands; its words
-stand in `words.yaml`. It has a panel for each family, as data: series of marks with their intervals. The figures are
-those of the paper (its figures 2 to 12), for any study in which these comparisons were made.
+A row of `FIGURES` names the arms of a figure, their series and their place on the axis; `words.yaml` has its words. A
+figure has a panel for each family: series of marks with their intervals. The figures are those of the paper (2 to 12),
+for any study with these comparisons.
 """
 
 import math
@@ -25,7 +25,7 @@ import numpy as np
 from biphase.machine import end_with_parent, grace, num_cores
 from biphase.recipe import OBJECTIVES, ObjectiveName
 from biphase.report.contrasts import difference
-from biphase.report.formats import group_measures, show_list, write_steps
+from biphase.report.formats import group_measures, show_list, show_steps
 from biphase.report.results import FAMILY_NAMES, ReportArm, ResultSet, num_parameters, read_words
 from biphase.report.statistics import Interval, rate_spread, stability_rates
 from biphase.style import INK, LOOKS, PLOT_STYLE, SERIES, Look, plot_losses
@@ -35,18 +35,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PanelKind = Literal["lines", "bars", "points", "rings"]
-"""`lines` go through the marks, `bars` stand on zero side by side in groups, `points` stand alone and show a spread,
-and `rings` are hollow points."""
+"""`lines` join the marks; `bars` rise from zero, side by side in groups; `points` are spreads; `rings` are hollow."""
 
 
 Mark = tuple[float, Interval, float]
-"""Where a value stands on the x axis, the value with its interval, and the size of its marker in points."""
+"""The place on the x axis, the value with its interval, and the size of the marker in points."""
 MARKER_SIZE = 5.0
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A family's part of a figure."""
+    """The panel of a family in a figure."""
 
     kind: PanelKind
     series: Sequence[tuple[str, Look, Sequence[Mark]]]
@@ -54,21 +53,21 @@ class Panel:
     settings: Mapping[str, Any]
     """The title, labels and ticks of its axes, as arguments of matplotlib's `Axes.set`."""
     distances: Sequence[tuple[float, float, float, Look]] = ()
-    """Dotted lines along the x axis: both ends, the height in percent, and a look."""
+    """Horizontal dotted lines: both ends, the height in percent, and a look."""
     is_share: bool = False
-    """Whether its values lie between 0 and 100 %: accuracy and F1, but no correlation and no difference."""
+    """Whether values lie between 0 and 100 %, as accuracy and F1, unlike correlations and differences."""
 
     @property
     def says_something(self) -> bool:
-        """Whether there is more to compare than a table shows at a glance: three marks, or two along a line."""
+        """Whether it has enough to compare: three marks, or two in a series."""
         sizes = [len(marks) for _, _, marks in self.series]
         return sum(sizes) > 2 or max(sizes, default=0) > 1
 
 
 Arms = tuple[ReportArm, ...]
-"""An arm whose score a mark shows, or two arms whose difference it shows."""
+"""An arm, for its score, or two arms, for their difference."""
 Plots = Sequence[Callable[["Axes"], object]]
-"""What draws each panel of a figure."""
+"""A function for each panel of a figure, which draws it."""
 
 
 @dataclass(frozen=True)
@@ -76,26 +75,23 @@ class FigureRow:
     """The arms, series and x axis of a figure."""
 
     choose: Callable[[ResultSet], Iterable[Arms]]
-    """What it shows, in the order of the legend."""
+    """The arms of its marks, in the order of the legend."""
     series: Callable[[ReportArm], str]
-    """The name of the series of an arm, to which `by_size` adds the size where there are several."""
+    """The name of an arm's series; `by_size` adds the size if there are several."""
     x: str
-    """The field of an arm by which it stands on the axis: bars and names stand at equal distances."""
+    """The field of an arm that is its place on the axis; bars and names have equal distances."""
     kind: PanelKind = "lines"
     look: str = "objective"
-    """The field of an arm by which its series has the look of an objective; empty where looks take turns."""
+    """The field of an arm that names the look of its series; if empty, looks take turns."""
     by_size: bool = False
     is_logarithmic: bool = False
     dodge: float = 0.0
-    """How far neighbouring series stand apart, so that their intervals do not hide each other; on a logarithmic axis a
-    share of the value."""
+    """The distance of neighbouring series, to separate intervals; on a logarithmic axis a share of the value."""
 
 
 def choose_objectives(results: ResultSet) -> list[Arms]:
-    """Choose CLM, then MLM at the usual ratio, at the largest budget of each size that has both, smallest first.
-
-    Of several with recipes of their own, it is the one with the recipe of most arms; without such a one, none.
-    """
+    """Choose CLM, then MLM at the usual ratio, at the largest budget of each size that has both, smallest first. Of
+    several arms of an objective, choose the one with the usual recipe, or none."""
     compared = results.select(setup="objective")
     chosen: dict[str, list[Arms]] = {"clm": [], "mlm": []}
     for size in compared.sizes:
@@ -136,7 +132,7 @@ def choose_gaps(results: ResultSet, setup: str, objectives: Sequence[str], steps
 
 
 def choose_priced(results: ResultSet) -> list[Arms]:
-    """Decayed arms whose FLOPs are known, with MLM at the reference ratio: CLM, MLM, and one after the other."""
+    """Choose decayed arms with known FLOPs: CLM, MLM at the reference ratio, and CLM then MLM."""
     masks, objectives = (None, results.usual_mask), ("clm", "mlm", "clm+mlm")
     arms: dict[str, ReportArm] = {}
     for arm in results.arms:
@@ -158,8 +154,15 @@ def name_share(arm: ReportArm) -> str:
     return f"{clm_percent(arm)} % CLM, then MLM" if arm.mlm_steps else "CLM alone"
 
 
+def name_training(arm: ReportArm) -> str:
+    """Return `40 % CLM, then MLM`, `CLM`, `MLM with 25 % CLM`; empty if only the arm's name is known."""
+    if not arm.objective:
+        return ""
+    return name_share(arm) if arm.objective == "clm+mlm" and not arm.curriculum else name_objective(arm)
+
+
 def name_split(arm: ReportArm) -> str:
-    return f"{write_steps(arm.clm_steps)} CLM, then {write_steps(arm.mlm_steps)} MLM" if arm.clm_steps else "MLM"
+    return f"{show_steps(arm.clm_steps)} CLM, then {show_steps(arm.mlm_steps)} MLM" if arm.clm_steps else "MLM"
 
 
 choose_ratios = partial(choose_arms, setup="objective", objective="mlm")
@@ -184,12 +187,12 @@ FIGURES: dict[str, FigureRow] = {
         choose_priced, name_objective, "flops", "rings", "whole_objective", is_logarithmic=True
     ),
 }
-"""By the name of its files. Loss curves are no results, and drawn by themselves."""
+"""The figures by the names of their files, without loss curves."""
 
 
 def figure_pool() -> Executor:
-    """Return a pool that draws figures beside other work: copies of this process, which start with the first figure and
-    load matplotlib, where a copy is safe (on Linux, while this process has a single thread); elsewhere a thread."""
+    """Return a pool that draws figures beside other work: forks of this process on Linux while it has a single thread,
+    elsewhere a thread."""
     if sys.platform != "linux" or threading.active_count() > 1:
         return ThreadPoolExecutor(1)
     fork = multiprocessing.get_context("fork")
@@ -197,7 +200,7 @@ def figure_pool() -> Executor:
 
 
 def begin_drawing(parent: int) -> None:
-    """Load matplotlib in a copy of the process `parent`, and end when `parent` does."""
+    """Load matplotlib in a fork of the process `parent`, and end when `parent` does."""
     end_with_parent(parent, grace())
     import matplotlib.backends.backend_pdf
     import matplotlib.backends.backend_svg  # noqa: F401
@@ -206,10 +209,10 @@ def begin_drawing(parent: int) -> None:
 def list_figures(
     results: ResultSet, losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
 ) -> tuple[dict[str, Plots], list[str]]:
-    """List every figure with something to compare, by the name of its files; and what scores those lack whose arms
-    there are.
+    """List the figures with enough to compare, by the name of their files; and the figures whose arms lack scores, with
+    what they need.
 
-    `losses`: run → records as in metrics.jsonl, those of several pretraining seeds with a `seed`.
+    `losses`: run → records as in metrics.jsonl, with a `seed` if there are several pretraining seeds.
     """
     plots: dict[str, Plots] = {}
     lacking, words = [], read_words()["figures"]
@@ -225,8 +228,7 @@ def list_figures(
 
 
 def fill_panels(name: str, results: ResultSet) -> list[Panel]:
-    """Make a panel of a figure for each family, with the marks of those arms that have a score there; none where the
-    study has too few arms for the figure."""
+    """Make a panel of a figure for each family, with a mark for each arm that has a score; none with too few arms."""
     row, words = FIGURES[name], read_words()["figures"][name]
     rows = list(row.choose(results))
     arms = [arm for arm, *_ in rows]
@@ -240,13 +242,13 @@ def fill_panels(name: str, results: ResultSet) -> list[Panel]:
     series = list_series(row, rows)
 
     def mark_arms(family: str, compared: Arms, aside: float) -> Mark | None:
-        """Place the score of an arm, or the difference of two, `aside` of its place on the axis."""
+        """Make the mark of an arm's score, or of the difference of two, `aside` of its place on the axis."""
         interval = measure_arms(row, results, family, compared)
         if interval is None:
             return None
         value = getattr(compared[0], row.x)
         x = values.index(value) if has_names else value
-        size = compared[0].size  # no other name says a size
+        size = compared[0].size
         marker = 3.5 + 2 * sizes.index(size) if size in sizes else MARKER_SIZE
         return x * (1 + aside) if row.is_logarithmic else x + aside, interval, marker
 
@@ -268,13 +270,13 @@ def fill_panels(name: str, results: ResultSet) -> list[Panel]:
 
 
 def set_x_axis(row: FigureRow, values: Sequence[Any]) -> dict[str, Any]:
-    """Return ticks, limits and scale of the x axis of a figure with these values, in order, as arguments of `Axes.set`;
-    its `xlabel` is the unit behind a label."""
+    """Return ticks, limits and scale of the x axis for these ascending values, as arguments of `Axes.set`; `xlabel` is
+    the unit."""
     scale = {"xscale": "log"} if row.is_logarithmic else {}
     if row.kind == "rings":
         ticks, labels, unit = round_ticks(values)
         return scale | {"xticks": ticks, "xticklabels": labels, "xlabel": unit}
-    labels = [write_steps(value) if isinstance(value, int) else str(value) for value in values]
+    labels = [show_steps(value) if isinstance(value, int) else str(value) for value in values]
     if row.kind != "bars" and not isinstance(values[0], str):
         return scale | {"xticks": values, "xticklabels": labels, "xlabel": ""}
     margin = 0.6 if row.kind == "bars" else 0.4
@@ -299,8 +301,8 @@ def list_series(row: FigureRow, rows: Sequence[Arms]) -> list[tuple[str, Look, l
 
 
 def measure_arms(row: FigureRow, results: ResultSet, family: str, arms: Arms) -> Interval | None:
-    """Measure an arm's score on a family, or the difference of two arms; None where a score is missing. Of `points` it
-    is the spread of all test scores, each around the mean of its dataset; None where not all are known."""
+    """Measure an arm's score on a family, or the difference of two arms; None if a score is missing. For `points`
+    measure the spread of all test scores around the mean of their dataset; None if some are unknown."""
     if row.kind != "points":
         scores = [score for arm in arms if (score := results.scores.get(arm.name, {}).get(family))]
         if len(scores) < len(arms):
@@ -321,12 +323,12 @@ def measure_arms(row: FigureRow, results: ResultSet, family: str, arms: Arms) ->
 
 
 def round_ticks(values: Sequence[float]) -> tuple[list[float], list[str], str]:
-    """Choose ticks of a logarithmic axis at round numbers among the values drawn; return them with their labels in
-    units of a power of ten, such as 2, 5, 10 and 20, and that unit: ` (×10¹⁵)`."""
+    """Choose ticks of a logarithmic axis at round numbers. Return them, their labels in units of a power of ten, such
+    as 2, 5, 10 and 20, and that unit: ` (×10¹⁵)`."""
     unit = math.floor(math.log10(min(values)))
     low, high = min(values) / 10.0**unit, max(values) / 10.0**unit
     decades = [step * 10**power for power in range(-1, 12) for step in (1, 2, 5)]
-    # Finer steps are for where all lies close together, such as 2.2 and 2.4.
+    # Finer steps for values that lie close together, such as 2.2 and 2.4.
     finer = [[step / parts for step in range(parts, 10 * parts + 1)] for parts in (2, 5, 10)]
     fewest = 3
     for steps in (decades, (1, 1.5, 2, 3, 4, 5, 7, 10, 15, 20), *finer):
@@ -348,13 +350,13 @@ def plot_panel(panel: Panel, axes: "Axes") -> None:
 
 
 def measure_reaches(intervals: Sequence[Interval]) -> np.ndarray:
-    """[2, N] how far intervals go below and above their values, in percent; 0 where that is not known."""
+    """Return the lengths [2, N] of intervals below and above their values, in percent; 0 if unknown."""
     ends = [(interval.value - interval.low, interval.high - interval.value) for interval in intervals]
     return 100 * np.fmax(np.array(ends).reshape(-1, 2), 0.0).T
 
 
 def plot_marks(panel: Panel, axes: "Axes") -> None:
-    """Draw the marks of each series with their intervals: along a line, or alone."""
+    """Draw the marks of each series with their intervals, joined by a line or not."""
     for label, look, marks in panel.series:
         for number, size in enumerate(dict.fromkeys(size for _, _, size in marks)):
             of_size = [(x, interval) for x, interval, own_size in marks if own_size == size]
@@ -385,7 +387,7 @@ def plot_bars(panel: Panel, axes: "Axes") -> None:
 
     width = 0.8 / max(len(panel.series), 1)
     for number, (label, look, marks) in enumerate(panel.series):
-        # A third of the way to white, so that intervals are seen on it.
+        # A third of the way to white, so that intervals stand out.
         lighter = [1 / 3 + 2 / 3 * channel for channel in to_rgb(look.color)]
         shift = width * (number - (len(panel.series) - 1) / 2)
         axes.bar(
@@ -406,8 +408,8 @@ def plot_bars(panel: Panel, axes: "Axes") -> None:
 
 
 def share_out_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Callable[["Axes"], object]]:
-    """Make a plot for each objective, whose losses are on a scale of their own, of every five arms in the order of the
-    study: so neighbours stand together, and an arm has one look in all panels."""
+    """Make plots of five arms each, in the order of the study, for each objective, because their losses have different
+    scales. An arm has one look in all panels."""
     arms = [*losses.items()]
     for objective in dict.fromkeys(row["objective"] for rows in losses.values() for row in rows):
         for begin in range(0, len(arms), len(SERIES)):
@@ -430,14 +432,14 @@ def plot_loss_curves(
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a figure, by which a page arranges it anew."""
+    """A part of a figure, which the page arranges."""
 
     kind: Literal["whole", "legend", "panel"]
     svg: str
 
 
 def save_figure(name: str, plots: Plots, folder: Path) -> list[Part]:
-    """Write `NAME.svg` and `NAME.pdf`, and return the figure in parts. Equal plots give equal files, to the byte."""
+    """Write `NAME.svg` and `NAME.pdf`, and return the figure in parts. Equal plots give equal bytes."""
     import matplotlib
     from fontTools.subset import Options
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
@@ -445,12 +447,12 @@ def save_figure(name: str, plots: Plots, folder: Path) -> list[Part]:
 
     folder.mkdir(parents=True, exist_ok=True)
     svg = folder / f"{name}.svg"
-    # A PDF's fonts are parts of DejaVu: rules of layout, most of the work of cutting it, are of no use to drawn glyphs.
+    # Rules of layout take most of the time of cutting a PDF's fonts, and drawn glyphs need none.
     Options._drop_tables_default = list({*Options._drop_tables_default, "GPOS", "GSUB", "GDEF", "kern"})
-    # The salt makes the ids inside an SVG the same every time.
+    # The salt makes the ids in an SVG the same every time.
     with matplotlib.rc_context({"svg.hashsalt": name}, PLOT_STYLE):
         figure = arrange_panels(plots)
-        # Each canvas draws once; `savefig` would draw everything twice, to find out what is rasterized.
+        # Each canvas draws once; `savefig` would draw everything twice.
         FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None})
         figure.set_layout_engine("none")
         FigureCanvasPdf(figure).print_pdf(svg.with_suffix(".pdf"), metadata={"CreationDate": None})
@@ -458,8 +460,8 @@ def save_figure(name: str, plots: Plots, folder: Path) -> list[Part]:
 
 
 def draw_parts(figure: "Figure", name: str) -> Iterator[Part]:
-    """Draw the legend and each panel of a figure alone, as they stand in it, with ids of their own. All panels have the
-    same room around their axes, as much as one of them needs: so the axes stay aligned."""
+    """Draw the legend and each panel of a figure alone, with ids of their own. All panels have the same room around
+    their axes, so the axes stay aligned."""
     import matplotlib
     from matplotlib.transforms import Bbox
 

@@ -1,7 +1,7 @@
 """A table of other people's scores → a verdict on every pair of methods, ranks with intervals, shares of compute.
 
-A row is one score: a method, a task, a seed, perhaps compute and what each test example contributed. Tests, averages,
-prices and the page are those of our own studies; what a table leaves unknown is told beside the verdicts.
+A row is one score of a method on a task, with its seed, compute and contributions of test examples if known. Tests,
+averages, prices and the page are those of our own studies; notes name what the table leaves unknown.
 """
 
 import itertools
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
     import pandas
 
 COLUMNS = ("method", "task", "seed", "pretraining_seed", "score", *AXES, "examples")
-COLUMN_REMEDY = "say which one it is: rename={{'THEIRS': '{name}'}} in Python, --rename THEIRS={name}"
+COLUMN_REMEDY = "name your column for it: rename={{'THEIRS': '{name}'}} in Python, --rename THEIRS={name}"
 SAME_MEAN = 1e-4
-"""How far a share may lie from the mean of its examples: published ones are rounded to 0.01 %."""
+"""The largest difference of a share and the mean of its examples: published scores are rounded to 0.01 %."""
 Scale = Literal["share", "percent"]
 Over = Literal["seeds", "tasks"]
-"""What would be drawn anew; of tasks, each then stands for a seed."""
+"""What a test repeats; over tasks, each task counts as a seed."""
 MOST_PAIRS = 66
-"""Pairs that a page shows; of more it shows neighbours in rank, and their .csv has all."""
+"""The most pairs on a page; of more, the page shows neighbours in rank, and the CSV file has all."""
 
 
 # Files → rows
 
 
 def read_tables(source: Any, rename: Mapping[str, str]) -> Iterator[PlacedRow]:
-    """Yield the rows of files, folders or of what is in memory, under our names of columns. A row of several files that
-    names no method is of that which its file is called after."""
+    """Yield the rows of files, folders or objects in memory, under our names of columns. Of several files, a file names
+    the method of rows that name none."""
     placed: Iterator[tuple[dict[str, str], PlacedRow]]
     if are_names(source):
         paths = [Path(source)] if isinstance(source, str | Path) else [*map(Path, source)]
@@ -64,7 +64,7 @@ def read_tables(source: Any, rename: Mapping[str, str]) -> Iterator[PlacedRow]:
 
 
 def file_rows(path: Path) -> Iterator[PlacedRow]:
-    """Yield the rows of a table; of EuroEval's results, one for each iteration, whose test sets all models share."""
+    """Yield the rows of a table; of EuroEval's results, a row for each iteration, which is a seed of all models."""
     for location, row in rows_of_file(path):
         if not isinstance(row.get("results"), dict):
             yield location, row
@@ -115,15 +115,15 @@ class ForeignScore(NamedTuple):
     method: str
     task: str
     compute: tuple[float | None, ...]
-    """In the units of `AXES`, to three digits: seeds of one budget may differ beyond them."""
+    """In the units of `AXES`, rounded to three digits, so that the seeds of a budget agree."""
     seeds: tuple[Any, Any]
-    """The seed of pretraining and that of fine-tuning; None where the table does not say it."""
+    """The seeds of pretraining and of fine-tuning; None if the table has none."""
     value: float
     examples: list[float] | None
 
 
 def parse_number(location: str, row: Row, name: str) -> float:
-    """Return the number in a column. Raises `InputError` for words, nothing, and what is not finite."""
+    """Return the number in a column. Raises `InputError` for anything but a finite number."""
     value = column(location, row, name, COLUMN_REMEDY)
     try:
         number = math.nan if isinstance(value, bool) else float(value)
@@ -135,7 +135,7 @@ def parse_number(location: str, row: Row, name: str) -> float:
 
 
 def parse_examples(location: str, value: Any, score: float) -> list[float] | None:
-    """Return what each example contributes, if it is given. Raises `InputError` where the score is not the mean."""
+    """Return the contribution of each example, if given. Raises `InputError` unless the score is their mean."""
     if value is None or value == "":
         return None
     try:
@@ -144,13 +144,13 @@ def parse_examples(location: str, value: Any, score: float) -> list[float] | Non
     except (TypeError, ValueError):
         is_mean = False
     if not is_mean:
-        remedy = "give the list of numbers that the score is the mean of, or leave the column out"
-        raise InputError(f"{location}: column 'examples' does not give the score {score:g}; {remedy}")
+        remedy = "give a list of numbers whose mean is the score, or leave the column out"
+        raise InputError(f"{location}: the mean of column 'examples' is not the score {score:g}; {remedy}")
     return values
 
 
 def parse_rows(source: Any, rename: Mapping[str, str]) -> list[ForeignScore]:
-    """Read all scores. Raises `InputError` for what is missing, no number, or there twice, and for a single method."""
+    """Read all scores. Raises `InputError` for a missing, malformed or repeated score, and for a single method."""
     for ours in rename.values():
         refuse_unknown("rename: column", ours, COLUMNS)
     scores, places = [], dict[tuple[Any, ...], str]()
@@ -162,7 +162,7 @@ def parse_rows(source: Any, rename: Mapping[str, str]) -> list[ForeignScore]:
         compute = tuple(number and float(f"{number:.3g}") for number in given)
         seeds = row.get("pretraining_seed"), row.get("seed")
         if before := places.get(key := (method, task, compute, *map(str, seeds))):
-            told = next((f"also of seed {seed}" for seed in reversed(seeds) if seed is not None), "without a `seed`")
+            told = next((f"also with seed {seed}" for seed in reversed(seeds) if seed is not None), "without a `seed`")
             raise InputError(f"{location}: a second score of {method} on {task}, {told} (first: {before}); drop one")
         places[key] = location
         scores.append(ForeignScore(method, task, compute, seeds, value, parse_examples(location, examples, value)))
@@ -173,8 +173,8 @@ def parse_rows(source: Any, rename: Mapping[str, str]) -> list[ForeignScore]:
 
 
 def find_factor(scores: Sequence[ForeignScore], scale: Scale | None) -> tuple[float, str]:
-    """Return by what scores are multiplied to be shares, and a sentence on how that was told. Raises `InputError` where
-    tasks differ in it, or a score lies beyond 100."""
+    """Return the factor that turns scores into shares, and a sentence on the reason. Raises `InputError` if tasks have
+    different scales, or a score lies beyond 100."""
     if scale:
         return (1.0 if scale == "share" else 0.01), ""
     largest = dict[str, float]()
@@ -182,15 +182,15 @@ def find_factor(scores: Sequence[ForeignScore], scale: Scale | None) -> tuple[fl
         largest[score.task] = max(largest.get(score.task, 0.0), abs(score.value))
     top, shares = max(largest, key=lambda task: largest[task]), [task for task, most in largest.items() if most <= 1]
     if largest[top] <= 1:
-        return 1.0, "No score is above 1: they are taken as shares and shown in %."
+        return 1.0, "No score is above 1, so scores count as shares and appear in %."
     if shares or largest[top] > 100:
         mixed = f"up to {largest[top]:g} on {top}" + (f", never above 1 on {first_of(shares)}" if shares else "")
-        raise InputError(f"scores are neither all shares nor all percent: {mixed}; say which by `scale`")
-    return 0.01, "There are scores above 1: all are taken as percent."
+        raise InputError(f"scores are neither all shares nor all percent: {mixed}; give `scale`")
+    return 0.01, "Some scores are above 1, so scores count as percent."
 
 
 def mean_by_task(scores: Sequence[ForeignScore]) -> list[ForeignScore]:
-    """Let each task stand for a seed of one: the mean over its own seeds, of the methods that have all tasks."""
+    """Make each task a seed of one task, with the mean over its own seeds. Leave out methods without all tasks."""
     values: dict[tuple[str, tuple[float | None, ...]], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for score in scores:
         values[score.method, score.compute][score.task].append(score.value)
@@ -203,8 +203,8 @@ def mean_by_task(scores: Sequence[ForeignScore]) -> list[ForeignScore]:
 
 
 def make_results(scores: Sequence[ForeignScore], factor: float) -> ResultSet:
-    """Make the results of each method, at each of its budgets where any has several; `factor` makes values shares of
-    which more is better. The same seed of two methods is a pair."""
+    """Make the results of each method, at each budget if any method has several. Values times `factor` are shares, more
+    is better. The same seed of two methods is a pair."""
     budgets, cells = defaultdict(set), defaultdict(list)
     for score in scores:
         budgets[score.method].add(score.compute)
@@ -239,21 +239,21 @@ def make_results(scores: Sequence[ForeignScore], factor: float) -> ResultSet:
 
 @dataclass(frozen=True)
 class Standing:
-    """How the methods of a table stand to each other, on the mean over all tasks and at the same budget."""
+    """Verdicts on the methods of a table, by the mean over all tasks and at the same budget."""
 
     results: ResultSet
     pairs: tuple[TaskComparison, ...]
-    """Every pair of methods that have all tasks, the better mean first; p is adjusted for all of them (Holm)."""
+    """Every pair of methods with all tasks, the better mean first; p is adjusted for all pairs (Holm)."""
     places: Mapping[str, tuple[int, int]]
     """Method → the ends of its rank's interval, the best mean first."""
     prices: tuple[PriceList, ...]
     notes: tuple[str, ...]
-    """How scores were read, and what cannot be known from them."""
+    """Notes on how scores were read, and on what they leave unknown."""
     baseline: str = ""
 
     @property
     def sentences(self) -> list[str]:
-        """The answer: who is ahead, how many pairs are separated, what the same score costs."""
+        """The answer: the best methods, the number of separated pairs, and the prices."""
         by_budget: dict[object, list[TaskComparison]] = defaultdict(list)
         for pair in self.pairs:
             by_budget[rivals(pair.a.arm)].append(pair)
@@ -261,12 +261,12 @@ class Standing:
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The tables of ranks, of pairs, and of shares of compute, whose records are numbers."""
+        """The tables of ranks, of pairs and of shares of compute."""
         return rank_table(self), pair_table(self.pairs), *itertools.chain(*map(price_tables, self.prices))
 
     @property
     def frames(self) -> "dict[str, pandas.DataFrame]":
-        """`ranks`, `pairs` and, with a ladder, `compute-equivalents-methods`, as the .csv files have them."""
+        """`ranks`, `pairs` and, with a ladder, `compute-equivalents-methods`, as in the CSV files."""
         import pandas
 
         shown = {table.name: table.records for table in self.tables if table.records}
@@ -276,16 +276,16 @@ class Standing:
         return "\n".join([*self.sentences, *self.notes])
 
     def report(self, out: str | Path = "results-report") -> Path:
-        """Write tables, a figure and one HTML page into a folder; returns the page."""
+        """Write tables, a figure and one HTML page into a folder; return the page."""
         words: dict[str, str] = read_words()["foreign_page"] | {"answer": " ".join(self.sentences)}
         page_text = PageText(**words, notes=self.notes, judgements=self.tables[:2], baseline=self.baseline)  # type: ignore[arg-type]
         return write_report(self.results, Path(out), page_text)[0]
 
 
 def compare_methods(results: ResultSet) -> tuple[tuple[TaskComparison, ...], dict[str, tuple[int, int]]]:
-    """Judge every pair of methods at the same budget, and find the interval of each rank: from 1 + those shown to be
-    better to all but those shown to be worse. These hold at once with 95 %, as no verdict is wrong with 95 % (Al
-    Mohamad, Goeman and van Zwet 2022)."""
+    """Judge every pair of methods at the same budget, and find the interval of each rank: from 1 + the number of
+    methods shown to be better, to the number of all but those shown to be worse. All rank intervals are right at once
+    with probability 95 %, because all verdicts are (Al Mohamad, Goeman and van Zwet 2022)."""
     means = [scores[ALL_TASKS] for scores in results.scores.values() if ALL_TASKS in scores]
     ranked = sorted(means, key=lambda mean: -mean.mean)
     pairs = [(a, b) for a, b in itertools.combinations(ranked, 2) if rivals(a.arm) == rivals(b.arm)]
@@ -300,20 +300,18 @@ def compare_methods(results: ResultSet) -> tuple[tuple[TaskComparison, ...], dic
 
 
 def tell_pairs(pairs: Sequence[TaskComparison]) -> str:
-    """Say who is ahead at a budget: `A and B cannot be told apart at the top of 4 methods; of 6 pairs 3 are separated,
-    of 3 neighbours in rank 1.`"""
+    """Write the best methods at a budget: `A, B are not separated at the top of 4 methods; 3 of 6 pairs separated,
+    1 of 3 neighbours in rank.`"""
     names, budget = ranked_names(pairs), pairs[0].a.arm.budget_class
     at = f"At {budget}: " if budget else ""
     if all(pair.verdict == "cannot be told" for pair in pairs):
-        return f"{at}Nothing can be told of {show_count(len(names), 'method')}: {pairs[0].notes[-1]}."
+        return f"{at}No verdict on {show_count(len(names), 'method')}: {pairs[0].notes[-1]}."
     tied = [pair.b.arm.name for pair in pairs if pair.a.arm.name == names[0] and pair.verdict != "A better"]
-    top = (
-        f"{first_of([names[0], *tied], 5)} cannot be told apart at the top of" if tied else f"{names[0]} is the best of"
-    )
+    top = f"{first_of([names[0], *tied], 5)} are not separated at the top of" if tied else f"{names[0]} is the best of"
     neighbours = [pair for pair in pairs if names.index(pair.b.arm.name) == names.index(pair.a.arm.name) + 1]
     of_all, of_neighbours = (sum(pair.verdict == "A better" for pair in group) for group in (pairs, neighbours))
-    counts = f"of {show_count(len(pairs), 'pair')} {of_all} are separated, of {len(neighbours)} neighbours in rank"
-    return f"{at}{top} {len(names)} methods; {counts} {of_neighbours}."
+    counts = f"{of_all} of {show_count(len(pairs), 'pair')} separated"
+    return f"{at}{top} {len(names)} methods; {counts}, {of_neighbours} of {len(neighbours)} neighbours in rank."
 
 
 def ranked_names(pairs: Sequence[TaskComparison]) -> list[str]:
@@ -322,7 +320,7 @@ def ranked_names(pairs: Sequence[TaskComparison]) -> list[str]:
 
 
 def pair_table(pairs: Sequence[TaskComparison]) -> Table:
-    """Make a table with a row for every pair, or for neighbours in rank where pairs are many."""
+    """Make a table with a row for every pair, or for neighbours in rank if there are more than `MOST_PAIRS`."""
     rows, names = [], ranked_names(pairs)
     records: list[Sequence[object]] = [PAIR_COLUMNS]
     for pair in pairs:
@@ -346,7 +344,7 @@ RANK_COLUMNS = ("method", "budget", "percent", "half_width", "rank_low", "rank_h
 
 
 def rank_table(standing: Standing) -> Table:
-    """Make a table with a row for every method that has all tasks."""
+    """Make a table with a row for every method with all tasks."""
     rows = []
     records: list[Sequence[object]] = [RANK_COLUMNS]
     for name, (low, high) in standing.places.items():
@@ -360,7 +358,7 @@ def rank_table(standing: Standing) -> Table:
 
 
 def tell_unknown(results: ResultSet, over: Over) -> Iterator[str]:
-    """Say what tests are over, and what they cannot know."""
+    """Write notes on what the tests repeat, and on what the table leaves unknown."""
     words, cells = read_words()["unknown"], [result for result in results.results if not result.cells]
     if over == "tasks":
         yield words["tasks"]
@@ -377,7 +375,7 @@ def tell_unknown(results: ResultSet, over: Over) -> Iterator[str]:
 def judge_table(
     table: Any, baseline: str | None, scale: Scale | None, lower_is_better: bool, over: Over, rename: Mapping[str, str]
 ) -> Standing:
-    """Judge the methods of a table, as `biphase.equivalent` says."""
+    """Judge the methods of a table; arguments as of `biphase.equivalent`."""
     scores = parse_rows(table, rename)
     factor, told = find_factor(scores, scale)
     signed = read_words()["unknown"]["sign"] if lower_is_better else ""

@@ -1,4 +1,4 @@
-"""Numbers and measures as people read them: percent, points, intervals, p-values; tables of them as md, tex and csv."""
+"""Numbers → text: percent, points, intervals, p-values, sizes; and what the scores of a family measure, in words."""
 
 import csv
 import io
@@ -10,16 +10,16 @@ from biphase.report.results import AVERAGE, ResultSet, read_words
 from biphase.report.statistics import SIGNIFICANCE, Interval
 
 MISSING = "–"
-"""What stands where a number is not known."""
+"""The text for an unknown number."""
 
 
 def show_share(share: float) -> str:
-    """Show a share as a percentage, two decimals as in the paper: `81.20`."""
+    """Show a share in percent with two decimals, as the paper does: `81.20`."""
     return MISSING if math.isnan(share) else f"{100 * share:.2f}"
 
 
 def show_points(value: float) -> str:
-    """Show a difference of shares in percentage points, signed: `+1.20`; `0.00` has no sign."""
+    """Show a difference of shares in percentage points with its sign: `+1.20`; `0.00` has none."""
     points = f"{100 * value:+.2f}"
     return MISSING if math.isnan(value) else points[1:] if float(points) == 0 else points.replace("-", "−")
 
@@ -31,7 +31,7 @@ def show_difference(gap: Interval) -> str:
 
 
 def show_estimate(value: float) -> str:
-    """Round an estimate to the two digits that it knows: `0.021`, `1.5`, `12`, `81,000`."""
+    """Round an estimate to two digits: `0.021`, `1.5`, `12`, `81,000`."""
     digits = 1 - math.floor(math.log10(value)) if value > 0 else 0
     return f"{round(value, digits):,.{max(digits, 0)}f}"
 
@@ -49,16 +49,17 @@ def show_power(value: float) -> str:
 def show_tokens(tokens: float) -> str:
     """Show `980,000`, `3.4M`, `26B`, `1.5T`."""
     rounded = float(f"{tokens:.3g}")
-    unit = next((unit for unit in ("T", "B", "M") if rounded >= POWERS[unit]), "")
-    return f"{rounded / POWERS[unit]:.3g}{unit}" if unit else f"{rounded:,.0f}"
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if rounded >= size:
+            return f"{rounded / size:.3g}{unit}"
+    return f"{rounded:,.0f}"
 
 
-POWERS = {"T": 1e12, "B": 1e9, "M": 1e6}
 SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def show_p_value(p_value: float) -> str:
-    """Show `0.031`, or `< 0.001`; near the level of all tests as many digits as tell the side: `0.0496`."""
+    """Show `0.031`, or `< 0.001`. Near `SIGNIFICANCE` add digits until the side is clear: `0.0496`."""
     if math.isnan(p_value):
         return MISSING
     if p_value < 0.001:
@@ -68,7 +69,7 @@ def show_p_value(p_value: float) -> str:
 
 
 def tell_p_value(p_value: float) -> str:
-    """Say `p = 0.031`, or `p < 0.001`."""
+    """Write `p = 0.031`, or `p < 0.001`."""
     return f"p = {show_p_value(p_value)}".replace("= <", "<")
 
 
@@ -81,8 +82,13 @@ def show_spread(spread: Interval | None) -> str:
 
 
 def write_steps(steps: int) -> str:
-    """Write 42000 as `42k`, and 1200 as it is, as names of arms have it."""
+    """Write steps for the name of an arm: `42k`, `1200`."""
     return f"{steps // 1000}k" if steps and steps % 1000 == 0 else str(steps)
+
+
+def show_steps(steps: int) -> str:
+    """Show steps to a reader: `42k`, `1,200`."""
+    return f"{steps:,}" if steps % 1000 else write_steps(steps)
 
 
 def show_list(words: Sequence[str]) -> str:
@@ -91,7 +97,7 @@ def show_list(words: Sequence[str]) -> str:
 
 
 def show_noise(noise: Sequence[str]) -> str:
-    """Join the sources of noise of a test: `fine-tuning seeds only`, `pretraining seeds and test examples`."""
+    """Join sources of noise: `fine-tuning seeds only`, `pretraining seeds and test examples`."""
     return show_list(noise) + (" only" if len(noise) == 1 else "")
 
 
@@ -116,8 +122,7 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
 
 
 def group_measures(results: ResultSet, family: str) -> dict[str, list[str]]:
-    """Group the datasets of a family by what their scores measure, in words; by the family's usual metric where that is
-    not known."""
+    """Group the datasets of a family by their metrics in words. An unknown metric is the family's usual one."""
     words, metric = read_words(), results.primary_metric
     measures = words["measures"][family]
     datasets: dict[str, dict[str, None]] = {}
@@ -130,7 +135,7 @@ def group_measures(results: ResultSet, family: str) -> dict[str, list[str]]:
 
 
 def tell_measures(results: ResultSet, family: str) -> str:
-    """Say `accuracy`, or `accuracy on genre and Matthews correlation on cola, which averages mix`."""
+    """Write `accuracy`, or `accuracy on genre and Matthews correlation on cola, which averages mix`."""
     groups = group_measures(results, family)
     if len(groups) == 1:
         return next(iter(groups))

@@ -1,4 +1,4 @@
-"""A line of text that says what scores will show → an inequality over names of arms, tasks and budgets.
+"""A line of text that predicts scores → an inequality over names of arms, tasks and budgets.
 
     25/75 - mlm40 > 0 on token_classification at every budget
     (mlm40 - clm on QA) - (mlm40 - clm on SC) > 0 for every model
@@ -6,11 +6,10 @@
     trend(masking over mask) > 0 on retrieval
     compute_equivalent(stack, mlm40) < 0.6 at the largest budget
 
-The grammar is in `inequality.lark`. A name stands for an arm, for an arm at several budgets, or for a group of arms. A
-place on a term holds for that term; on the last term of a sum, or behind a bracket, for all of it. Places behind the
-number say where the inequality is to hold: at every budget, for every model, on the average over families unless given.
-With `some`, one is enough; `every` is chosen before `some`. `report.hypotheses` has the functions. Nothing in the text
-is executed.
+The grammar is in `inequality.lark`. A name means an arm, an arm at several budgets, or a group of arms. A place on
+a term applies to that term; on the last term of a sum, or behind a bracket, to the whole sum. Places behind the number
+apply to the inequality; by default it is about every budget, every model, and the average over families. With `some`,
+one is enough; `every` is chosen before `some`. `report.hypotheses` has the functions. Nothing executes the text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +29,7 @@ MOST_BRACKETS = 50
 
 
 Place = Mapping[str, Any]
-"""The place of an inequality or of a term; what it does not name is left open:
+"""The place of an inequality or of a term; missing keys are open:
 
     tasks   a tuple of families, tasks, or `average`, or of one of `every family`, `some task` and the like
     budget  `every`, `some`, `largest`, `smallest`, or steps
@@ -39,7 +38,7 @@ Place = Mapping[str, Any]
 
 
 def find_quantifiers(place: Place) -> tuple[str, str, str]:
-    """Return `every` or `some` for tasks, budget and model; empty where one is fixed or left open."""
+    """Return `every` or `some` for tasks, budget and model; empty for a fixed or open one."""
     first, *_ = place.get("tasks", ("",))
     words = (first.partition(" ")[0], place.get("budget"), place.get("model"))
     task, budget, model = (str(word) if word in QUANTIFIERS else "" for word in words)
@@ -48,7 +47,7 @@ def find_quantifiers(place: Place) -> tuple[str, str, str]:
 
 @dataclass(frozen=True)
 class Operand:
-    """A name with its weight in the sum; once bound, also the arms that it stands for."""
+    """A name with its weight in the sum; once bound, also its arms."""
 
     weight: float
     name: str
@@ -75,7 +74,7 @@ class AskedInequality:
     is_equivalent: bool
     """Whether it bounds the compute equivalent of the first operand, with the second as baseline."""
     sign: float
-    """1 where the sum is to lie above the bound, -1 where it is to lie below."""
+    """1 for `>`, -1 for `<`."""
     bound: float
     """A share of scores, or of compute."""
     place: Place
@@ -86,7 +85,7 @@ class AskedInequality:
 
     @property
     def placed(self) -> tuple[Operand, ...]:
-        """The operands that each place must have: all but a baseline, which counts with all its budgets."""
+        """The operands with a place: all but a baseline, which has all its budgets."""
         return self.operands[:1] if self.is_equivalent else self.operands
 
 

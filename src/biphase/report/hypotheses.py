@@ -5,9 +5,9 @@ Some terms are functions of several scores along an axis:
     mean    of the arms
     trend   the change from the lowest to the highest value of the axis, along the straight line of least squares
     spread  the standard deviation, averaged over datasets: of an arm's scores over fine-tuning rates and seeds (`rate`:
-            those of `stability_rates` at which no training diverged), or of the means of several arms over seeds
+            the `stability_rates` without diverged trainings), or of the means of several arms over seeds
 
-All functions of one inequality use the values of the axis that they share. The interval of a spread leaves out one seed
+All functions of one inequality use their common values of the axis. The interval of a spread leaves out one seed
 at a time (`contrasts.jackknife`). Letters: A operands, V values of the axis, S seeds.
 """
 
@@ -30,10 +30,10 @@ from biphase.report.results import FAMILY_CODES, MEAN_OF_FAMILIES, ReportArm, Re
 from biphase.report.statistics import stability_rates
 
 Spot = tuple[str, int]
-"""A model and a budget at which an inequality is to hold; `""` and 0 where it is asked about once."""
+"""The model and the budget of an inequality; `""` and 0 if it holds for all."""
 
 ArmsBySpot = Mapping[Spot, Mapping[str, str]]
-"""The arms that a name stands for, by model and budget: one arm, or the members of a group by their short names."""
+"""The arms of a name, by model and budget: one arm, or the members of a group by their short names."""
 
 
 class WeighedArm(NamedTuple):
@@ -44,23 +44,15 @@ class WeighedArm(NamedTuple):
     task: str
 
 
-class SeedScores(NamedTuple):
-    """The scores of an arm's seeds on a dataset."""
-
-    samples: Sequence[float]
-    pretraining_seeds: tuple[int, ...]
-    """The pretraining seed of each score; () where all are of one pretraining."""
-
-
 def show_spot(spot: Spot) -> str:
-    """Show `1m, 1,200 steps`, without what is not named."""
+    """Show `1m, 1,200 steps`, or the part that is named."""
     model, budget = spot
     return ", ".join(filter(None, [model, f"{budget:,} steps" if budget else ""]))
 
 
 def index_by_axis(arms: Sequence[ReportArm], axis: str) -> dict[float, ReportArm]:
-    """Index arms by their values on an axis; the only arm by 0 without an axis. Raises `InputError` where an arm has no
-    value, or two arms have the same."""
+    """Index arms by their values on an axis; without an axis, index the only arm by 0. Raises `InputError` for an arm
+    without a value, or two arms with the same."""
     by_value: dict[float, ReportArm] = {}
     for arm in arms:
         value = {"": 0, "budget": arm.budget, "mask": arm.mask_percent}.get(axis, arm.clm_share)
@@ -71,8 +63,7 @@ def index_by_axis(arms: Sequence[ReportArm], axis: str) -> dict[float, ReportArm
 
 
 def weigh_arms(terms: Sequence[Operand], arms: Mapping[str, ReportArm]) -> list[WeighedArm]:
-    """Write the terms as a weighted sum of arms. Raises `InputError` where a function has too few values of its
-    axis."""
+    """Write the terms as a weighted sum of arms. Raises `InputError` for a function with too few values of its axis."""
     indexed = [index_by_axis([arms[name] for name in term.arms], term.axis) for term in terms]
     shared: dict[str, set[float]] = {}
     for term, by_value in zip(terms, indexed, strict=True):
@@ -97,15 +88,15 @@ def contrast_spreads(
     terms: Sequence[Operand], arms: Mapping[str, ReportArm], results: ResultSet
 ) -> tuple[Contrast, list[float]]:
     """Contrast spreads: return their weighted sum, averaged over datasets, and the values of their axis. Raises
-    `InputError` where not every seed has a score at two values or more."""
+    `InputError` unless every seed has a score at two values or more."""
     axis, weights_A = terms[0].axis, np.array([term.weight for term in terms])
     tables, used, repeated = [], set[float](), set[tuple[int, ...]]()
     for dataset in list_datasets(terms[0].task, results):
         read = [read_along_axis(axis, [arms[name] for name in term.arms], dataset, results) for term in terms]
-        values = [value for value in sorted(read[0]) if all(value in by_value for by_value in read)]
+        values = sorted(set.intersection(*map(set, read)))
         if axis == RATE:
             values = stability_rates(values)
-        samples = [[by_value[value].samples for value in values] for by_value in read]
+        samples = [[by_value[value][0] for value in values] for by_value in read]
         if len({len(seeds) for row in samples for seeds in row}) != 1:
             continue
         scores_AVS = np.array(samples)
@@ -113,7 +104,7 @@ def contrast_spreads(
         if scores_AVS.shape[2] and is_whole_V.sum() > 1:
             tables.append(scores_AVS[:, is_whole_V])
             used |= set(np.array(values)[is_whole_V].tolist())
-            repeated |= {by_value[value].pretraining_seeds for by_value in read for value in values}
+            repeated |= {by_value[value][1] for by_value in read for value in values}
     counts = {scores_AVS.shape[2] for scores_AVS in tables}
     if len(counts) != 1 or len(repeated) != 1 or len(next(iter(repeated))) not in (0, *counts):
         raise InputError(f"no scores of each seed at two values of {axis} or more")
@@ -131,15 +122,17 @@ def contrast_spreads(
     return jackknife(statistic, num, largest, seeds_S), sorted(used)
 
 
-def read_along_axis(axis: str, arms: Sequence[ReportArm], dataset: str, results: ResultSet) -> dict[float, SeedScores]:
-    """Read the scores on a dataset at every value of an axis."""
-    scores: dict[float, SeedScores] = {}
+def read_along_axis(
+    axis: str, arms: Sequence[ReportArm], dataset: str, results: ResultSet
+) -> dict[float, tuple[Sequence[float], tuple[int, ...]]]:
+    """Read the score of each seed on a dataset at every value of an axis, with the pretraining seeds if there are
+    several."""
+    scores = {}
     for value, arm in index_by_axis(arms, "" if axis == RATE else axis).items():
-        score = results.scores.get(arm.name, {}).get(dataset)
-        if score is not None:
+        if score := results.scores.get(arm.name, {}).get(dataset):
             seeds = tuple(score.pretraining_seeds) if score.num_pretrainings > 1 else ()
             by_value = {value: score.samples} if axis != RATE else score.by_rate or {}
-            scores |= {position: SeedScores(samples, seeds) for position, samples in by_value.items()}
+            scores |= {position: (samples, seeds) for position, samples in by_value.items()}
     return scores
 
 
@@ -148,14 +141,14 @@ QUANTIFIED = re.compile(r"\b(?:every|some)\s+(?:'[^']*'|\"[^\"]*\"|[^\s()'\"]+)"
 
 def bind(text: str, named_arms: Mapping[str, ArmsBySpot], tasks: Mapping[str, str]) -> list[list[AskedInequality]]:
     """Bind a line of text to arms at every place that it names. Return a group of inequalities for each choice of
-    `every`; a group holds where one of its members does.
+    `every`; a group holds if one of its members does.
 
     Args:
-        named_arms: the arms that each known name stands for.
+        named_arms: known name → its arms.
         tasks: the tasks of the study → the code of their family, such as TC.
 
-    Raises `InputError` for a line that is not in the grammar; for an unknown arm, model or task, with the known ones;
-    and for names that share no model and budget.
+    Raises `InputError` for a line outside the grammar; for an unknown arm, model or task, with the known ones; and for
+    names without a common model and budget.
     """
     try:
         asked = parse_inequality(text)
@@ -180,16 +173,14 @@ def place_inequality(
                     (term_task,) = expand_tasks(term.place.get("tasks", (task,)), tasks)
                     terms.append(replace(term, task=term_task))
                     weights[term.function, term.axis, term.arms, term_task] += term.weight
-                if not any(weights.values()):  # it compares an arm with itself
+                if not any(weights.values()):  # an arm minus itself
                     continue
                 # Inequalities that agree in each `every` and in each named place form a group.
                 at = zip(find_quantifiers(asked.place), (task, budget, model), strict=True)
                 every = [term.kind for term in terms if term.quantifier == "every"]
                 key = (*(value for word, value in at if word != "some"), *every)
-                label, baseline = (
-                    label_choice(asked, terms, task, (model, budget)),
-                    find_baseline(asked, named_arms, model),
-                )
+                label = label_choice(asked, terms, task, (model, budget))
+                baseline = find_baseline(asked, named_arms, model)
                 groups.setdefault(key, []).append(replace(asked, operands=tuple(terms), label=label, baseline=baseline))
     if not groups:
         lack = "a second model or budget is needed, for here all names are one arm"
@@ -198,15 +189,14 @@ def place_inequality(
 
 
 def whole_names(asked: AskedInequality, named_arms: Mapping[str, ArmsBySpot]) -> str:
-    """Suggest whole names, with which an inequality compares arms of different models or budgets."""
-    arms = set[str]()
-    for operand in asked.operands:
-        arms.update(*(by_kind.values() for by_kind in named_arms[operand.name].values()))
+    """Suggest whole names of arms: they can compare different models or budgets."""
+    spots = itertools.chain(*(named_arms[operand.name].values() for operand in asked.operands))
+    arms = {arm for members in spots for arm in members.values()}
     return f"; other models or budgets have whole names, such as {show_list(sorted(arms)[-2:])}"
 
 
 def check_name(operand: Operand, named_arms: Mapping[str, ArmsBySpot]) -> None:
-    """Raise `InputError` for a name that stands for no arm, or for several where one is needed."""
+    """Raise `InputError` for a name of no arm, or of several arms if the operand needs one."""
     refuse_unknown("unknown arm", operand.name, named_arms)
     if not named_arms[operand.name]:
         raise InputError(f"no arm is '{operand.name}'")
@@ -228,7 +218,7 @@ def label_choice(asked: AskedInequality, terms: Sequence[Operand], task: str, sp
 
 
 def expand_tasks(words: Sequence[str], tasks: Mapping[str, str]) -> list[str]:
-    """Replace words by the tasks and codes of families that they stand for; `average` stays."""
+    """Replace words by their tasks and codes of families; `average` stays."""
     families, task_names = list(dict.fromkeys(tasks.values())), [*tasks]
     names = {MEAN_OF_FAMILIES: [MEAN_OF_FAMILIES]} | {task: [task] for task in tasks}
     names |= dict.fromkeys(("every family", "some family"), families)
@@ -243,9 +233,9 @@ def expand_tasks(words: Sequence[str], tasks: Mapping[str, str]) -> list[str]:
 
 
 def find_spots(asked: AskedInequality, named_arms: Mapping[str, ArmsBySpot]) -> list[tuple[Spot, list[list[Operand]]]]:
-    """List the models and budgets at which the inequality is to hold, with the choices of each operand there: all that
-    every operand has, or one spot where each operand is a single arm or has a place of its own. Raises `InputError` for
-    an unknown model, and where there is no such spot."""
+    """List the models and budgets of the inequality, with the choices of each operand there: those that all operands
+    have, or a single spot if each operand is one arm or has its own place. Raises `InputError` for an unknown model,
+    and if no spot is left."""
     spots = [spot for operand in asked.placed for spot in named_arms[operand.name]]
     models = sorted(dict.fromkeys(model for model, _ in spots), key=num_parameters)
     wanted_model, wanted_budget = asked.place.get("model"), asked.place.get("budget")
@@ -258,7 +248,7 @@ def find_spots(asked: AskedInequality, named_arms: Mapping[str, ArmsBySpot]) -> 
     candidates = itertools.product(models if is_at_budgets or is_for_models else [""], budgets)
     # `The largest` on a term is chosen among these.
     shared = set(spots).intersection(*(named_arms[operand.name] for operand in varied)) or set(spots)
-    # A spot at which all operands are the same arms as at an earlier one asks nothing new.
+    # A spot with the same arms as an earlier one repeats the question.
     by_spot: dict[Spot, list[list[Operand]]] = {}
     for spot in candidates:
         choices = [bind_operand(operand, named_arms[operand.name], spot, shared) for operand in asked.placed]
@@ -272,10 +262,9 @@ def find_spots(asked: AskedInequality, named_arms: Mapping[str, ArmsBySpot]) -> 
             chosen.append(((model, budget), choices))
     if not chosen:
         names = " and ".join(dict.fromkeys(f"'{operand.name}'" for operand in asked.operands))
-        known = []
-        for name in dict.fromkeys(operand.name for operand in asked.placed):
-            known.append(f"{name} for {'; '.join(map(show_spot, sorted(named_arms[name])))}")
-        message = f"{names} share no model and budget there; known: {', '.join(known)}"
+        placed = dict.fromkeys(operand.name for operand in asked.placed)
+        known = ", ".join(f"{name} for {'; '.join(map(show_spot, sorted(named_arms[name])))}" for name in placed)
+        message = f"{names} share no model and budget there; known: {known}"
         raise InputError(message + whole_names(asked, named_arms))
     return chosen
 
@@ -289,13 +278,13 @@ def choose_among(asked: Any, ascending: Sequence[Any]) -> Any:
 
 
 def is_one_arm(operand: Operand, arms_by_spot: ArmsBySpot) -> bool:
-    """Tell whether an operand names a single arm, which is the same at every spot."""
+    """Tell whether an operand names one arm, the same at every spot."""
     return len(arms_by_spot) == 1 and operand.name in next(iter(arms_by_spot.values())).values()
 
 
 def bind_operand(operand: Operand, arms_by_spot: ArmsBySpot, spot: Spot, shared: Set[Spot]) -> list[Operand]:
-    """List what an operand may become at a spot: itself with its arm, with each arm of its group, or with all arms of
-    its function; nothing where it has no arm there."""
+    """List the operand's choices at a spot: with its arm, with each arm of its group, or with all arms of its function;
+    empty if it has no arm there."""
     (model, budget), place = spot, operand.place
     if is_one_arm(operand, arms_by_spot):
         (arms,) = arms_by_spot.values()
@@ -353,7 +342,7 @@ def measure_claim(groups: Sequence[Sequence[AskedInequality]], results: ResultSe
 
 
 def measure(asked: AskedInequality, results: ResultSet) -> Inequality:
-    """Measure the sum that is to lie above the bound. Raises `InputError` that names the missing scores."""
+    """Measure the inequality. Raises `InputError` that names the missing scores."""
     refuse_lacking(asked, results)
     arms = {arm.name: arm for arm in results.arms}
     first, sign = asked.operands[0], asked.sign
@@ -368,7 +357,7 @@ def measure(asked: AskedInequality, results: ResultSet) -> Inequality:
         by_seed = tuple(-sign * value for value in at_share.by_seed)
         return replace(at_share, estimate=-sign * at_share.estimate, by_seed=by_seed)
 
-    # 1. The arms in it with their weights; the contrast of what is no weighted sum of their scores.
+    # 1. Its arms with their weights; the contrast, unless it is a weighted sum of scores.
     if asked.is_equivalent:
         gap = contrast_baseline(datasets)
         sides = [WeighedArm(-sign, arms[first.arms[0]], first.task)]
@@ -380,17 +369,17 @@ def measure(asked: AskedInequality, results: ResultSet) -> Inequality:
         gap, values = contrast_spreads(asked.operands, arms, results)
         gap = replace(gap, estimate=sign * gap.estimate)
         label = f"{label} ({first.axis} {', '.join(f'{value:g}' for value in values)})"
-        # A spread leaves out what diverged, by its definition: a lost seed counts on neither side.
+        # A spread leaves out diverged trainings, so a lost seed favours neither side.
         sides = [WeighedArm(0.0, arms[name], term.task) for term in asked.operands for name in term.arms]
     else:
         sides = [side._replace(weight=sign * side.weight) for side in weigh_arms(asked.operands, arms)]
-    # 2. Their scores, whose contrast it is otherwise.
+    # 2. Their scores, and the contrast of a weighted sum.
     weighted: list[tuple[float, Result]] = []
     for weight, arm, task in sides:
         parts = list_parts(task, results)
         weighted += [(weight / len(parts), results.scores[arm.name][part]) for part in parts]
     gap = replace(gap, has_one_seed=have_one_seed(score for _, score in weighted)) if gap else contrast(weighted)
-    # 3. Each task alone, where it is about one mean over tasks.
+    # 3. Each task alone, for a mean over tasks.
     by_task: dict[str, Contrast] = {}
     if first.function != "spread" and len({side.task for side in sides}) == 1:
         for name in datasets:
@@ -402,8 +391,7 @@ def measure(asked: AskedInequality, results: ResultSet) -> Inequality:
 
 
 def refuse_lacking(asked: AskedInequality, results: ResultSet) -> None:
-    """Raise `InputError` where an arm lacks a score, or one that the study plans, on a task, in a family, or on
-    average."""
+    """Raise `InputError` if an arm lacks a score that the inequality or the study's plan needs."""
     for term in asked.operands:
         tasks, parts = results.planned_tasks.items(), list_parts(term.task, results)
         due = [name for name, family in tasks if term.task in (name, family, MEAN_OF_FAMILIES)]
@@ -424,10 +412,10 @@ def list_parts(task: str, results: ResultSet) -> Sequence[str]:
 def find_lacks(
     terms: Sequence[tuple[float, Result]], planned_runs: Mapping[tuple[str, str], int]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """List what a weighted sum of scores lacks to be called above a bound, and what it lacks to be called below.
+    """List the missing scores that prevent the verdict "above the bound", and those that prevent "below".
 
-    Both lists name unfinished fine-tunings, as another rate or seed may change the score. A score that lost seeds is
-    the mean of the survivors, so it stands in the list of the side that it favours.
+    Both lists name unfinished fine-tunings, because another rate or seed may change the score. A score that lost seeds
+    is the mean of the others, so it is in the list of the side that it favours.
     """
     above, below = dict[str, None](), dict[str, None]()
     for weight, mean in terms:

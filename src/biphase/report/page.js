@@ -1,7 +1,7 @@
 "use strict";
-// Tables sort by a click (or Enter, or the space bar) on a header: up, down, then as they were. Empty cells stay last.
-// A cell sorts by its number (610M and 40 % have one too), which in a column of numbers may stand among words; else by its
-// words.
+// A click (or Enter, or the space bar) on a header sorts its table: up, down, then in the original order. Empty cells
+// stay last. A cell sorts by its number (610M and 40 % have one too), in a column of numbers by the first number among
+// its words; else by its words.
 const UNITS = { k: 1e3, m: 1e6, b: 1e9 };
 const valueOf = (cell) => {
   const text = (cell.dataset.value ?? cell.textContent).replaceAll(",", "");
@@ -22,7 +22,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   };
 
   headers.forEach((header, column) => {
-    // Numbers are wanted from the top, words from the beginning of the alphabet.
+    // Numbers begin with the largest, words with the first of the alphabet.
     const cycle = header.classList.contains("stub") ? ["none", "ascending", "descending"] : ["none", "descending", "ascending"];
     header.querySelector("button")?.addEventListener("click", () => {
       const order = cycle[(cycle.indexOf(header.getAttribute("aria-sort")) + 1) % 3];
@@ -34,7 +34,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   });
 }
 
-// Print shows everything; what was folded is folded again afterwards.
+// Print opens all details, and closes them again afterwards.
 let opened = [];
 addEventListener("beforeprint", () => {
   opened = [...document.querySelectorAll("details:not([open])")];

@@ -1,8 +1,7 @@
 """Results → the report: tables and figures as files, and one HTML page that shows them with the verdicts.
 
-A reader first gets the answer in a sentence, one table of all models and tasks, and one picture. The page needs no
-network and no file beside it: styles, script and figures are inside. A figure's SVG is made small and takes the page's
-colours; where the page is narrow, its panels stack.
+The page begins with the answer in a sentence and one table of all models and tasks. It needs no network and no file
+beside it: styles, script and figures are inside. Figures take the page's colours; on a narrow page their panels stack.
 """
 
 import math
@@ -16,7 +15,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
@@ -28,7 +26,7 @@ from biphase.report import contrasts, formats, tables
 from biphase.report.claims import ClaimVerdict, Finding, Verdicts, count_tested, tell_finding, tell_verdict
 from biphase.report.equivalents import ladder_panel, list_prices, price_sentence, price_tables
 from biphase.report.figures import Part, figure_pool, list_figures, plot_panel, save_figure
-from biphase.report.formats import MISSING, show_count, show_list, show_share, tell_p_value, write_steps
+from biphase.report.formats import MISSING, show_count, show_list, show_share, show_steps, tell_p_value
 from biphase.report.results import (
     ALL_TASKS,
     FAMILY_NAMES,
@@ -39,7 +37,7 @@ from biphase.report.results import (
     list_gaps,
     read_words,
 )
-from biphase.report.statistics import SIGNIFICANCE, is_significant
+from biphase.report.statistics import SIGNIFICANCE, Interval, is_significant
 from biphase.style import GRID, INK
 
 SUPERFLUOUS = re.compile(
@@ -48,14 +46,13 @@ SUPERFLUOUS = re.compile(
     | (?<=[0-9]\.[0-9])[0-9]{3,}(?=[^<>]*>) | \ style="" | (?<=>)\s+(?=<) | \ \n(?=[A-Z])""",
     re.DOTALL | re.VERBOSE,
 )
-"""Parts of matplotlib's SVG that the page does without: what it states once for all pictures, digits beyond the first,
-names of groups."""
+"""Parts of matplotlib's SVG that the page does not need: styles of all pictures, further digits, names of groups."""
 
 
 def inline_svg(parts: Iterable[Part], styles: dict[str, str]) -> Markup:
-    """Return the parts of a figure for the page: as they were drawn, in the page's colours.
+    """Return the parts of a figure as SVG in the page's colours.
 
-    `styles`: a style of the page's pictures → the name of its class; new ones are added.
+    `styles`: style in the page's pictures → name of its class; the function adds new ones.
     """
 
     def name_style(found: re.Match[str]) -> str:
@@ -66,15 +63,15 @@ def inline_svg(parts: Iterable[Part], styles: dict[str, str]) -> Markup:
         root, _, body = SUPERFLUOUS.sub("", part.svg[part.svg.index("<svg") :]).partition(">")
         (box,) = re.findall(r'viewBox="([^"]*)"', root)
         width = f' width="{1.5 * float(box.split()[2]):.0f}"' if part.kind == "legend" else ""
-        body = body.replace(INK, "currentColor").replace(GRID, "var(--grid)")
+        body = body.replace(INK, "currentColor").replace(GRID, "var(--grid)").replace(" xlink:href=", " href=")
         body = re.sub(r'style="([^"]*)"', name_style, body)
         drawn.append(f'<svg class="{part.kind}" viewBox="{box}"{width}>{body}')
     return Markup("".join(drawn))
 
 
 def tell_arm(arm: ReportArm, *, is_short: bool = False) -> str:
-    """Say how an arm was trained: `CLM for 600 steps, then MLM for 1,800`, or in short `CLM 600, then MLM 1800`; empty
-    where only its name is known."""
+    """Write how an arm was trained: `CLM for 600 steps, then MLM for 1,800`, or in short `CLM 600, then MLM 1,800`;
+    empty if only its name is known."""
     if arm.objective in ("none", ""):
         return "random weights" if arm.objective else ""
     phases = [(arm.curriculum or arm.objective.upper(), arm.pretrain_steps), ("MLM", arm.cpt_steps)]
@@ -82,15 +79,15 @@ def tell_arm(arm: ReportArm, *, is_short: bool = False) -> str:
         phases[:1] = ("CLM", arm.clm_steps), ("MLM", arm.mlm_steps)
     phases = [(objective, steps) for objective, steps in phases if steps]
     if is_short or not phases:
-        return ", then ".join(f"{objective}\xa0{write_steps(steps)}" for objective, steps in phases)
+        return ", then ".join(f"{objective}\xa0{show_steps(steps)}" for objective, steps in phases)
     first, *later = [f"{objective} for {steps:,}" for objective, steps in phases]
     undecayed = ", undecayed" if arm.setup == "efficiency" else ""
     return ", then ".join([f"{first} steps", *later]) + undecayed
 
 
 def arm_labels(arms: Iterable[ReportArm]) -> Callable[[str], Markup]:
-    """Return a function that makes a sentence HTML: names of arms are small labels, and where the page names an arm
-    first, words say how it was trained. A name such as `base` could be a word of the sentence, and stays as it is."""
+    """Return a function that makes a sentence HTML: names of arms become small labels, at their first place on the page
+    after the words of `tell_arm`. A name of letters alone, such as `base`, could be a word, and stays as it is."""
     words = {arm.name: tell_arm(arm) for arm in arms if not arm.name.isalpha()}
     longest_first = sorted(map(re.escape, words), key=len, reverse=True)
     names = re.compile(rf"(?<![\w.-])({'|'.join(longest_first)})(?![\w-])")
@@ -106,8 +103,8 @@ def arm_labels(arms: Iterable[ReportArm]) -> Callable[[str], Markup]:
 
 
 def answer_sentences(results: ResultSet, hypotheses: Sequence[Finding] = ()) -> Iterator[str]:
-    """Compare the best model with the best of any other objective (else the runner-up), and with random weights; or say
-    why there is none. A pair that one of the hypotheses compares over all tasks is not compared again."""
+    """Compare the best model with the best of another objective (else the runner-up), and with random weights; or write
+    why there is none. Leave out a pair that a hypothesis compares over all tasks."""
     means = [scores[ALL_TASKS] for scores in results.scores.values() if ALL_TASKS in scores]
     groups: dict[object, list[Result]] = {}
     for result in means:
@@ -118,7 +115,7 @@ def answer_sentences(results: ResultSet, hypotheses: Sequence[Finding] = ()) -> 
         return
 
     def weigh(group: list[Result]) -> tuple[float, ...]:
-        """Rank first the group that compares most objectives; of several, the one with the most training."""
+        """Sort key: the group with most objectives, then with the most training."""
         arm, objectives = group[0].arm, {result.arm.whole_objective for result in group}
         return len(objectives), len(group) > 1, arm.flops or 0.0, arm.pretrain_steps + arm.cpt_steps
 
@@ -143,13 +140,13 @@ def answer_sentences(results: ResultSet, hypotheses: Sequence[Finding] = ()) -> 
 def compare_in_words(
     best: Result, rival: Result, where: str, num_models: int, by_task: Mapping[str, contrasts.Contrast]
 ) -> str:
-    """Say: `A is ahead of B on average over 4 tasks: 71.2 % against 70.0 %, +1.2 points [0.4, 2.0], in 5 of 5 seeds.`
+    """Write `A is ahead of B on average over 4 tasks: 71.2 % against 70.0 %, +1.2 points [0.4, 2.0], in 5 of 5 seeds.`
 
-    `best` is the best of so many models: its p-value is multiplied by how many it could have been beside `rival`
-    (Bonferroni), for the best of many equally good ones is ahead of any of them. `by_task`: their difference on each.
+    `best` is the best of `num_models`, so its p-value is multiplied by the number of models that could have been the
+    best beside `rival` (Bonferroni). `by_task`: their difference on each task.
     """
     if best.is_degenerate() and rival.is_degenerate():
-        reason = "both predict one and the same for all examples, as networks do that were trained too little"
+        reason = "both predict the same for all examples, as networks with too little training do"
         return f"{best.arm.name} cannot be told from {rival.arm.name} {where}: {reason}."
     gap = contrasts.difference(best, rival)
     tested = gap.against()
@@ -170,45 +167,45 @@ def compare_in_words(
 
 @dataclass(frozen=True)
 class PageText:
-    """Title, question and everything else that the page has beside scores."""
+    """Title, question and all other contents of the page beside scores."""
 
     title: str
     question: str
     verdicts: Verdicts | None = None
     hypotheses: tuple[Sequence[Finding], Sequence[str]] | None = None
-    """What the study declared, judged, and sentences on when it was declared and what it replaced."""
+    """The declared hypotheses with their verdicts, and sentences on their declaration."""
     declared: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Arms whose compute-equivalent the study declared → the arms of the baseline."""
+    """Arm with a declared compute-equivalent → the arms of its baseline."""
     baseline: str = ""
-    """The method of a table of results whose budgets are the baseline of compute-equivalents."""
+    """The method in a table of results that is the baseline of compute-equivalents."""
     judgements: Sequence[tables.Table] = ()
     """Tables with verdicts on methods."""
     notes: Sequence[str] = ()
-    """What a reader must know before comparing models, in sentences."""
+    """Sentences to read before comparing models."""
     costs: Sequence[Mapping[str, object]] = ()
     commands: Sequence[str] = ()
     bm25: Mapping[str, float] = field(default_factory=dict)
-    """Dataset → what BM25, which is no arm, scores there."""
+    """Dataset → the score of BM25, which is no arm."""
     answer: str = ""
-    """The answer to the question; by default the best model against the others, in a sentence or two."""
+    """The answer to the question; if empty, the page compares the best models."""
     plan_svg: str = ""
-    """A picture of the plan as it was run, drawn by us: it is not escaped."""
+    """A picture of the plan as run. We draw it, so it is not escaped."""
     losses: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     """Run → records of its metrics.jsonl, for the loss curves."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Name → text of a file beside the page."""
     missing: Sequence[str] = ()
-    """What the study lacks, in sentences."""
+    """Sentences on what the study lacks."""
 
 
 def write_report(
     results: ResultSet, out: Path, page_text: PageText, pool: Executor | None = None
 ) -> tuple[Path, tables.Table, list[str]]:
-    """Write `tables/`, `figures/` and `index.html` on one study into the folder `out`, whole or not at all; returns the
-    page, its table of all models and tasks, and its answer in sentences. `InputError` for a folder that is no unchanged
+    """Write `tables/`, `figures/` and `index.html` into the folder `out`, whole or not at all. Return the page, its
+    table of all models and tasks, and its answer in sentences. Raises `InputError` for a folder that is no unchanged
     report, and without a score.
 
-    `pool` is where figures are drawn, if there is one already (`figure_pool`); it is shut down.
+    `pool` draws the figures (`figure_pool`), and is shut down.
     """
     if not results.results:
         raise InputError("there is no finished score to report on yet")
@@ -224,15 +221,13 @@ def write_report(
         printed, wide = tables.make_tables(results), [tables.wide_table(results, name) for name in results.metrics]
         on_paper = [*wide, *printed, *page_text.judgements, *chain(*priced)]
         texts = {**page_text.files, **tables.table_files(on_paper)}
-        texts["tables/document.tex"] = tables.latex_document(on_paper)
-        checks = check_averages(results)
         lacks = [*list_gaps(results), *(f"No figure: {line}" for line in lacking)]
         sentences = list(tell_answer(results, price_sentences, page_text))
         html = render(
             facts=describe_results(results),
             sentences=list_leads(sentences, page_text),
             label=arm_labels(results.arms),
-            checks=checks,
+            checks=check_averages(results),
             wide=wide,
             prices=[*zip(price_sentences, priced, strict=True)],
             figures=figures,
@@ -247,8 +242,8 @@ def write_report(
 
 
 def list_leads(sentences: Iterable[str], page_text: PageText) -> list[str]:
-    """Shorten the answer by what the page shows as a list beside it: verdicts on hypotheses, or on the paper's
-    findings, of which the first sentence is left."""
+    """Leave out of the answer what the page lists beside it: verdicts on hypotheses, and all but the first sentence on
+    the paper's findings."""
     declared = page_text.hypotheses[0] if page_text.hypotheses else ()
     listed = {*map(tell_finding, declared)}
     leads = [sentence for sentence in sentences if sentence not in listed]
@@ -258,8 +253,8 @@ def list_leads(sentences: Iterable[str], page_text: PageText) -> list[str]:
 
 
 def tell_answer(results: ResultSet, price_sentences: Iterable[str], page_text: PageText) -> Iterator[str]:
-    """Answer a study's question in sentences, if it has no answer already: declared prices, the verdicts on hypotheses,
-    other prices, then the best models; without hypotheses, the best models first, and the paper's findings last."""
+    """Answer a study's question in sentences, unless `page_text` has the answer: declared prices, verdicts on
+    hypotheses, other prices, then the best models; without hypotheses, best models, prices, the paper's findings."""
     if page_text.answer:
         yield page_text.answer
         return
@@ -275,14 +270,14 @@ def tell_answer(results: ResultSet, price_sentences: Iterable[str], page_text: P
 
 
 def render(drawn: Mapping[str, Sequence[Part]], plan_svg: str, **parts: Any) -> str:
-    """Render the page as HTML; `drawn` are the figures by name."""
+    """Render the page as HTML; `drawn` has the parts of each figure."""
     styles = dict[str, str]()
     drawn = {**drawn, "plan": [Part("whole", plan_svg)]} if plan_svg else drawn
     pictures = {name: inline_svg(figure, styles) for name, figure in drawn.items()}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals |= {name: show for name, show in vars(formats).items() if name.startswith("show_")}
-    counts, scales, tells = (count_tested, count_verdicts), (effect_ends, mean_ends, locate), (tell_arm, tell_evidence)
-    for function in (*counts, *scales, *tells, tell_verdict, split_stubs, tables.show_signal):
+    counts, tells = (count_tested, count_verdicts), (tell_arm, tell_evidence, tell_verdict)
+    for function in (*counts, *tells, find_ends, locate, split_stubs, tables.show_signal):
         environment.globals[function.__name__] = function
     templates = SOURCE / "report"
     return environment.from_string((templates / "page.html.j2").read_text("utf-8")).render(
@@ -298,7 +293,7 @@ def render(drawn: Mapping[str, Sequence[Part]], plan_svg: str, **parts: Any) -> 
 
 
 def describe_results(results: ResultSet) -> list[str]:
-    """Count models, datasets and seeds, in a few words each."""
+    """Write the numbers of models, datasets and seeds."""
     metric = results.primary_metric
     pretrained = [result for result in results.results if result.arm.setup != "control"] or results.results
     seeds = sorted({result.num // result.num_pretrainings for result in pretrained})
@@ -317,13 +312,12 @@ def describe_results(results: ResultSet) -> list[str]:
 
 
 def tell_evidence(finding: Finding) -> str:
-    """Say what a verdict rests on, without the verdict and its statement: `+8.69 points [+4.72, +12.66], in 5 of 5
-    seeds.`"""
+    """Write the evidence of a verdict alone: `+8.69 points [+4.72, +12.66], in 5 of 5 seeds.`"""
     return tell_finding(finding).partition(finding.statement)[2].lstrip(":. ")
 
 
 def count_verdicts(findings: Sequence[Finding]) -> str:
-    """Say `Of 8 hypotheses, 1 is supported, none is contradicted and 7 are undecided.`"""
+    """Write `Of 8 hypotheses, 1 is supported, none is contradicted and 7 are undecided.`"""
     counts = Counter(finding.verdict for finding in findings)
     nums = [(verdict, counts[verdict]) for verdict in get_args(ClaimVerdict)]
     parts = [f"{num or 'none'} {'are' if num > 1 else 'is'} {verdict}" for verdict, num in nums]
@@ -331,8 +325,8 @@ def count_verdicts(findings: Sequence[Finding]) -> str:
 
 
 def split_stubs(table: tables.Table) -> tuple[list[int], str]:
-    """Return which columns before the scores the page shows, and what it says once instead: what is the same for all
-    models stands in the caption, and the words of a model say its objective."""
+    """Return the columns before the scores that the page shows, and the words that are the same for all models, for the
+    caption. The words of a model name its objective."""
     shown, said = [0], []
     for column, head in enumerate(table.stub[1:], start=1):
         values = {row.stub[column] for row in table.rows} - {MISSING}
@@ -345,33 +339,22 @@ def split_stubs(table: tables.Table) -> tuple[list[int], str]:
     return shown, ", ".join(said)
 
 
-def effect_ends(finding: Finding) -> list[float]:
-    """List what the scale of a finding's inequalities must show: zero, and every bound, estimate and interval."""
-    ends = [0.0]
-    for inequality in finding.inequalities:
-        interval = inequality.interval
-        ends += [] if math.isnan(interval.low) else [inequality.bound, interval.value, interval.low, interval.high]
-    return ends
+def find_ends(intervals: Iterable[Interval], *others: float) -> tuple[float, float]:
+    """Return the ends of a scale that shows these intervals and other values; nan for fewer than two values."""
+    ends = [*others, *chain(*((interval.low, interval.value, interval.high) for interval in intervals))]
+    known = [end for end in ends if not math.isnan(end)]
+    return (min(known), max(known)) if len(known) > 1 else (math.nan, math.nan)
 
 
-def mean_ends(table: tables.Table) -> tuple[float, float]:
-    """Return the ends of the intervals in the first column of scores; nan where there are not two scores."""
-    intervals = [row.cells[0].score.interval for row in table.rows if row.cells[0].score]
-    if len(intervals) < 2:
-        return math.nan, math.nan
-    ends = [end for interval in intervals for end in (interval.low, interval.value, interval.high)]
-    return float(np.nanmin(ends)), float(np.nanmax(ends))
-
-
-def locate(value: float, ends: Sequence[float], width: float) -> float | None:
-    """Return the pixels of a value from the left of a bar of this width, on which all of `ends` lie; None for nan."""
-    low, high, margin = min(ends), max(ends), 6.0
+def locate(value: float, ends: tuple[float, float], width: float) -> float | None:
+    """Return the pixels of a value from the left of a bar of this width with these ends; None for nan."""
+    (low, high), margin = ends, 6.0
     pixels = margin + (value - low) / ((high - low) or 1.0) * (width - 2 * margin)
     return None if math.isnan(pixels) else round(pixels, 1)
 
 
 def print_results(table: tables.Table, sentences: Iterable[str]) -> None:
-    """Print the table of all models and tasks and sentences, as on the page."""
+    """Print the table of all models and tasks, and the answer in sentences."""
     tables.print_table(replace(table, title="Test scores in %, mean over seeds ± half of the 95 % interval"))
     for sentence in sentences:
         terminal.prose(sentence)

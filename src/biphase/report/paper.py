@@ -105,7 +105,7 @@ def read_findings() -> dict[str, Any]:
 
 
 def stand_for(definition: Mapping[str, Any], results: ResultSet) -> ArmsBySpot:
-    """Find the arms that a name of the findings' file stands for, by its definition."""
+    """Find the arms of a name in the findings' file by its definition."""
     longest = dict[tuple[str, bool], int]()
     for arm in results.arms:
         kind_of_training = arm.size, arm.cpt_steps > 0

@@ -1,7 +1,6 @@
-"""The tidy form of scores that tables, figures and verdicts read, for published scores and for our studies.
+"""Scores → results, which tables, figures and verdicts read; published scores and those of our studies have one form.
 
-A result is one cell: an arm (a trained model in its place in a comparison) on a dataset. Scores are shares, 0 to 1.
-Arms have an order, one of them is usual, and some are set against each other.
+A result is the score of an arm on a dataset; an arm is a trained model in one comparison. Scores are shares, 0 to 1.
 """
 
 import itertools
@@ -23,11 +22,11 @@ from biphase.report.statistics import Interval, mean_interval, repetitions
 from biphase.tasks.families import KINDS, TASK_FAMILIES
 
 Family = Literal["SC", "TC", "QA", "IR", "EM", "OT", ""]
-"""A mean over all tasks has none; `OT` are tasks of which only the name is known."""
+"""Empty for a mean over all tasks; `OT`: only the task's name is known."""
 Metric = Literal["standard", "paper"]
 
 FAMILY_CODES: dict[str, str] = {name: KINDS[name].code for name in TASK_FAMILIES} | {"embedding": "EM"}
-"""The families of tasks by the names that `biphase.tasks` has for them; choosing stands among the classifications."""
+"""Code of each family by its name in `biphase.tasks`; multiple choice counts as classification."""
 FAMILY_NAMES = {code: name.replace("_", " ") for name, code in FAMILY_CODES.items() if name != "multiple_choice"}
 FAMILY_NAMES["OT"] = "tasks"
 
@@ -39,56 +38,55 @@ def read_words() -> dict[str, Any]:
 
 
 AVERAGE = "Average"
-"""The name that stands for the mean over the datasets of a family."""
+"""The dataset of a mean over a family."""
 ALL_TASKS = "all tasks"
-"""The name that stands for the mean over all datasets of all families."""
+"""The dataset of a mean over all datasets."""
 OBJECTIVE_NAMES = {"clm": "CLM", "mlm": "MLM", "clm+mlm": "CLM → MLM", "none": "random", "": ""}
 
 MEAN_OF_FAMILIES = "average"
-"""The word of hypotheses for the mean over families."""
+"""The mean over families, in hypotheses."""
 
 NORMAL_QUANTILE = 1.96
 PUBLISHED_DIGIT = 1e-4
-"""The paper prints hundredths of a percent."""
+"""The paper rounds to hundredths of a percent."""
 
 
 @dataclass(frozen=True)
 class ReportArm:
-    """A trained model in its place in one comparison; one that stands in several is given once for each. Outside of
-    studies only its name is known."""
+    """A trained model in one comparison; a model in several comparisons has an arm in each."""
 
     name: str
     setup: str = "other"
-    """A key of the `comparisons` in `words.yaml`. `efficiency` says that the checkpoint is undecayed."""
+    """A key of `comparisons` in `words.yaml`; `efficiency` means an undecayed checkpoint."""
     size: str = ""
     objective: Literal["clm", "mlm", "clm+mlm", "none", ""] = "none"
-    """The objective of the pretraining from scratch; what continues from it is MLM. `none`: random weights. Empty: not
-    known, of a method that a table of results names."""
+    """The objective of the pretraining from scratch; continued pretraining is always MLM. `none`: random weights.
+    Empty: unknown, as for methods in a table of results."""
     mask_percent: int | None = None
-    """None without MLM, or with several ratios. With `cpt_steps` above 0: of the continued pretraining."""
+    """The ratio of the continued pretraining if there is one; None without MLM or with several ratios."""
     pretrain_steps: int = 0
     clm_steps: int = 0
     mlm_steps: int = 0
     cpt_steps: int = 0
     parent: str | None = None
-    """The name of the arm that this one continues, or on whose way it lies."""
+    """The arm that this one continues, or is a checkpoint of."""
     flops: float | None = None
-    """Floating-point operations of all its training, its parents' included."""
+    """FLOPs of all its training, including its parents'."""
     tokens: float | None = None
-    """Tokens of all its training, likewise."""
+    """Tokens of all its training, including its parents'."""
     is_plain: bool = True
-    """Whether it is CLM, MLM or one after the other, continued or not, without ramps or a recipe of its own."""
+    """Whether it is CLM, MLM, or CLM then MLM, without ramps and without a recipe of its own."""
     curriculum: str = ""
-    """Its objectives in words, where `whole_objective` does not say them: `MLM with 25 % CLM`; or the name of the
-    method, which may have several budgets."""
+    """Its objectives in words if `whole_objective` does not name them, as `MLM with 25 % CLM`; for a table of results,
+    the method."""
     masks: str = ""
-    """Its masking ratios in percent, where there is not one: `40–15`."""
+    """Its masking ratios in percent if it has several: `40–15`."""
     budget_class: str = ""
-    """The budget at which methods of a table of results are compared, in words; empty where all are compared."""
+    """The budget within which methods of a table of results are compared; empty if all are compared."""
 
     @property
     def whole_objective(self) -> Literal["clm", "mlm", "clm+mlm", "none", ""]:
-        """The objective of all its training: what continues CLM with MLM has both."""
+        """The objective of all its training: CLM continued with MLM is both."""
         return "clm+mlm" if self.objective == "clm" and self.cpt_steps else self.objective
 
     @property
@@ -98,7 +96,7 @@ class ReportArm:
 
     @property
     def told_masks(self) -> str:
-        """The percentage that is masked, `40` or `40–15`; empty without MLM."""
+        """The masking ratio in percent, `40` or `40–15`; empty without MLM."""
         return self.masks or str(self.mask_percent or "")
 
     @property
@@ -107,7 +105,7 @@ class ReportArm:
 
     @property
     def budget(self) -> int:
-        """The steps of its own training: those that continue, where it continues."""
+        """The steps of its own training, without its parent's."""
         return self.cpt_steps or self.pretrain_steps
 
 
@@ -120,45 +118,43 @@ class Result:
     dataset: str
     metric: Metric
     samples: Sequence[float] = ()
-    """The score of each fine-tuning seed of each pretraining seed; () where only the mean ± is known."""
+    """The score of each fine-tuning seed of each pretraining seed; () if only mean and interval are known."""
     by_rate: Mapping[float, Sequence[float]] | None = None
-    """Test scores of the seeds at every learning rate, nan where training diverged."""
+    """The test score of each seed at every learning rate; nan if training diverged."""
     seeds: Sequence[int] = ()
-    """The fine-tuning seed of each of `samples`; () where they are 0, 1, …"""
+    """The fine-tuning seed of each sample; () for 0, 1, …"""
     pretraining_seeds: Sequence[int] = ()
-    """The pretraining seed of each of `samples`; () where all are of one pretraining."""
+    """The pretraining seed of each sample; () for a single pretraining."""
     summary: Interval | None = None
-    """The mean, its interval, and how many scores there are, where samples are not known: published ones have the
-    paper's 1.96·s/√num, averages whose datasets lack different seeds have an interval over these (`average`)."""
+    """Mean and interval if samples are unknown: published ones (1.96·s/√num), or averages over datasets with different
+    seeds (`contrasts.average`)."""
     examples: KeptExamples | None = field(default=None, repr=False, compare=False)
-    """What the test examples contribute to each of `samples`, read when first needed; None where it is not known."""
+    """The contribution of each test example to each sample, read when first needed; None if unknown."""
     predicted: KeptExamples | None = field(default=None, repr=False, compare=False)
-    """The predictions behind `samples`, where `examples` is None for another metric than the task's own."""
+    """The predictions behind `samples` by another metric than the task's own; `examples` is None then."""
     choice: choosing.RateChoice | None = field(default=None, repr=False, compare=False)
-    """The rates among which validation chose; None where that is not known, or each pretraining seed chose its own."""
+    """The rates among which validation chose; None if unknown, or if each pretraining seed chose its own."""
     measure: str = ""
-    """The name of what it measures, such as mcc, for captions; empty where that is not known."""
+    """The name of the metric, such as mcc; empty if unknown."""
     num_runs: int | None = None
-    """How many fine-tunings it was chosen from, over all rates and seeds, those that diverged too; None where that is
-    not known."""
+    """The number of fine-tunings over all rates and seeds, including diverged ones; None if unknown."""
     num_diverged: int = 0
-    """How many seeds diverged at the chosen rate."""
+    """The number of seeds that diverged at the chosen rate."""
     rate: float | None = None
-    """The rate that all seeds of one pretraining together choose: for a network that is to be used."""
+    """The rate that all seeds of one pretraining choose together: the rate for a network in use."""
     cells: tuple["Result", ...] = field(default=(), repr=False, compare=False)
-    """What an average is the mean of: results on datasets, where these were measured."""
+    """The measured results that an average is the mean of."""
     cohort: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
-    """`repeated` of every trained arm that has the same seeds on this dataset, its own included, by the arm's name."""
+    """`repeated` of every trained arm with the same seeds on this dataset, including its own, by the arm's name."""
 
     @cached_property
     def interval(self) -> Interval:
-        """The mean and its 95 % interval: Student's t over `samples`, or over their means by pretraining seed where
-        there are several."""
+        """The mean and its 95 % interval by Student's t over `repeated`."""
         return self.summary or mean_interval(self.repeated)
 
     @cached_property
     def repeated(self) -> np.ndarray:
-        """The scores that are repeated independently: `samples`, or their means by pretraining seed."""
+        """The independent repetitions: `samples`, or with several pretraining seeds their means by pretraining seed."""
         return repetitions(self.samples, self.pretraining_seeds)
 
     @property
@@ -167,31 +163,31 @@ class Result:
 
     @property
     def num(self) -> int:
-        """Number of scores: fine-tuning seeds, over all pretraining seeds."""
+        """The number of scores, over all pretraining seeds."""
         return len(self.samples) or self.interval.num
 
     @property
     def parts(self) -> tuple["Result", ...]:
-        """The results on datasets that it stands for, as far as they are known."""
+        """The results on datasets behind an average, or the result itself."""
         return self.cells or (self,)
 
     @property
     def num_pretrainings(self) -> int:
-        """Number of pretraining seeds; for an average, of the dataset that has the fewest."""
+        """The number of pretraining seeds; of an average, that of the dataset with the fewest."""
         return min(len(set(part.pretraining_seeds)) or 1 for part in self.parts)
 
     def count_degenerate(self) -> int:
-        """Count the seeds with which the same is predicted for all examples, as far as predictions were kept."""
+        """Count the seeds that predict the same for all examples; 0 without kept predictions."""
         kept = self.examples or self.predicted
         return kept.read().num_degenerate if kept else 0
 
     def is_degenerate(self) -> bool:
-        """Tell whether the same is predicted for all examples with every seed, on every dataset."""
+        """Tell whether every seed predicts the same for all examples, on every dataset."""
         return all(part.count_degenerate() == part.num for part in self.parts)
 
     @property
     def std(self) -> float:
-        """The standard deviation of all samples (n-1). A published half-width of 0.00 counts as 0.005."""
+        """The standard deviation of all samples (over n-1); a published half-width of 0.00 counts as 0.005."""
         if self.samples:
             return float(np.std(self.samples, ddof=1)) if self.num > 1 else math.nan
         return max(self.interval.half_width, PUBLISHED_DIGIT / 2) * math.sqrt(self.num) / NORMAL_QUANTILE
@@ -199,18 +195,18 @@ class Result:
 
 @dataclass(frozen=True)
 class ResultSet:
-    """Results, at most one for each (setup, arm, family, dataset, metric); and what a study expects beside them."""
+    """Results, at most one for each (setup, arm, family, dataset, metric), and the plan of a study."""
 
     results: Sequence[Result]
     planned_tasks: Mapping[str, str] = field(default_factory=dict)
-    """The tasks of the study → the code of their family: an average over fewer of them is none."""
+    """Task of the study → code of its family; an average needs all of them."""
     planned_runs: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """(name of an arm, task) → how many fine-tunings there are to be, over all rates and seeds."""
+    """(arm, task) → the planned number of fine-tunings, over all rates and seeds."""
 
     @cached_property
     def scores(self) -> dict[str, dict[str, Result]]:
-        """Scores by the primary metric: by model, then by dataset, code of a family (its average) or `ALL_TASKS`. An
-        arm is given for the first of its comparisons."""
+        """Scores by the primary metric: by model, then by dataset, code of a family (its average) or `ALL_TASKS`. Each
+        model has the arm of its first comparison."""
         scores: dict[str, dict[str, Result]] = {}
         for result in self.results:
             if result.metric == self.primary_metric:
@@ -222,7 +218,7 @@ class ResultSet:
 
     @property
     def models(self) -> list[ReportArm]:
-        """Every model once: one that stands in several comparisons is given for the first of them."""
+        """Every model once, with the arm of its first comparison."""
         return [next(iter(scores.values())).arm for scores in self.scores.values()]
 
     @cached_property
@@ -232,18 +228,17 @@ class ResultSet:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether nothing is known of how its models were trained, as of a table of results."""
+        """Whether the training of all models is unknown, as in a table of results."""
         return not any(arm.objective for arm in self.arms)
 
     @cached_property
     def sizes(self) -> list[str]:
-        """The sizes of all arms, smallest first; those whose names are no number of parameters (`610M`, `1b`) come
-        last, in the order in which they come."""
+        """The sizes of all arms, smallest first; names without a number of parameters (`610M`, `1b`) come last."""
         return sorted(dict.fromkeys(arm.size for arm in self.arms), key=num_parameters)
 
     @cached_property
     def usual_mask(self) -> int | None:
-        """The masking ratio (percent) at which objectives are compared; None without MLM."""
+        """The masking ratio (percent) at which objectives are compared (`reference_mask`)."""
         return reference_mask(self.arms)
 
     @cached_property
@@ -252,7 +247,7 @@ class ResultSet:
 
     @property
     def primary_metric(self) -> Metric:
-        """The metric of figures and verdicts: standard where there are such scores, else the paper's."""
+        """The metric of figures and verdicts: standard, or the paper's if there are no other scores."""
         return next(iter(self.metrics), "standard")
 
     @cached_property
@@ -261,8 +256,7 @@ class ResultSet:
 
     @cached_property
     def datasets(self) -> dict[str, list[str]]:
-        """Family → the names of its datasets with the primary metric, in the order in which they come; the average is
-        none of them."""
+        """Family → its datasets with the primary metric, without the average, in order of appearance."""
         names: dict[str, dict[str, None]] = {family: {} for family in self.families}
         for result in self.results:
             if result.metric == self.primary_metric and result.family and result.dataset != AVERAGE:
@@ -272,8 +266,7 @@ class ResultSet:
     def select(
         self, family: str | None = None, dataset: str | None = None, metric: str | None = None, **arm: Any
     ) -> "ResultSet":
-        """Select the results with these values, where given; `arm` names fields of `ReportArm`, such as
-        `setup="ratio"`."""
+        """Select the results with the values that are given; `arm` are fields of `ReportArm`, as `setup="ratio"`."""
         values = {"family": family, "dataset": dataset, "metric": metric}
         chosen = []
         for result in self.results:
@@ -292,14 +285,14 @@ def select_rate(
     is_papers_way: bool = False,
     peers: Iterable[Score] = (),
 ) -> Result:
-    """Choose the rates of a model (as in `scores.models`) on a task and take what was scored there.
+    """Choose the learning rates of a model (a name in `scores.models`) on a task, and take the scores at these rates.
 
     Args:
-        metric: both chooses and is reported; None: the task's own.
-        is_papers_way: all seeds together choose one rate, at which they are tested too.
-        peers: the scores on the task of the other pretraining seeds, which choose for a single fine-tuning seed.
+        metric: the metric of choice and report; None: the task's own.
+        is_papers_way: all seeds choose one rate together, and are tested at it too.
+        peers: scores of other pretraining seeds on the task; they choose the rate of a single fine-tuning seed.
 
-    Raises `InputError` when there is no such score or metric, or no seed finished at the rate that was chosen for it.
+    Raises `InputError` without such scores, and if no seed finished at its chosen rate.
     """
     cells = scores.cells.get((model, task))
     if cells is None:
@@ -313,7 +306,7 @@ def select_rate(
         best = choosing.choose_rate({rate: [*by_seed.values()] for rate, by_seed in by_rate.items()})
     except InputError as error:
         raise InputError(f"{model} on {task}: {error}") from None
-    # No other seeds or examples could have chosen a rate with more diverged seeds.
+    # Other seeds or examples could not choose a rate at which more seeds diverged.
     fewest_lost = [*by_rate[best].values()].count(None)
     rivals = {rate: by_seed for rate, by_seed in by_rate.items() if [*by_seed.values()].count(None) == fewest_lost}
     peers = [*peers] if len({seed for _, seed in test}) == 1 else []
@@ -335,7 +328,7 @@ def select_rate(
         samples=tuple(score.metrics["test"][metric] for score in chosen),
         by_rate={rate: tuple(test.get((rate, seed), math.nan) for seed in grid_seeds) for rate in grid_rates},
         seeds=tuple(score.config.seed for score in chosen),
-        examples=kept if is_own else None,  # what they contribute is known of the task's own metric alone
+        examples=kept if is_own else None,  # contributions of examples exist for the task's own metric alone
         predicted=None if is_own else kept,
         choice=choosing.RateChoice(scores_at, metric) if is_own else None,
         measure=metric,
@@ -346,25 +339,22 @@ def select_rate(
 
 
 def with_cohorts(results: Iterable[Result]) -> tuple[Result, ...]:
-    """Let results on the same dataset, by the same metric and of the same seeds, know each other's scores. Random
-    weights, where other arms are trained, and scores that do not vary are in no cohort: they show no noise."""
+    """Give each result the scores of the others with its dataset, metric and seeds. Scores that do not vary, and those
+    of random weights beside trained arms, show no noise and belong to no cohort."""
     results = tuple(results)
-    untrained = {result.arm.objective for result in results} > {"none"}
+    has_trained = any(result.arm.objective != "none" for result in results)
     cohorts: dict[Any, dict[str, np.ndarray]] = defaultdict(dict)
     keys = []
     for result in results:
         keys.append((result.dataset, result.metric, tuple(result.seeds), tuple(result.pretraining_seeds)))
-        if (
-            len(result.samples) > 1
-            and np.ptp(result.repeated) > 0
-            and not (untrained and result.arm.objective == "none")
-        ):
+        is_untrained = has_trained and result.arm.objective == "none"
+        if len(result.samples) > 1 and np.ptp(result.repeated) > 0 and not is_untrained:
             cohorts[keys[-1]][result.arm.name] = result.repeated
     return tuple(replace(result, cohort=cohorts[key]) for result, key in zip(results, keys, strict=True))
 
 
 def pool(results: Sequence[Result]) -> Result:
-    """Pool the results of an arm on a dataset, one for each pretraining seed, which must have `pretraining_seeds`."""
+    """Pool the results of an arm's pretraining seeds on a dataset; each must have `pretraining_seeds`."""
     first = results[0]
     if len(results) == 1:
         return first
@@ -387,22 +377,20 @@ def pool(results: Sequence[Result]) -> Result:
         rate=None,
         num_runs=sum(result.num_runs or 0 for result in results) or None,
         num_diverged=sum(result.num_diverged for result in results),
-        # Where each pretraining seed has one fine-tuning seed they chose together, and the choice of all is one.
+        # Pretraining seeds with one fine-tuning seed each choose one rate together.
         choice=first.choice if all(result.num == 1 for result in results) else None,
     )
 
 
 def list_gaps(results: ResultSet) -> list[str]:
-    """List, a line for each arm, the datasets that it lacks and another arm of its comparison has; and, a line for each
-    result, why its predictions cannot be used."""
-    lines, comparisons = [], read_words()["comparisons"]
-    for metric, setup in itertools.product(results.metrics, comparisons):
+    """List the datasets that an arm lacks and another arm of its comparison has, a line for each arm; and the results
+    with unusable predictions, with the reason."""
+    lines = []
+    for metric, (setup, words) in itertools.product(results.metrics, read_words()["comparisons"].items()):
         part = results.select(metric=metric, setup=setup)
         for family, (name, scores) in itertools.product(part.families, part.scores.items()):
-            lost = [dataset for dataset in part.datasets[family] if dataset not in scores]
-            if lost:
-                where = f"{comparisons[setup]['name']} · {name} · {family}"
-                lines.append(f"{where}: {', '.join(lost)} ({metric} metric)")
+            if lost := [dataset for dataset in part.datasets[family] if dataset not in scores]:
+                lines.append(f"{words['name']} · {name} · {family}: {', '.join(lost)} ({metric} metric)")
     for result in results.results:
         if result.examples and (why := result.examples.read().why_unknown):
             lines.append(f"{result.arm.name} on {result.dataset}: test examples are not accounted for: {why}")
@@ -410,8 +398,7 @@ def list_gaps(results: ResultSet) -> list[str]:
 
 
 def tell_edges(results: ResultSet) -> Iterator[str]:
-    """Say in a line where most choices of a fine-tuning rate, of two or more, fell on the lowest or the highest: on
-    which task, and in how many of an arm's cells."""
+    """Write a line on the tasks and arms where most seeds chose the lowest or the highest of several rates."""
     edges: dict[str, dict[str, float]] = defaultdict(dict)
     for score in chain(*(scores.values() for scores in results.scores.values())):
         kept, grid = score.examples or score.predicted, sorted(score.by_rate or ())
@@ -426,31 +413,26 @@ def tell_edges(results: ResultSet) -> Iterator[str]:
 
 
 def check_averages(results: ResultSet) -> list[str]:
-    """Count the averages that are the mean of their datasets, up to the rounding of both to 0.01 %; add a line for any
-    other."""
-    lines, num_averages, comparisons = [], 0, read_words()["comparisons"]
-    for metric, setup in itertools.product(results.metrics, comparisons):
+    """Count the averages that equal the mean of their datasets, up to rounding to 0.01 %; add a line for each other."""
+    lines, num_averages = [], 0
+    for metric, (setup, words) in itertools.product(results.metrics, read_words()["comparisons"].items()):
         of_metric = results.select(metric=metric)
         by_model = of_metric.select(setup=setup).scores
         for (name, scores), (family, datasets) in itertools.product(by_model.items(), of_metric.datasets.items()):
-            if family not in scores:
-                continue
-            num_averages += 1
-            mean = scores[family].mean
-            means = [scores[dataset].mean for dataset in datasets if dataset in scores]
-            recomputed = float(np.mean(means)) if len(means) == len(datasets) else mean
-            if abs(recomputed - mean) > PUBLISHED_DIGIT * (1 + 1e-9):
-                where = f"{comparisons[setup]['name']} · {name} · {family}"
-                lines.append(f"{where}: {100 * mean:.2f}, but its datasets give {100 * recomputed:.2f}")
+            num_averages += family in scores
+            if scores.keys() >= {family, *datasets}:
+                mean, recomputed = scores[family].mean, float(np.mean([scores[dataset].mean for dataset in datasets]))
+                if abs(recomputed - mean) > PUBLISHED_DIGIT * (1 + 1e-9):
+                    told = f"{100 * mean:.2f}, but the mean of its datasets is {100 * recomputed:.2f}"
+                    lines.append(f"{words['name']} · {name} · {family}: {told}")
     right = f"{num_averages - len(lines)} of {num_averages} averages are the mean of their datasets, up to rounding."
     return [right, *lines]
 
 
 def reference_mask(arms: Iterable[ReportArm]) -> int | None:
-    """Return the masking ratio (percent) of most models with MLM, at which objectives are compared; None without
-    MLM."""
+    """Return the most frequent masking ratio (percent), at which objectives are compared; None without MLM."""
     masked = [arm for arm in arms if arm.mask_percent is not None]
-    plain = [arm for arm in masked if arm.is_plain] or masked  # a ratio that falls is no reference
+    plain = [arm for arm in masked if arm.is_plain] or masked
     counts = Counter({arm.name: arm.mask_percent for arm in plain}.values())
     return max(counts, key=lambda mask: (counts[mask], mask)) if counts else None
 

@@ -1,6 +1,4 @@
-"""Intervals, spreads, tests and corrected p-values. Arrays in, numbers out; no files, no printing.
-
-Whatever is random takes its generator: the same generator gives the same numbers.
+"""Intervals, spreads, tests and corrected p-values: arrays in, numbers out. Random functions take their generator.
 
 Letters: N values, S seeds, R learning rates or repetitions, B resamples.
 """
@@ -15,28 +13,28 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 SIGNIFICANCE = 0.05
-"""The level of every test in this house: a p-value below it, adjusted for the questions asked, is more than noise."""
+"""The level of every test: an adjusted p-value below it is more than noise."""
 
 TAILS = SIGNIFICANCE / 2, 1 - SIGNIFICANCE / 2
 
 ROUNDING = 1e-12
-"""A spread below this share of the values' size is the rounding of equal values, not a spread."""
+"""A spread below this share of the values' size is rounding."""
 
 STABILITY_RATES = (1e-5, 1e-4)
-"""Between these fine-tuning rates, both included, the paper measures how much scores depend on rate and seed."""
+"""The paper measures the stability of scores between these fine-tuning rates, both included."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean, a difference or a standard deviation, and the ends of its 95 % interval; nan where data cannot tell."""
+    """A mean, a difference or a standard deviation with its 95 % interval; nan if unknown."""
 
     value: float
     low: float = np.nan
     high: float = np.nan
     p_value: float = np.nan
-    """The two-sided one of "there is no difference", where it is one."""
+    """The two-sided p-value of "there is no difference"."""
     num: int = 0
-    """Number of values behind a mean or a spread."""
+    """The number of values behind a mean or a spread."""
 
     @property
     def half_width(self) -> float:
@@ -47,8 +45,8 @@ def mean_interval(values: ArrayLike, method: Literal["t", "normal"] = "t") -> In
     """Return the mean of independent values and its 95 % interval: q·s/√n with s over n-1.
 
     `t`: q is Student's with n-1 degrees of freedom (2.776 for five seeds). `normal`: q is the normal quantile (1.960),
-    as in the paper; too narrow for few values. A single value has a half-width of nan: its spread is unknown, not zero.
-    So have values that are all equal: that a few fell together says nothing of where the next one falls.
+    as in the paper; too narrow for few values. The half-width of a single value, or of equal values, is nan: their
+    spread is unknown, not zero.
     """
     values_N = np.asarray(values, dtype=np.float64)
     num = len(values_N)
@@ -63,9 +61,8 @@ def mean_interval(values: ArrayLike, method: Literal["t", "normal"] = "t") -> In
 
 
 def repetitions(samples: ArrayLike, pretraining_seeds: Sequence[int]) -> np.ndarray:
-    """Reduce samples to independent repetitions, which an interval is over: the mean of each pretraining seed's
-    samples, lowest seed first; the samples themselves where all are of one pretraining. `samples` has a row for
-    each."""
+    """Reduce samples, a row each, to independent repetitions: the mean of each pretraining seed's samples, lowest seed
+    first; with one pretraining, the samples themselves."""
     samples_S = np.asarray(samples, dtype=np.float64)
     if len(set(pretraining_seeds)) < 2:
         return samples_S
@@ -80,21 +77,17 @@ def is_stability_rate(rate: float) -> bool:
 
 
 def stability_rates(rates: Sequence[float]) -> list[float]:
-    """Return the rates among these over which stability is measured; all of them where fewer than two are."""
+    """Return the stability rates among these; all of them if fewer than two are."""
     inside = [rate for rate in rates if is_stability_rate(rate)]
     return inside if len(inside) > 1 else list(rates)
 
 
 def rate_spread(scores_RS: ArrayLike, rng: np.random.Generator, num_resamples: int = 10_000) -> Interval:
-    """Measure how much a score depends on the fine-tuning's learning rate and seed: the paper's stability (its finding
-    F5).
+    """Measure how much a score depends on the fine-tuning's learning rate and seed: the paper's stability (finding F5).
 
-    The standard deviation (over n-1) of all R·S scores of a model on a task, taken together: every seed at every one of
-    the rates given, which in the paper are those from 1e-5 to 1e-4. A nan (diverged or missing) is left out: a spread
-    with cells left out flatters.
-
-    The interval is that of percentiles over resampled seeds; the rates stay as they are. With fewer than ten seeds it
-    is too narrow. A single seed has none.
+    It is the standard deviation (over n-1) of all R·S scores of a model on a task. nan (diverged or missing) is left
+    out, which can make the spread too small. The interval is that of percentiles over resampled seeds, at fixed rates;
+    with fewer than ten seeds it is too narrow, with one there is none.
     """
     scores_RS = np.asarray(scores_RS, dtype=np.float64)
     assert scores_RS.ndim == 2
@@ -110,10 +103,10 @@ def rate_spread(scores_RS: ArrayLike, rng: np.random.Generator, num_resamples: i
 
 
 def t_test(mean: float, error: float, degrees: float, size: float) -> Interval:
-    """Test a difference with its standard error against zero, by Student's t with so many degrees of freedom.
+    """Test a difference with its standard error against zero, by Student's t.
 
-    No spread (no more than what rounding makes of values of this `size`, or none that is known) leaves nothing to judge
-    by: no interval and no p-value, except that a difference of zero without spread has p = 1.
+    Without a spread (unknown, or rounding of values of this `size`) there is no interval and no p-value; but a
+    difference of zero without spread has p = 1.
     """
     if not error > ROUNDING * size:
         is_zero = error >= 0 and abs(mean) <= ROUNDING * size
@@ -124,11 +117,8 @@ def t_test(mean: float, error: float, degrees: float, size: float) -> Interval:
 
 
 def holm(p_values: ArrayLike) -> np.ndarray:
-    """Adjust p-values for having asked all these questions (Holm 1979), in the same order.
-
-    At a threshold t, whoever calls adjusted values below t significant calls anything wrongly with probability below t.
-    A nan stays nan and is not counted: it asked nothing.
-    """
+    """Adjust p-values for their number (Holm 1979), in the same order. The probability of any adjusted value below t
+    without a true difference is below t. A nan stays nan and does not count."""
     p_N = np.asarray(p_values, dtype=np.float64)
     adjusted_N = np.full(len(p_N), np.nan)
     indices = np.flatnonzero(~np.isnan(p_N))
@@ -139,14 +129,14 @@ def holm(p_values: ArrayLike) -> np.ndarray:
 
 
 def is_significant(p_value: float) -> bool:
-    """Tell whether a p-value, adjusted for all questions asked, is below `SIGNIFICANCE`; nan is not."""
+    """Tell whether an adjusted p-value is below `SIGNIFICANCE`; nan is not."""
     return p_value < SIGNIFICANCE
 
 
 def add_parts(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Add independent variances, and find the degrees of freedom of the sum by Satterthwaite's rule (1946).
 
-    No part counts for more than twice the least degrees: else two seeds that fell together by chance would pass for
+    No part counts for more than twice the least degrees: otherwise two seeds that are close by chance would count as
     exact beside ten.
     """
     total = sum(part for part, _ in parts)

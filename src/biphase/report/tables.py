@@ -6,7 +6,7 @@ One table for each comparison, family and metric: arms in rows, datasets and the
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -34,13 +34,13 @@ from biphase.report.statistics import Interval
 
 @dataclass(frozen=True)
 class Cell:
-    """A place of a table: words, or a number with half of its interval."""
+    """A cell of a table: words, or a number with half of its interval."""
 
     text: str
     reach: str = ""
-    """What stands behind ±."""
+    """The number behind ±."""
     mark: Literal["best", "tied", ""] = ""
-    """How a score stands to the others of its block."""
+    """`best` of its block, or `tied`: within noise of the best."""
     score: Result | None = None
 
 
@@ -52,30 +52,29 @@ def interval_cell(interval: Interval) -> Cell:
 @dataclass(frozen=True)
 class Row:
     stub: tuple[str, ...]
-    """What stands before the cells."""
+    """The words before the cells."""
     cells: tuple[Cell, ...]
     block: object = None
-    """Rows of the same block are compared with each other."""
+    """A key; rows with the same key are compared."""
     arm: ReportArm | None = None
 
 
 @dataclass(frozen=True)
 class Table:
     name: str
-    """The name of its files."""
+    """The name of its files, without ending."""
     title: str
     stub: tuple[str, ...]
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
-    """How to read it, and what else a reader must know."""
+    """Sentences on how to read it."""
     records: Sequence[Sequence[object]] = ()
-    """The lines of its CSV file, headers first; () without such a file."""
+    """The lines of its CSV file, headers first; () without a CSV file."""
     signals: tuple[tuple[float, str], ...] = ()
-    """How far each column tells the trained models of the table apart, and what would (`measure_signal`); () where
-    that is known of none."""
+    """`measure_signal` of each column over the compared models; () if no column has one."""
     details: tuple[bool, ...] = ()
-    """Which columns a page shows only when asked: datasets beside the mean of their family."""
+    """Whether the page hides each column until asked: a dataset beside the mean of its family."""
 
 
 STUBS: dict[str, Callable[[ReportArm], str]] = {
@@ -90,7 +89,7 @@ STUBS: dict[str, Callable[[ReportArm], str]] = {
     "budget": lambda arm: arm.budget_class,
     "model": lambda arm: arm.name,
 }
-"""What stands before the scores of an arm in the table of a comparison, by its header."""
+"""The words before the scores of an arm in the table of a comparison, by header."""
 
 WIDE_STUBS: dict[str, Callable[[ReportArm], str]] = {
     "model": lambda arm: arm.name,
@@ -99,13 +98,12 @@ WIDE_STUBS: dict[str, Callable[[ReportArm], str]] = {
     "objective": STUBS["objective"],
     "masked": STUBS["masked"],
 }
-"""What stands before them in the table of all models."""
+"""The words before the scores in the table of all models."""
 
 
 def make_tables(results: ResultSet) -> list[Table]:
-    """Make a table for each comparison, family and metric with a result, in the order of `words.yaml`: a row for every
-    arm of the comparison, also for one that lacks this family. Those of a study begin with its own names of models;
-    only published ones have the paper's numbers in their titles."""
+    """Make a table for each comparison, family and metric with a result, in the order of `words.yaml`, with a row for
+    every arm of the comparison. Tables of a study name its models, those of published scores the paper's table."""
     tables = []
     is_published = is_of_others(results)
     for metric, (setup, words) in itertools.product(results.metrics, read_words()["comparisons"].items()):
@@ -129,36 +127,36 @@ def make_tables(results: ResultSet) -> list[Table]:
 
 
 def is_of_others(results: ResultSet) -> bool:
-    """Tell whether results are published ones, of which no seed's score is known."""
+    """Tell whether results are published: no score of a seed is known."""
     return not any(result.samples or result.cells for result in results.results)
 
 
 MOST_COLUMNS = 5
-"""Columns of scores that stand side by side; a page with more shows datasets of families when asked."""
+"""The most columns of scores side by side; with more, the page hides datasets of families until asked."""
 
 
 def rivals(arm: ReportArm) -> tuple[str | int, ...]:
-    """Return a key that is equal for models to compare: one network, trained as long, decayed or not."""
+    """Return a key that is equal for models to compare: the same size, steps and decay."""
     kind = "undecayed" if arm.setup == "efficiency" else arm.budget_class
     return arm.size, arm.pretrain_steps + arm.cpt_steps, kind
 
 
 def wide_table(results: ResultSet, metric: str) -> Table:
-    """Make a table with a row for every model; columns are the mean over all tasks, then for each family its mean
-    (where there are several families) and its tasks."""
+    """Make a table with a row for every model. Columns are the mean over all tasks, then for each family its mean (with
+    several families) and its tasks."""
     results = results.select(metric=metric)
     num_tasks = sum(map(len, results.datasets.values()))
     has_all = num_tasks > 1 and any(ALL_TASKS in scores for scores in results.scores.values())
     columns = {ALL_TASKS: ALL_TASKS} if has_all else {}
     datasets_beside_means = set[str]()
     for family, names in results.datasets.items():
-        if len(names) > 1 and not (has_all and len(names) == num_tasks):  # that would be the mean of all
+        if len(names) > 1 and not (has_all and len(names) == num_tasks):  # one family: the mean of all
             columns[f"{family} mean"] = family
             datasets_beside_means.update(names)
         columns |= {name: name for name in names}
 
     blocks = {arm: rivals(arm) for arm in results.models}
-    # How far tasks tell models apart is a question about models that are compared: those of the largest block.
+    # The signal of a task is over the models of the largest block.
     ((largest, _),) = Counter(blocks.values()).most_common(1)
     compared = [arm for arm in blocks if blocks[arm] == largest]
     about = "; ".join(f"{FAMILY_NAMES[code]}: {tell_measures(results, code)}" for code in results.families)
@@ -169,8 +167,8 @@ def wide_table(results: ResultSet, metric: str) -> Table:
 
 
 def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
-    """Mark the best of the scores, and those that are not shown to differ from it: not a score alone, and none where
-    the best is 0 or predicts the same for all examples with every seed. `†` stands at a score with such a seed."""
+    """Mark the best of several scores and those within noise of it; none if the best is 0 or predicts the same for all
+    examples with every seed. `†` marks a score with such a seed."""
     measured = [score for score in scores if score is not None]
     best = max(measured, key=lambda score: score.mean, default=None)
     cells = []
@@ -196,12 +194,12 @@ def make_score_table(
     compared: Sequence[ReportArm],
     details: Sequence[bool] = (),
 ) -> Table:
-    """Make a table of scores with what a reader must know of them: a row for every arm, block by block.
+    """Make a table of scores with its notes: a row for every arm, block by block.
 
     Args:
-        stubs: what stands before the scores of an arm, by its header.
-        columns: the head of each column → what it shows, a key of the scores of a model.
-        compared: those arms that the columns are to tell apart.
+        stubs: header → the words before the scores of an arm.
+        columns: header → the key of the column's scores in those of a model.
+        compared: the arms of `signals`.
     """
     rows: list[Row] = []
     for block in dict.fromkeys(blocks.values()):
@@ -212,61 +210,56 @@ def make_score_table(
             rows.append(Row(tuple(show(arm) for show in stubs.values()), cells, block, arm))
     known = [results.scores[arm.name] for arm in compared]
     signals = [measure_signal(scores[column] for scores in known if column in scores) for column in columns.values()]
-    by = "as published, 1.96·s/√n (verdicts are by Student’s t)" if is_of_others(results) else "by Student’s t"
+    by = "as published, 1.96·s/√n (verdicts use Student’s t)" if is_of_others(results) else "by Student’s t"
     notes = [
-        f"Test scores in %: mean over seeds ± half of the 95 % interval over them, {by}. ± –: no interval, because "
+        f"Test scores in %: mean over seeds ± half of the 95 % interval over seeds, {by}. ± –: no interval, because "
         f"there is one seed or all seeds score the same. {read_words()['scores_rule']}"
     ]
     pairs = zip(columns, signals, strict=True)
-    if undecided := [f"{column} decides nothing here; what would: {needs}" for column, (_, needs) in pairs if needs]:
+    if undecided := [f"{column} separates no models yet; needed: {needs}" for column, (_, needs) in pairs if needs]:
         notes.append(f"{'; '.join(undecided)}.")
-    heads = tuple(stubs), tuple(columns)
-    if missing := [f"{arm.name}: {column}" for arm, column, cell in walk_cells(rows, columns) if not cell.score]:
-        notes.append(f"Missing: {'; '.join(missing)}.")
-    records = [CSV_COLUMNS, *list_records(name, rows, columns)]
-    known_signals = () if all(math.isnan(ratio) for ratio, _ in signals) else tuple(signals)
-    return Table(name, title, *heads, tuple(rows), tuple(notes), records, known_signals, tuple(details))
-
-
-def walk_cells(rows: Iterable[Row], columns: Iterable[str]) -> Iterator[tuple[ReportArm, str, Cell]]:
-    """List the cells of a table of scores with their arms and the heads of their columns."""
+    records: list[Sequence[object]] = [CSV_COLUMNS]
+    missing = []
     for row in rows:
         assert row.arm
         for column, cell in zip(columns, row.cells, strict=True):
-            yield row.arm, column, cell
+            if cell.score:
+                records.append(make_record(name, row.arm, column, cell, cell.score))
+            else:
+                missing.append(f"{row.arm.name}: {column}")
+    notes += [f"Missing: {'; '.join(missing)}."] if missing else []
+    known_signals = () if all(math.isnan(ratio) for ratio, _ in signals) else tuple(signals)
+    heads = tuple(stubs), tuple(columns)
+    return Table(name, title, *heads, tuple(rows), tuple(notes), records, known_signals, tuple(details))
 
 
-def list_records(name: str, rows: Iterable[Row], columns: Iterable[str]) -> Iterator[Sequence[object]]:
-    """List the lines of the CSV file of a table of scores, one for each score: `CSV_COLUMNS`."""
-    for arm, column, cell in walk_cells(rows, columns):
-        if score := cell.score:
-            told = {"objective": arm.curriculum or arm.objective, "mask_percent": arm.told_masks}
-            facts = [told.get(field, getattr(arm, field)) for field in CSV_COLUMNS[2:10]]
-            numbers = (show_share(score.mean), cell.reach.replace(MISSING, ""), score.num, cell.mark)
-            yield name, arm.name, *facts, score.family, score.metric, column, *numbers
+def make_record(name: str, arm: ReportArm, column: str, cell: Cell, score: Result) -> Sequence[object]:
+    """Return the line of a score in the CSV file of a table: the values of `CSV_COLUMNS`."""
+    told = {"objective": arm.curriculum or arm.objective, "mask_percent": arm.told_masks}
+    facts = [told.get(field, getattr(arm, field)) for field in CSV_COLUMNS[2:10]]
+    numbers = (show_share(score.mean), cell.reach.replace(MISSING, ""), score.num, cell.mark)
+    return name, arm.name, *facts, score.family, score.metric, column, *numbers
 
 
 CSV_COLUMNS = (
     *("table", "arm", "parent", "size", "objective", "mask_percent", "pretrain_steps", "clm_steps", "mlm_steps"),
     *("cpt_steps", "family", "metric", "dataset", "mean", "half_width", "num_seeds", "mark"),
 )
-"""A line for each score, in percent, under the head of its column; nothing where something is missing or does not
-apply."""
+"""The columns of the CSV file of a table of scores: a line for each score, in percent; missing values are empty."""
 
 
 def show_signal(ratio: float, needs: str) -> str:
-    """Show a ratio as `3.1`, or as `(0.9)` where nothing is decided."""
+    """Show a ratio as `3.1`, or as `(0.9)` if models may be equally good."""
     if math.isnan(ratio):
         return MISSING
     return f"({ratio:.1f})" if needs else f"{ratio:.1f}"
 
 
-# A table's files, and its lines in a terminal
+# A table's files and its lines in a terminal
 
 
 def split_columns(table: Table) -> list[list[int]]:
-    """Split the columns of a table into parts that fit side by side on paper: the means, then each family's
-    datasets."""
+    """Split columns into parts that fit on paper: the means, then each family's datasets."""
     details = table.details or (False,) * len(table.columns)
     runs = [list(run) for _, run in itertools.groupby(range(len(details)), details.__getitem__)]
     means = [column for run in runs if not details[run[0]] for column in run]
@@ -274,37 +267,33 @@ def split_columns(table: Table) -> list[list[int]]:
     return [group[at : at + MOST_COLUMNS] for group in groups for at in range(0, len(group), MOST_COLUMNS)]
 
 
-def table_files(tables: Iterable[Table]) -> dict[str, str]:
-    """Write every table in every format: names of files below the folder of a report → their text. LaTeX is without
-    document preamble; a comment says which packages it needs."""
+def table_files(tables: Sequence[Table]) -> dict[str, str]:
+    """Write every table in every format: path in the report's folder → text. `document.tex` has all LaTeX tables; a
+    table alone has no preamble but a comment that names its packages."""
     from jinja2 import Environment
 
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
     environment.filters["latex"] = lambda text: text.translate(str.maketrans(LATEX))
     environment.globals["show_signal"] = show_signal
-    sources = {ending: SOURCE / "report" / f"table.{ending}.j2" for ending in ("md", "tex")}
-    templates = {ending: environment.from_string(source.read_text("utf-8")) for ending, source in sources.items()}
+    templates = {}
+    for name in ("table.md", "table.tex", "document.tex"):
+        templates[name] = environment.from_string((SOURCE / "report" / f"{name}.j2").read_text("utf-8"))
     files = {}
     for table in tables:
-        for ending, template in templates.items():
-            files[f"tables/{table.name}.{ending}"] = template.render(table=table, parts=split_columns(table))
+        for ending in ("md", "tex"):
+            text = templates[f"table.{ending}"].render(table=table, parts=split_columns(table))
+            files[f"tables/{table.name}.{ending}"] = text
         if table.records:
             files[f"tables/{table.name}.csv"] = csv_text(table.records)
-    return files
-
-
-def latex_document(tables: Iterable[Table]) -> str:
-    """Write the document that has all tables, to be compiled in their folder."""
-    return LATEX_DOCUMENT % "\n".join(f"\\input{{{table.name}}}\n\\clearpage" for table in tables)
+    return files | {"tables/document.tex": templates["document.tex"].render(tables=tables)}
 
 
 PLAIN: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0), "title_justify": "left"}
-"""How tables look: columns two spaces apart, one line below the head."""
+"""The look of tables in a terminal: columns two spaces apart, one line below the head."""
 
 
 def print_table(table: Table) -> None:
-    """Print the first words and the cells of each row; not wider than a terminal, and in a file as wide as it needs to
-    be."""
+    """Print the first words and the cells of each row, within the width of a terminal; a file gets the full width."""
     printed = RichTable(title=table.title, **PLAIN)
     printed.add_column(table.stub[0], overflow="fold")
     for column in table.columns:
@@ -321,19 +310,10 @@ def print_table(table: Table) -> None:
     out.print(printed)
 
 
-LATEX_DOCUMENT = r"""%% All tables on paper: pdflatex document.tex, or lualatex, in this folder.
-\documentclass{article}
-\usepackage[T1]{fontenc}
-\usepackage{booktabs,graphicx}
-\begin{document}
-%s
-\end{document}
-"""
 LATEX = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
 LATEX |= {"^": r"\textasciicircum{}", "|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}"}
 LATEX |= {"[": "{[}", "]": "{]}"}  # at the beginning of a line, or in a short caption, they would be options
 LATEX |= {"±": r"$\pm$", "→": r"$\to$", "†": r"$\dagger$", "÷": r"$\div$", "√": r"$\surd$", "·": r"$\cdot$"}
 LATEX |= {"×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$", "≈": r"$\approx$", "−": "$-$", "²": "$^2$"}
 LATEX |= {"–": "--", "—": "---", "…": r"\ldots{}", "“": "``", "”": "''", "‘": "`", "’": "'", "\xa0": "~"}
-"""What stands in LaTeX for the signs that it reads as commands, and for those of biphase that it does not know. Latin
-letters with accents are known to it."""
+"""LaTeX's commands for characters that it reserves or does not know; it knows Latin letters with accents."""

@@ -1,6 +1,6 @@
-"""Scores → every model on every task, and whether one model is better than another, as data and in a terminal.
+"""Scores → a row for every model on every task, and verdicts on two models, as data and in a terminal.
 
-Nothing is called better by its mean alone. Scores are shares; percent and percentage points are for printing.
+A better mean alone is no verdict. Scores are shares; they are printed in percent, differences in percentage points.
 """
 
 import math
@@ -36,39 +36,36 @@ ComparisonVerdict = Literal["A better", "B better", "within noise", "cannot be t
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """A model on a task at the rates that validation chose, and what its grid lacks."""
+    """A model's score on a task at the rates that validation chose, and the gaps of its grid."""
 
     score: Result
-    """Without samples where all seeds diverged at these rates."""
+    """It has no samples if all seeds diverged at these rates."""
     diverged: tuple[GridPoint, ...]
     missing: tuple[GridPoint, ...]
     paper_interval: Interval
-    """The paper's way: all seeds at the rate that they chose together, and the normal interval, which is narrower."""
+    """The mean as the paper computes it: one rate for all seeds, and the normal interval, which is narrower."""
     spread: Interval | None
-    """The spread over seeds and over the rates of `STABILITY_RATES`; None with scores at fewer than two of them."""
+    """The spread over seeds and the rates within `STABILITY_RATES`; None with fewer than two of these rates."""
 
     @property
     def never_predicted(self) -> dict[str, int]:
-        """Count the seeds with which a class that is right on test is never predicted."""
+        """Count, for each class of the test set, the seeds that never predict it."""
         scores = self.score.examples.scores if self.score.examples else ()
         return dict(Counter(name for score in scores for name in score.never_predicted.get("test", ())))
 
 
 def summarize(scores: ScoreSet) -> list[SummaryRow]:
-    """Make a row for each model on each task that it has scores on: by task, the best mean first.
-
-    A row depends on its own scores only.
-    """
+    """Make a row for each model and task, by task, the best mean first. A row depends on its own scores only."""
     rows = []
     for (model, task), cells in scores.cells.items():
         diverged = tuple(point for point in sorted(cells) if cells[point].diverged)
         rates, seeds = scores.grids[task]
         if all(len({seed for _, seed in grid}) == 1 for (_, other), grid in scores.cells.items() if other == task):
-            seeds = tuple({seed for _, seed in cells})  # that of each model's own pretraining
+            seeds = tuple({seed for _, seed in cells})  # each model has a seed of its own
         missing = tuple(point for point in product(rates, seeds) if point not in cells)
         try:
             score = select_rate(scores, model, task)
-        except InputError:  # seeds diverged everywhere, or at the rates that were chosen for them
+        except InputError:  # all seeds diverged, or did so at their chosen rates
             metric = next(iter(cells.values())).metric
             score = Result(ReportArm(model), "", task, "standard", measure=metric, num_runs=len(cells))
         by_rate = score.by_rate or {}
@@ -84,23 +81,23 @@ def summarize(scores: ScoreSet) -> list[SummaryRow]:
 
 @dataclass(frozen=True)
 class TaskComparison:
-    """Two models on one task. Differences are A minus B."""
+    """A comparison of two models, A and B, on one task."""
 
     a: Result
-    """Without samples where there is nothing to choose from; `notes` say why."""
+    """It has no samples if no rate can be chosen; `notes` say why."""
     b: Result
     contrast: contrasts.Contrast | None = None
-    """None where the two cannot be set against each other."""
+    """A minus B; None if the two cannot be compared."""
     p_value: float = math.nan
-    """The p-value of their difference, adjusted over tasks by Holm; nan where there is no test."""
+    """The p-value of the difference, adjusted over tasks by Holm's method; nan without a test."""
     num_tasks: int = 1
-    """Number of tasks over which p-values are adjusted."""
+    """The number of tasks in that adjustment."""
     verdict: ComparisonVerdict = "cannot be told"
     notes: tuple[str, ...] = ()
 
     @property
     def difference(self) -> Interval | None:
-        """A minus B, with the interval of the test; where seeds give none, with that over examples alone."""
+        """A minus B with the interval of the test; if seeds allow none, with the interval over examples alone."""
         if self.contrast is None:
             return None
         tested = self.contrast.against()
@@ -108,20 +105,20 @@ class TaskComparison:
 
 
 def compare(scores: ScoreSet, a: str, b: str) -> list[TaskComparison]:
-    """Compare two models on every task that either has, each at the rate its validation chose.
+    """Compare two models on every task that either has, each at the rate that its validation chose.
 
-    Names are as `find_scored_model` finds them. One test asks: would other fine-tuning runs on other test examples say
-    the same? (`contrasts.contrast`; over seeds alone where it is not known what each example contributes, and then a
-    note says so.) It is about these two checkpoints: another pretraining of the same recipe is another model. p-values
-    are adjusted over tasks by Holm's method. The verdict:
+    `find_scored_model` finds the names. The test (`contrasts.contrast`) asks: would other fine-tuning runs on other
+    test examples say the same? It tests over seeds alone if the contributions of examples are unknown; a note says so.
+    Verdicts are about these two checkpoints, not about another pretraining of the same recipes. p-values are adjusted
+    over tasks by Holm's method. The verdict:
 
-    - "A better", "B better": adjusted p < 0.05, and no seed of the better one diverged at its rate.
-    - "within noise": adjusted p ≥ 0.05; or there are no seeds to test over, and the test examples alone could explain
-      the difference. It never means "equal": look at the interval.
-    - "cannot be told": no test over seeds; or the better one lost seeds; or different data; or a model without scores.
+    - "A better", "B better": adjusted p < 0.05, and no seed of the better model diverged at its rate.
+    - "within noise": adjusted p ≥ 0.05; or seeds allow no test, and the test examples alone could explain the
+      difference. It never means "equal": look at the interval.
+    - "cannot be told": no test over seeds, the better model lost seeds, different data, or a model without scores.
 
     Raises:
-        InputError: an unknown or ambiguous name, twice the same model, or no task in common.
+        InputError: an unknown or ambiguous name, the same model twice, or no task in common.
     """
     model_a, model_b = find_scored_model(scores, a), find_scored_model(scores, b)
     if model_a == model_b:
@@ -139,7 +136,7 @@ def compare(scores: ScoreSet, a: str, b: str) -> list[TaskComparison]:
 
 
 def measure_task(scores: ScoreSet, model_a: str, model_b: str, task: str) -> TaskComparison:
-    """Compare two models on a task, before p-values are adjusted and judged."""
+    """Compare two models on a task, without verdict and with an unadjusted p-value."""
     sides: list[Result] = []
     notes: list[str] = []
     for model in (model_a, model_b):
@@ -160,7 +157,7 @@ def measure_task(scores: ScoreSet, model_a: str, model_b: str, task: str) -> Tas
 
 
 def list_doubts(scores: ScoreSet, a: Result, b: Result) -> Iterator[str]:
-    """List the doubts about two models' scores that a reader must know before believing a difference between them."""
+    """List the reasons to doubt a difference between two models."""
     tried = []
     for side in (a, b):
         rates = {rate for rate, _ in scores.cells[side.arm.name, side.dataset]}
@@ -172,7 +169,7 @@ def list_doubts(scores: ScoreSet, a: Result, b: Result) -> Iterator[str]:
         if side.num_diverged and side.rate:
             yield (
                 f"{side.num_diverged} of {show_count(side.num_diverged + side.num, 'seed')} of "
-                f"{short_name(side.arm.name)} diverged at its best rate, {show_rate(side.rate)}: the mean is that of "
+                f"{short_name(side.arm.name)} diverged at its best rate, {show_rate(side.rate)}: the mean is over "
                 "the survivors"
             )
     tables = []
@@ -193,7 +190,7 @@ def list_doubts(scores: ScoreSet, a: Result, b: Result) -> Iterator[str]:
 
 
 def judge(measured: TaskComparison) -> TaskComparison:
-    """Give a verdict on adjusted p-values, by the rule of `compare`."""
+    """Return the comparison with its verdict, by the rule of `compare`."""
     gap = measured.contrast
     if gap is None:
         return measured
@@ -202,13 +199,13 @@ def judge(measured: TaskComparison) -> TaskComparison:
     verdict: ComparisonVerdict = "cannot be told"
     if says in ("above", "below"):
         if (measured.a if says == "above" else measured.b).num_diverged:
-            notes.append("the one ahead is the one that lost seeds")
+            notes.append("the better model lost seeds")
         else:
             verdict = "A better" if says == "above" else "B better"
     elif says == "within noise":
         verdict = "within noise"
     else:
-        notes.append("one seed says nothing about the next" if gap.num == 1 else "all seeds differ by the same amount")
+        notes.append("one seed shows no spread over seeds" if gap.num == 1 else "all seeds differ by the same amount")
         p_examples = gap.over_examples().p_value
         if is_significant(p_examples):
             notes.append("these runs do differ on the test examples, but others may not")
@@ -222,7 +219,7 @@ def judge(measured: TaskComparison) -> TaskComparison:
 
 
 def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None = None) -> None:
-    """Print a table by task, and what is missing from it."""
+    """Print a table by task, and the gaps and flaws of its scores."""
     names = shorten({row.score.arm.name for row in rows})
     columns: dict[str, Callable[[SummaryRow], Cell]] = {
         "rate": lambda row: Cell(show_rate(row.score.rate) if row.score.rate else MISSING),
@@ -244,7 +241,7 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
         chosen = [row.score for row in of_task if row.score.samples]
         ratio, needs = contrasts.measure_signal(chosen if len(metrics) == 1 else ())
         signals += [] if math.isnan(ratio) else [f"{task} {show_signal(ratio, needs)}"]
-        undecided += [f"{task} decides nothing here; what would: {needs}"] if needs else []
+        undecided += [f"{task} separates no models yet; needed: {needs}"] if needs else []
         table_rows.append(Row((task,), (Cell(""), Cell(" / ".join(metrics))), task))
         for row in of_task:
             cells = tuple(show(row) for show in columns.values())
@@ -257,7 +254,7 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
     for row in rows:
         lines += list_flaws(row, f"{names[row.score.arm.name]} on {row.score.dataset}")
     if signals:
-        about = "about 1 where models are equally good, (…) where nothing is decided"
+        about = "about 1 if models are equally good; (…): the task separates no models"
         lines.append(f"signal ÷ noise: {', '.join(signals)}; {about}")
     lines += undecided
     for line in (*lines, *(f"left out: {path} ({reason})" for path, reason in (broken or {}).items())):
@@ -265,7 +262,7 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
 
 
 def list_flaws(row: SummaryRow, where: str) -> Iterator[str]:
-    """List the flaws that a reader must know of a row beyond its numbers."""
+    """List the flaws of a row's scores that its numbers do not show."""
     if row.missing:
         cells = [f"{show_rate(rate)} seed {seed}" for rate, seed in row.missing]
         lost = f"{show_count(len(row.missing), 'cell')}: {first_of(cells)}"
@@ -273,7 +270,7 @@ def list_flaws(row: SummaryRow, where: str) -> Iterator[str]:
     num_unspread = sum(is_stability_rate(rate) for rate, _ in (*row.diverged, *row.missing))
     if row.spread and num_unspread:
         lost = show_count(num_unspread, "cell")
-        yield f"spread of {where}: lacks {lost} without a score, so it may be too small"
+        yield f"spread of {where}: {lost} without a score left out, so it may be too small"
     if num_degenerate := row.score.count_degenerate():
         seeds = f"{num_degenerate} of {show_count(row.score.num, 'seed')}"
         yield f"degenerate: {where} predicts the same for all with {seeds}"
@@ -285,7 +282,7 @@ def list_flaws(row: SummaryRow, where: str) -> Iterator[str]:
 
 
 def print_comparison(comparisons: Sequence[TaskComparison]) -> None:
-    """Print a table, a sentence for each task, and the count of verdicts."""
+    """Print a table, a sentence for each task, and the number of tasks with each verdict."""
     models = [side.arm.name for side in (comparisons[0].a, comparisons[0].b)]
     names = shorten({*models})
     rows = []
@@ -307,7 +304,7 @@ def print_comparison(comparisons: Sequence[TaskComparison]) -> None:
 
 
 def describe_comparison(pair: TaskComparison, names: Mapping[str, str]) -> str:
-    """Put a comparison in words: who is ahead, by how much, whether that is more than noise, and by which test."""
+    """Write a comparison as a sentence: the difference, the verdict and the test."""
     metric = pair.a.measure or pair.b.measure
     start = f"{pair.a.dataset} ({metric})" if metric else pair.a.dataset
     notes = "".join(f"; {note}" for note in pair.notes)
@@ -318,7 +315,7 @@ def describe_comparison(pair: TaskComparison, names: Mapping[str, str]) -> str:
     if gap.value < 0:
         sides.reverse()
         gap = replace(gap, value=-gap.value, low=-gap.high, high=-gap.low)
-    # What the test is over: ` (p = 0.031 over 5 pairs of seeds and 2,000 examples; adjusted over 3 tasks)`; with
+    # The noise in the test: ` (p = 0.031 over 5 pairs of seeds and 2,000 examples; adjusted over 3 tasks)`; with
     # several rates: `over 5 pairs of seeds, 2,000 examples and the choice of rates`.
     test = ""
     if not math.isnan(pair.p_value):
@@ -334,6 +331,6 @@ def describe_comparison(pair: TaskComparison, names: Mapping[str, str]) -> str:
 
 
 def shorten(models: set[str]) -> dict[str, str]:
-    """Name models by the last parts of their paths, where these tell them apart."""
+    """Name models by the last parts of their paths if these differ."""
     short = {model: short_name(model) for model in models}
     return short if len(set(short.values())) == len(models) else {model: model for model in models}
