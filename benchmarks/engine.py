@@ -23,7 +23,8 @@ from typing import Any
 
 from biphase.console import err
 from biphase.engine import local, scheduler
-from biphase.engine.local import Engine, LocalPool, Message, Outcome, Unit, WorkerProcess
+from biphase.engine.local import LocalPool, WorkerProcess
+from biphase.engine.units import Engine, Message, Outcome, Unit
 
 RUNS, MODELS, CELLS = 38, 106, 15_000
 TRAINING_SECONDS, CELL_SECONDS = 6 * 3600.0, 20.0

@@ -101,7 +101,8 @@ def run_arm(arm: str, grid: Grid, threads: int) -> Found:
 
 def run_biphase(grid: Grid, folder: Path) -> Found:
     """How many cells run at a time (`slots`), what the clock says, and the cells as `work` gives them."""
-    from biphase.engine.local import Engine, count_workers
+    from biphase.engine.local import count_workers
+    from biphase.engine.units import Engine
     from biphase.errors import InputError
     from biphase.finetuning.scores import read_scores
 

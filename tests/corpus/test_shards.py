@@ -20,7 +20,7 @@ from biphase.cli.show import print_facts
 from biphase.corpus.prepare import prepare
 from biphase.corpus.shards import ShardSet, check_tokenizer, read_shard_manifest
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer, token_byte_lengths, tokenizer_hash, train_tokenizer
-from biphase.engine.local import Engine
+from biphase.engine.units import Engine
 from biphase.errors import InputError
 from biphase.files import locked, write_hashed
 

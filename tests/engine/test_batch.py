@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from biphase.engine import local as units_module
-from biphase.engine.local import Engine, Outcome, Unit
+from biphase.engine import units as units_module
 from biphase.engine.scheduler import Failure, Forecast, read_failures, run_batch
+from biphase.engine.units import Engine, Outcome, Unit
 from biphase.errors import BusyError, InputError
 from biphase.files import write_json
 

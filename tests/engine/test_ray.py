@@ -14,9 +14,9 @@ import pytest
 
 from biphase.engine import ray as cluster_module
 from biphase.engine import ray as ray_module
-from biphase.engine.local import Engine, Unit
 from biphase.engine.ray import Head, connect_ray, describe_loss, find_difference, hash_code, visible_file
 from biphase.engine.scheduler import run_units
+from biphase.engine.units import Engine, Unit
 from biphase.errors import InputError
 from biphase.files import locked
 
@@ -25,9 +25,9 @@ import subprocess, sys
 from pathlib import Path
 from biphase.engine import ray as cluster
 from biphase.cli.app import complain
-from biphase.engine.local import Engine
+from biphase.engine.units import Engine
 from biphase.engine.scheduler import run_units
-from biphase.engine.local import Unit
+from biphase.engine.units import Unit
 from biphase.errors import InputError, StoppedError
 cluster.HEAD_SECONDS = 2.0
 address, folder = sys.argv[1:]

@@ -20,19 +20,12 @@ from pydantic import ValidationError
 
 from biphase import machine
 from biphase.engine import local
-from biphase.engine import local as units_module
 from biphase.engine import ray as cluster_module
-from biphase.engine.local import (
-    Engine,
-    LocalPool,
-    Outcome,
-    Unit,
-    UnitQueue,
-    WorkerProcess,
-    end_processes,
-)
+from biphase.engine import units as units_module
+from biphase.engine.local import LocalPool, WorkerProcess, end_processes
 from biphase.engine.ray import divide_nodes
 from biphase.engine.scheduler import run_units
+from biphase.engine.units import Engine, Outcome, Unit, UnitQueue
 from biphase.errors import BusyError, InputError, StoppedError
 from biphase.machine import num_cores
 
@@ -654,8 +647,8 @@ def test_no_orphans_when_the_parent_is_ended(number: int, deeds: ModuleType, tmp
     code = (
         "import deeds_of_units as deeds, sys\n"
         "from biphase.engine.scheduler import run_units\n"
-        "from biphase.engine.local import Unit\n"
-        "from biphase.engine.local import Engine\n"
+        "from biphase.engine.units import Unit\n"
+        "from biphase.engine.units import Engine\n"
         "units = [Unit(str(index), deeds.breed, {'folder': sys.argv[1]}) for index in range(2)]\n"
         "list(run_units(units, Engine(workers=2, device='cpu')))\n"
     )
@@ -825,8 +818,8 @@ def test_a_cluster_that_is_started_here_is_nobody_elses(tmp_path: Path) -> None:
     """It listens on the loopback interface alone, and wants a token. In a process of its own: Ray keeps its first."""
     pytest.importorskip("ray", reason="Ray is not installed")
     code = (
-        "import os, sys; from biphase.engine.local import Engine; from biphase.engine.scheduler import run_units;"
-        "from biphase.engine.local import Unit;"
+        "import os, sys; from biphase.engine.units import Engine; from biphase.engine.scheduler import run_units;"
+        "from biphase.engine.units import Unit;"
         "run = run_units([Unit(name, os.getpid, {}) for name in 'ab'], Engine(kind='ray', workers=1));"
         "assert next(run).error is None; print(os.environ['RAY_AUTH_MODE'], flush=True);"
         "sys.stdin.read(1); run.close();"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from biphase.engine.local import Engine, Outcome, Unit
 from biphase.engine.scheduler import read_failures
+from biphase.engine.units import Engine, Outcome, Unit
 from biphase.errors import InputError
 from biphase.files import locked
 from biphase.finetuning import fit

@@ -13,7 +13,7 @@ pytest.importorskip("sentence_transformers")
 
 from biphase.config import parse_config
 from biphase.embedding.evaluation import read_judged_set, score_bm25
-from biphase.engine.local import Engine
+from biphase.engine.units import Engine
 from biphase.errors import InputError
 from biphase.studies.cost import cell_costs, count_embedded, estimate, measure_sizes
 from biphase.studies.folder import claim_study_folder, read_state

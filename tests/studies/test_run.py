@@ -18,9 +18,8 @@ from biphase import machine
 from biphase.api.studies import study
 from biphase.config import parse_config
 from biphase.corpus.shards import read_shard_manifest
-from biphase.engine import local as units
-from biphase.engine import scheduler
-from biphase.engine.local import Engine
+from biphase.engine import scheduler, units
+from biphase.engine.units import Engine
 from biphase.errors import BusyError, InputError, StoppedError
 from biphase.files import file_hash, hash_below, locked, read_json, write_hashed, write_json
 from biphase.finetuning.config import PROTOCOL

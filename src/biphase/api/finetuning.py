@@ -22,8 +22,8 @@ from biphase.api.tables import TABLE_FORMS, refuse_ending, write_rows
 from biphase.config import AnyPath, ModelName, OnCommandLine, PythonOnly, parse_config
 from biphase.corpus.rows import PlacedRow, Row, TableForm, ending_of, rows_in_memory
 from biphase.corpus.text import keep_rows
-from biphase.engine.local import Engine, EngineKind
 from biphase.engine.scheduler import Failure
+from biphase.engine.units import Engine, EngineKind
 from biphase.errors import InputError
 from biphase.files import claimed, refuse_existing, refuse_filled, whole_file
 from biphase.finetuning.class_report import ClassReport, draw_confusion, print_report, read_report, report_classes

@@ -15,7 +15,7 @@ from biphase.api.finetuning import by_task, place_data, raise_failures
 from biphase.api.own_task import Changes, list_changes
 from biphase.config import AnyPath, OnCommandLine, PythonOnly, parse_config
 from biphase.corpus.text import are_names, plain_value
-from biphase.engine.local import Engine, EngineKind
+from biphase.engine.units import Engine, EngineKind
 from biphase.errors import InputError
 
 if TYPE_CHECKING:

@@ -36,8 +36,8 @@ from biphase.corpus.shards import (
 )
 from biphase.corpus.text import TextSource, TxtDocuments, find_text_sources, name_sources, read_documents
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer, special_ids, token_byte_lengths, tokenizer_hash
-from biphase.engine.local import Engine, EngineKind, Unit
 from biphase.engine.scheduler import run_units
+from biphase.engine.units import Engine, EngineKind, Unit
 from biphase.errors import InputError, refuse_doubles, told_as
 from biphase.machine import environment_number, num_cores
 

@@ -22,7 +22,8 @@ from typing import Any
 
 from biphase import __version__
 from biphase.console import err, silence
-from biphase.engine.local import Engine, Message, Outcome, WorkerProcess, end_processes
+from biphase.engine.local import WorkerProcess, end_processes
+from biphase.engine.units import Engine, Message, Outcome
 from biphase.errors import SOURCE, InputError, StoppedError, told_as
 from biphase.files import content_hash, file_hash, is_locked, locked
 from biphase.machine import grace, python_process
@@ -251,7 +252,7 @@ def hash_code() -> str:
 
 
 class RayPool:
-    """Workers on a Ray cluster that this process joins or starts, with the methods of `LocalPool`."""
+    """Workers on a Ray cluster that this process joins or starts, a `Pool`."""
 
     def __init__(self, engine: Engine, num_units: int, folder: Path | None = None) -> None:
         """

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from biphase import console
-from biphase.engine.local import Engine, LocalPool, Outcome, Unit, UnitQueue, attempt
+from biphase.engine.local import LocalPool, attempt
 from biphase.engine.ray import RayPool
+from biphase.engine.units import Engine, Outcome, Pool, Unit, UnitQueue
 from biphase.errors import InputError, StoppedError
 from biphase.files import content_hash, read_json_as, write_json
 from biphase.machine import STOPS, grace, handled
@@ -88,8 +89,8 @@ def schedule(
 ) -> Generator[Outcome, None, None]:
     if not queue.num_left:
         return
-    make_pool = partial(RayPool, folder=folder) if engine.kind == "ray" else LocalPool
-    with handled(stop, *STOPS), closing(make_pool(engine, queue.num_left)) as pool:
+    pools: dict[str, Callable[..., Pool]] = {"local": LocalPool, "ray": partial(RayPool, folder=folder)}
+    with handled(stop, *STOPS), closing(pools[engine.kind](engine, queue.num_left)) as pool:
         # Each worker, known by its index, is starting, idle or running a unit.
         starting = set[int]()
         idle = set[int]()
@@ -131,7 +132,7 @@ def schedule(
             yield from over
 
 
-def hand_out(queue: UnitQueue, pool: LocalPool | RayPool, idle: set[int], running: dict[int, Unit]) -> None:
+def hand_out(queue: UnitQueue, pool: Pool, idle: set[int], running: dict[int, Unit]) -> None:
     """Give each idle worker a unit, as long as some are ready."""
     for worker in sorted(idle):
         unit = queue.take(worker)

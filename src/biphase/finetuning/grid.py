@@ -14,8 +14,9 @@ from typing import Any
 
 from biphase.console import err
 from biphase.encoder.models import identify
-from biphase.engine.local import Engine, Unit, count_workers
+from biphase.engine.local import count_workers
 from biphase.engine.scheduler import Failure, Forecast, Pace, read_failures, run_batch, run_units
+from biphase.engine.units import Engine, Unit
 from biphase.errors import InputError, refuse_doubles
 from biphase.files import read_json_as, refuse_filled
 from biphase.finetuning.choosing import choose_rate, validation_by_rate

@@ -359,7 +359,7 @@ def tell_carriers(by_task: Mapping[str, Contrast], bound: float = 0.0) -> str:
     `Tested alone, only a shows the difference: +15.63 points [+9.40, +21.86]. b does not: +1.75 points [−0.55, +4.05].`
     """
     tested = {task: part.against(bound) for task, part in by_task.items()}
-    shown, others = [], []
+    shown, others = list[tuple[str, str]](), list[tuple[str, str]]()
     for task, gap in sorted(tested.items(), key=lambda item: item[1].value):
         is_shown = judge_difference(gap.value - bound, gap.p_value) == "above"
         (shown if is_shown else others).append((task, show_difference(gap)))

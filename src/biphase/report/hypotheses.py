@@ -127,7 +127,7 @@ def read_along_axis(
 ) -> dict[float, tuple[Sequence[float], tuple[int, ...]]]:
     """Read the score of each seed on a dataset at every value of an axis, with the pretraining seeds if there are
     several."""
-    scores = {}
+    scores = dict[float, tuple[Sequence[float], tuple[int, ...]]]()
     for value, arm in index_by_axis(arms, "" if axis == RATE else axis).items():
         if score := results.scores.get(arm.name, {}).get(dataset):
             seeds = tuple(score.pretraining_seeds) if score.num_pretrainings > 1 else ()

@@ -23,8 +23,8 @@ from pydantic_core import to_jsonable_python
 from biphase.console import duration, err
 from biphase.corpus.shards import read_shard_manifest
 from biphase.encoder.models import identify
-from biphase.engine.local import Engine, Unit
 from biphase.engine.scheduler import Failure, Forecast, Pace, run_batch
+from biphase.engine.units import Engine, Unit
 from biphase.errors import EXIT_BUSY, STOPPED, BusyError, InputError, StoppedError
 from biphase.files import locked, write_hashed, write_text
 from biphase.finetuning.grid import fit_unit, measure_cells
