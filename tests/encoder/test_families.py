@@ -32,7 +32,7 @@ from biphase.hub import output_width
 
 ROOT = Path(__file__).parents[2]
 DOCS, README = ROOT / "docs" / "families.md", ROOT / "README.md"
-CLAIM = re.compile(r"- \*\*Right, or refused\..*?(?=\n- )", re.DOTALL)
+CLAIM = re.compile(r"- \*\*Correct, or rejected\..*?(?=\n- )", re.DOTALL)
 WAYS = ("packed", "padded", "equal lengths")
 QUICK = (
     *("albert", "bert", "bloom", "deberta-v2", "deepseek_v3", "distilbert", "esm", "fnet", "gemma2", "gemma4_text"),
@@ -239,13 +239,14 @@ def read_rows(page: str) -> dict[str, Row]:
 def as_claim(page: str) -> str:
     """The README's sentence, counted in the table."""
     rows = read_rows(page).values()
+    evaluated = sum(row.evaluate in WAYS for row in rows)
     day, version = re.findall(r"as of ([\d-]+) with transformers ([\d.]+)", page)[0]
     refused = sum(row.pretrain not in WAYS and row.evaluate not in WAYS for row in rows)
     text = (
-        f"- **Right, or refused.** Of the {len(rows)} types of text models that transformers {version} knows, "
+        f"- **Correct, or rejected.** Of the {len(rows)} text model types in transformers {version}, "
         f"{sum(row.pretrain in WAYS for row in rows)} can be pretrained or adapted and "
-        f"{sum(row.evaluate in WAYS for row in rows)} evaluated, proved equal to plain transformers; {refused} are "
-        f"refused for both, with the reason (as of {day}: [all of them](docs/families.md)). `encoder/test_families.py`"
+        f"{evaluated} can be evaluated, each tested to match plain transformers; {refused} are rejected for both, "
+        f"with a reason (as of {day}: [all of them](docs/families.md)). `encoder/test_families.py`"
     )
     return textwrap.fill(text, 120, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 

@@ -97,9 +97,9 @@ def test_what_is_no_llama_is_refused(
     (pooled / "1_Pooling" / "config.json").write_text(json.dumps(settings | {"pooling_mode": "max"}))
     out = tmp_path / "out"
     for source, words in (
-        (clm, "this is a 'llama' model; a EuroBERT, or a Llama that looks both ways"),
+        (clm, "only a EuroBERT or a bidirectional Llama becomes one, not a 'llama'"),
         (kept, "EuroBertForSequenceClassification has the head of a task"),
-        (modern, "a 'modernbert' model"),
+        (modern, "not a 'modernbert'"),
         (pooled, "pooling is 'max'"),
     ):
         with pytest.raises(InputError, match=words):

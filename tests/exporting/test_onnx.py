@@ -231,7 +231,7 @@ def test_int8_is_scored_on_the_users_task(source: str, kept: SimpleNamespace, tm
     told = re.search(r"accuracy (\S+) points( \[.*\])? \((\S+) → (\S+), 20 test examples of who", card)
     assert told is not None
     assert told[3] == f"{100 * kept.score.metrics['test']['accuracy']:.2f}"
-    assert "times as fast here" in card
+    assert re.search("times as fast here|no faster here", card)
     assert (folder / "onnx" / "model_quantized.onnx").stat().st_size < (folder / "onnx" / "model.onnx").stat().st_size
     weights = onnx.load(folder / "onnx" / "model_quantized.onnx").graph.initializer
     scales = [onnx.numpy_helper.to_array(weight) for weight in weights if weight.name.endswith("_scale")]

@@ -267,7 +267,7 @@ def test_what_was_declared_is_recorded(tmp_path: Path) -> None:
     fill(tmp_path, 1, 0)
     declare(before, tmp_path)  # the same command goes on: nothing new is declared
     (first,) = sentences_on(before, tmp_path)
-    assert first.endswith("before anything was trained; unchanged since, in words, arms, budgets and tasks.")
+    assert first.endswith("before anything was trained; unchanged since (wording, arms, budgets, tasks).")
     assert "not declared" in sentences_on(after, tmp_path)[0]
     # Of another plan, which has done nothing yet.
     fill(tmp_path, 2, 12)

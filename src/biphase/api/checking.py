@@ -86,7 +86,7 @@ def check(folder: ModelName, server: str | None = None, *, timeout: float = 60.0
         elif server is None:
             raise InputError(f"{folder} has no {GOLDEN}: give a `server` that serves it, or export it again")
         else:
-            console.err.print(f"{folder} has no {GOLDEN}: transformers computes the vectors", markup=False)
+            console.err.print(f"{folder} has no {GOLDEN}: transformers computes the vectors")
             golden = make_golden(path)
         if server is not None:
             return [check_server(path, golden, server, timeout)]

@@ -122,7 +122,7 @@ def choose_open(plan: CellPlan, scores: Path, is_kept: bool, has_rate: bool) -> 
 
 def tell_score(score: Score, keep: Path | str | None, is_old: bool) -> None:
     """Print the score, overall and per class, and the folders that were written."""
-    console.out.print(score.headline() + (" · finished before" if is_old else ""), markup=False)
+    console.out.print(score.headline() + (" · finished before" if is_old else ""))
     of_model = ""
     if keep is not None:
         of_model = f"; {keep}: the model" if (Path(keep) / RECORD).exists() else "; it diverged, and no model is kept"

@@ -23,9 +23,8 @@ def add_onnx(folder: Path, int8: bool, test: Path | None) -> None:
     whole = OnnxNetwork(folder / ONNX_FILE, load_model_config(folder))
     names = " and ".join(f"`{name}`" for name in whole.output_names)
     lines = [
-        f"`{ONNX_FILE}`, {megabytes(folder / ONNX_FILE):,.1f} MB, gives {names}. With "
-        f"onnxruntime, on other texts and lengths than those that it was traced with, it is within {proof.gap:.1e} of "
-        "PyTorch, relative to an output's mean size."
+        f"`{ONNX_FILE}`, {megabytes(folder / ONNX_FILE):,.1f} MB, outputs {names}. On texts and lengths that were not "
+        f"used for tracing, onnxruntime is within {proof.gap:.1e} of PyTorch, relative to an output's mean size."
     ]
     if int8:
         quantize(folder)
@@ -38,7 +37,8 @@ def describe_int8(folder: Path, whole: OnnxNetwork, batches: Sequence[Features],
     int8 = OnnxNetwork(folder / INT8_FILE, whole.config)
     faster = time_batches(whole, batches) / time_batches(int8, batches)
     smaller = megabytes(folder / ONNX_FILE) / megabytes(folder / INT8_FILE)
-    saved = f"{faster:.1f} times as fast here, {smaller:.1f} times smaller"
+    speed = "no faster here" if 0.95 <= faster < 1.05 else f"{faster:.1f} times as fast here"
+    saved = f"{speed}, {smaller:.1f} times smaller"
     if task is None:
         return f"{describe_agreement(whole, int8, batches)}; {saved}. Its loss on a task was not measured"
     return f"{tell_loss(task, task.judge(whole), task.judge(int8))}, {saved}"

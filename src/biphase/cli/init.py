@@ -81,7 +81,7 @@ def has_shards(folder: Path) -> bool:
     """Tell whether a folder is a set of shards; if not, print the command that makes one."""
     if not (is_set := (folder / "manifest.json").exists()):
         made = f"`biphase prepare TEXT --tokenizer TOKENIZER --out {folder}` makes them"
-        console.err.print(f"{folder} holds no shards yet: {made}", markup=False)
+        console.err.print(f"{folder} holds no shards yet: {made}")
     return is_set
 
 

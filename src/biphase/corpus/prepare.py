@@ -315,7 +315,9 @@ def tokenize_missing(plans: list[ShardPlan], missing: list[ShardPlan], engine: E
             for outcome in outcomes:
                 if outcome.worker_died:
                     problem = f"{names[outcome.name]}: {outcome.error}"
-                    raise InputError(f"{problem}: run it again, with fewer workers if memory is short")
+                    raise InputError(
+                        f"{problem}: finished files are kept; run it again, with fewer workers if memory is short"
+                    )
                 if outcome.error is not None:
                     raise InputError(outcome.error)
 

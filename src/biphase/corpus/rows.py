@@ -231,12 +231,14 @@ def read_table(path: Path, names: Sequence[str] = ()) -> Iterator[tuple[int, Row
     Raises:
         InputError: the file is damaged, a text is not UTF-8, or two columns share a name.
     """
-    numbers = itertools.count(1)
+    number = before = 0
     with reading(path, DAMAGED):
         for batch, features, num_bytes in read_pieces(path, names):
             batch.validate(full=True)  # else Arrow follows a wrong offset out of its memory; also checks UTF-8
-            for row in name_classes(batch.to_pylist(), features):
-                yield next(numbers), row, num_bytes
+            for at, row in enumerate(name_classes(batch.to_pylist(), features), start=1):
+                number += 1
+                yield number, row, before + (num_bytes - before) * at // len(batch)
+            before = num_bytes
 
 
 def read_pieces(path: Path, names: Sequence[str]) -> Iterator[tuple[Any, dict[str, Any], int]]:

@@ -300,7 +300,7 @@ def mine_once(table: Dataset, model: SentenceTransformer, stage: str, settings: 
 
     mined = table_once(path, pa.schema([(name, pa.string()) for name in names]), mine())
     message = f"{len(mined):,} of {len(table):,} pairs have {settings.number} hard negatives"
-    console.err.print(f"stage {stage}: {message}", markup=False)
+    console.err.print(f"stage {stage}: {message}")
     return mined
 
 
@@ -412,7 +412,7 @@ def load_embedder(name: str) -> SentenceTransformer:
         return plain
     plain[0] = PackedTransformer(load_backbone(folder), first.tokenizer, first.max_seq_length).to(plain.device)
     if np.abs(probe_embeddings(plain, texts) - expected_ND).max() >= TOLERANCE:
-        console.err.print(f"{name}: embedded by sentence-transformers alone, as packed it would differ", markup=False)
+        console.err.print(f"{name}: embedded by sentence-transformers alone, as packed it would differ")
         plain[0] = first
     return plain
 

@@ -79,7 +79,7 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
         return pairs_from_text(source, str(source.from_text), seed)
     rows, columns, is_scored = open_pairs(source)
     if not source.columns:
-        console.err.print(f"{source.path}: pairs are its columns {', '.join(columns)}", markup=False)
+        console.err.print(f"{source.path}: pairs are its columns {', '.join(columns)}")
     names = ("anchor", "positive", *(f"negative_{index + 1}" for index in range(len(columns) - 2)))
     names = ("anchor", "positive", "score") if is_scored else names
     with console.track(f"read {Path(source.path).name}", source.limit, "rows") as progress:

@@ -178,7 +178,7 @@ def open_stages(recipe: EmbeddingRecipe, model: SentenceTransformer) -> list["St
         for kind in {pairs.kind for pairs in sources}:
             make_loss(run, kind)
         for pairs in sources:
-            console.err.print(f"stage {stage.name}: {pairs.name}: {pairs.description}", markup=False)
+            console.err.print(f"stage {stage.name}: {pairs.name}: {pairs.description}")
         stage_runs.append(run)
     return stage_runs
 
@@ -199,7 +199,7 @@ def run_stages(stage_runs: Sequence["StageRun"], send: console.Send) -> list[dic
             network.backbone = load_backbone(folder).to(run.model.device)
             if run.recipe.dense:
                 nn.Sequential(*list(run.model)[1:]).load_state_dict(load_file(folder / FURTHER_MODULES))
-            console.err.print(f"stage {run.stage.name}: done already", markup=False)
+            console.err.print(f"stage {run.stage.name}: done already")
             records.append(files.read_json(run.folder / "done.json"))
         else:
             run.send, run.steps_before = send, sum(record["steps"] for record in records)
@@ -459,10 +459,10 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
     # 2. The checkpoint to continue from.
     last = last_checkpoint(run.folder / "trainer")
     if last is None and any((run.folder / "trainer").glob("checkpoint-*")):
-        console.err.print(f"stage {stage.name}: begins anew, its checkpoint was not finished", markup=False)
+        console.err.print(f"stage {stage.name}: begins anew, its checkpoint was not finished")
     if last is not None:
         files.refuse_damaged(last, f"delete {last} and rerun")
-        console.err.print(f"stage {stage.name}: goes on from {last.name}", markup=False)
+        console.err.print(f"stage {stage.name}: goes on from {last.name}")
         if run.loss_weights:
             with files.reading(last / LOSS_WEIGHTS, f"delete {last} and rerun"):
                 for name, weight in load_file(last / LOSS_WEIGHTS).items():

@@ -262,7 +262,7 @@ def calibrate_cell(network: Any, splits: Mapping[Any, EncodedSplit], cell: CellC
     how = "a threshold for each class" if chosen.thresholds else f"a temperature of {chosen.temperature:.2f}"
     effect = f"with {how}, of validation, {measured[1]:.1%}"
     if chosen == cell.calibration:
-        effect = "no temperature is clearly better on validation, so none is kept"
+        effect = "temperature scaling does not clearly help on validation, so none is applied"
     console.err.print(f"{what} on test {measured[0]:.1%}; {effect}")
     return replace(cell, calibration=chosen.model_copy(update={"on_test": tuple(measured)}))
 

@@ -49,7 +49,7 @@ def search_rate(plan: CellPlan, scores: Path) -> CellPlan:
     best = choose_rate({rate: [None if loss is None else -loss] for rate, loss in losses.items()})
     tried = (f"{show_rate(rate)} {'diverged' if loss is None else f'{loss:.3f}'}" for rate, loss in losses.items())
     how = f"tried for {SEARCH_STEPS} steps or fewer, loss on validation: {', '.join(tried)}"
-    err.print(f"{plan.task.name}: learning rate {show_rate(best)} ({how}); learning_rate=… skips this", markup=False)
+    err.print(f"{plan.task.name}: learning rate {show_rate(best)} ({how}); learning_rate=… skips this")
     return plan_cell(plan.model, plan.train, plan.evaluation, plan.config.model_copy(update={"learning_rate": best}))
 
 

@@ -268,7 +268,7 @@ def tell_finding(finding: Finding) -> str:
     least = min(measured, key=lambda inequality: inequality.estimate - inequality.bound)
     bound = f" against {show_points(least.bound)}" if least.bound else ""
     beside = f" beside {least.beside}" if least.beside else ""
-    of_several = f", the smallest of {len(measured)} differences" if len(measured) > 1 else ""
+    of_several = f" (the smallest of {len(measured)} differences)" if len(measured) > 1 else ""
     seeds = least.contrast.tell_seeds(least.bound)
     return f"{told}: {show_difference(least.interval)}{bound}{beside}{seeds}{of_several}. {least.carriers}".rstrip()
 

@@ -258,7 +258,7 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
         lines.append(f"signal ÷ noise: {', '.join(signals)}; {about}")
     lines += undecided
     for line in (*lines, *(f"left out: {path} ({reason})" for path, reason in (broken or {}).items())):
-        out.print(line, markup=False)
+        out.print(line)
 
 
 def list_flaws(row: SummaryRow, where: str) -> Iterator[str]:
@@ -292,15 +292,15 @@ def print_comparison(comparisons: Sequence[TaskComparison]) -> None:
         gap = Cell(f"{100 * tested.value:+.2f}", show_share(tested.half_width)) if tested else Cell(MISSING)
         rows.append(Row((pair.a.dataset,), (*cells, gap, Cell(show_p_value(pair.p_value)), Cell(pair.verdict))))
     for letter, model in zip("AB", models, strict=True):
-        out.print(f"{letter} = {model}", markup=False)
+        out.print(f"{letter} = {model}")
     title, columns = "Test scores in % ± half of the 95 % interval over seeds", ("A", "B", "A − B", "p", "verdict")
     print_table(Table("comparison", title, ("task",), columns, tuple(rows)))
     for pair in comparisons:
-        out.print(describe_comparison(pair, names), markup=False)
+        out.print(describe_comparison(pair, names))
     verdicts = get_args(ComparisonVerdict)
     counts = [f"{verdict} on {sum(pair.verdict == verdict for pair in comparisons)}" for verdict in verdicts]
     counted = f"of {show_count(len(comparisons), 'task')}: {', '.join(counts)}"
-    out.print(f"{counted}; about these two checkpoints, not about how they were pretrained", markup=False)
+    out.print(f"{counted}; about these two checkpoints, not about how they were pretrained")
 
 
 def describe_comparison(pair: TaskComparison, names: Mapping[str, str]) -> str:

@@ -109,7 +109,7 @@ def tell_declaration(plan: Plan, folder: Path) -> tuple[str, list[str]]:
     elif changes:
         history = f"changed {times} since the first declaration; the current ones were {own[0].words}"
     else:
-        history = f"{own[0].words}; unchanged since, in words, arms, budgets and tasks"
+        history = f"{own[0].words}; unchanged since (wording, arms, budgets, tasks)"
     sentences = [f"Hypotheses {current}: {history}."]
     for entry in reversed(replaced.values()):
         told = " · ".join(f"{name}: {text}" for name, text in list_words(entry.hypotheses).items())

@@ -144,7 +144,7 @@ def train_by_torchrun(recipe: Recipe, runs: Path, processes: int) -> Path:
 
         def pass_on(number: int) -> None:
             if not signals:
-                err.print(f"waiting up to {grace():.0f} s for {processes} processes to save their state", markup=False)
+                err.print(f"waiting up to {grace():.0f} s for {processes} processes to save their state")
             signals.append(number)
             child.terminate()
 

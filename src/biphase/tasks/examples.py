@@ -296,7 +296,7 @@ def draw_splits(source: TaskSource, examples: dict[spec.TaskSplit, list[AnyExamp
             use = "left to train on" if split == "train" else f"drawn for {split}"
             sentence = f"{task.name}: none of the {len(examples[split]):,} examples {use} has {names}"
             has_shares = "" if task.stratified or task.problem_type else ", or `stratified: true`"
-            err.print(f"{sentence}; name files for the splits{has_shares} to have all classes in each", markup=False)
+            err.print(f"{sentence}; name files for the splits{has_shares} to have all classes in each")
     if most is not None:
         for split in spec.EVALUATED_SPLITS:
             examples[split] = [examples[split][index] for index in draw_indices(len(examples[split]), most)]
@@ -317,11 +317,11 @@ def tell_groups(task: spec.Task, groups: dict[spec.TaskSplit, set[str]]) -> None
     if task.group is None:
         return
     counts = ", ".join(f"{len(names):,} in {split}" for split, names in groups.items())
-    err.print(f"{task.name}: groups by '{task.group}': {counts}", markup=False)
+    err.print(f"{task.name}: groups by '{task.group}': {counts}")
     for split in spec.EVALUATED_SPLITS:
         if shared := groups[split] & groups["train"]:
             sentence = f"{len(shared):,} of {len(groups[split]):,} groups of {split} are in train too"
-            err.print(f"{task.name}: {sentence}; leave `{split}` out to have whole groups held out", markup=False)
+            err.print(f"{task.name}: {sentence}; leave `{split}` out to have whole groups held out")
 
 
 def classes_of(example: AnyExample) -> tuple[int, ...]:
