@@ -163,9 +163,12 @@ def no_negatives(split: Split, queries_B: np.ndarray, documents_B: np.ndarray) -
 
 def embed_all(model: BatchModel, texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Tensor:
     """Embed samples, in their order: [S, D], of length 1."""
-    embedded, pieces = [], []
+    rows_of = {int(sample): row for row, sample in enumerate(samples)}
+    embeddings = None
     for batch, output in texts.outputs(model, samples, cell):
-        embedded.append(batch.samples)
-        pieces.append(normalize(output, dim=-1))
-    rows = np.argsort(np.concatenate(embedded))[np.argsort(np.argsort(samples))]
-    return torch.cat(pieces)[torch.from_numpy(rows).to(pieces[0].device)]
+        if embeddings is None:
+            embeddings = output.new_empty(len(samples), output.shape[1])
+        rows = torch.tensor([rows_of[int(sample)] for sample in batch.samples], device=output.device)
+        embeddings[rows] = normalize(output, dim=-1)
+    assert embeddings is not None
+    return embeddings
