@@ -8,9 +8,10 @@ import yaml
 from pydantic import ValidationError
 
 from biphase.config import BUNDLED, find_yaml, load_config, parse_config
+from biphase.curriculum import OBJECTIVES, ObjectiveName, Phase
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError
-from biphase.recipe import OBJECTIVES, ObjectiveName, Phase, Recipe
+from biphase.recipe import Recipe
 from biphase.style import LOOKS
 
 TREE: dict[str, Any] = {

@@ -8,6 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import EuroBertConfig, EuroBertForMaskedLM
 
+from biphase.curriculum import Phase
 from biphase.encoder.network import TokenIds, make_model
 from biphase.encoder.packed import count_flops
 from biphase.errors import InputError
@@ -21,7 +22,7 @@ from biphase.flops import (
 )
 from biphase.presets import PRESETS
 from biphase.pretraining.optimizer import make_optimizers
-from biphase.recipe import Optimizer, Phase
+from biphase.recipe import Optimizer
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ ORDER = [
     # What everything stands on ...
     ("errors",),
     ("files", "console", "machine"),
-    ("config", "presets", "schedule", "recipe", "run", "flops", "device", "hub", "style"),
+    ("config", "presets", "schedule", "curriculum", "recipe", "run", "flops", "device", "hub", "style"),
     ("distributed", "engine"),
     # ... and the path of the data.
     ("corpus",),

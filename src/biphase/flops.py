@@ -44,10 +44,11 @@ from typing import Any
 
 import numpy as np
 
+from biphase.curriculum import Phase, phases_between
 from biphase.errors import InputError
 from biphase.machine import has_bf16_cores
 from biphase.presets import PRESETS, SHAPE_KEYS
-from biphase.recipe import Optimizer, Phase, Recipe, phases_between
+from biphase.recipe import Optimizer, Recipe
 
 DEVICES = {
     "GB200": (2500e12, 186, 0),

@@ -20,8 +20,9 @@ from pydantic import BaseModel, FiniteFloat, ValidationError
 from biphase import files
 from biphase.config import Count, load_config
 from biphase.console import err
+from biphase.curriculum import OBJECTIVES, ObjectiveName
 from biphase.errors import InputError
-from biphase.recipe import OBJECTIVES, ObjectiveName, Recipe
+from biphase.recipe import Recipe
 
 
 @dataclass(frozen=True)

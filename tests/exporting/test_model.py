@@ -40,6 +40,7 @@ from biphase.api.folders import inspect
 from biphase.api.networks import encode, load
 from biphase.corpus.shards import read_shard_manifest
 from biphase.corpus.tokenizer import load_tokenizer, tokenizer_hash
+from biphase.curriculum import OBJECTIVES
 from biphase.encoder.attention import lay_out
 from biphase.encoder.network import load_model
 from biphase.encoder.packed import head_input, packed_hidden
@@ -51,7 +52,7 @@ from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import CellContext, pack
 from biphase.finetuning.heads import Encoder, TaskNetwork, load_encoder
 from biphase.pretraining.loop import train
-from biphase.recipe import OBJECTIVES, Recipe
+from biphase.recipe import Recipe
 from biphase.run import find_checkpoint
 from biphase.tasks.spec import task_table
 

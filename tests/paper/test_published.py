@@ -58,8 +58,8 @@ def test_published_names() -> None:
 
 
 def test_reference_flops_are_counted_as_plans_count() -> None:
+    from biphase.curriculum import Phase
     from biphase.flops import SampleLengths, flops_per_token, shape_of
-    from biphase.recipe import Phase
 
     high, low = 2048, 12  # samples of a stream cut at r, uniform in low..high - low, and high - r
     lengths = np.arange(low, high - low + 1)

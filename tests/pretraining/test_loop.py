@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, MistralConfig
 
 import biphase.pretraining.loop as loop
 from biphase.corpus.shards import ShardSet
+from biphase.curriculum import OBJECTIVES
 from biphase.distributed import World
 from biphase.encoder import proofs
 from biphase.encoder.attention import ATTENTION, PAD_TO_MULTIPLE_OF, lay_out
@@ -33,7 +34,7 @@ from biphase.pretraining.job import load_state, open_job
 from biphase.pretraining.loop import open_batches, train
 from biphase.pretraining.objectives import make_microbatches, prefetch
 from biphase.pretraining.optimizer import parallelize
-from biphase.recipe import OBJECTIVES, ComputeConfig, Recipe
+from biphase.recipe import ComputeConfig, Recipe
 from biphase.run import Run, read_checkpoint_manifest, read_metrics, read_recipe, whole_steps
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "pretraining.json"

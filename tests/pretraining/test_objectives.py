@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from scipy import stats
 
 from biphase.corpus.packing import PackedBatch
+from biphase.curriculum import Phase
 from biphase.pretraining.objectives import label_batch
-from biphase.recipe import Phase
 
 MASK, EOS, PAD = 3, 1, 7
 SHARDS: Any = SimpleNamespace(vocab_size=200, mask_id=MASK, special_ids=(EOS, MASK, PAD))

@@ -6,8 +6,8 @@ from math import floor
 
 import pytest
 
+from biphase.curriculum import BatchRamp, Phase, cut_phases
 from biphase.pretraining.objectives import phase_of_step
-from biphase.recipe import BatchRamp, Phase, cut_phases
 from biphase.schedule import Schedule
 
 

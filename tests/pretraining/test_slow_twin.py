@@ -12,11 +12,11 @@ import pytest
 import torch
 from training_runs import MakeRecipe, loader_of, losses, only
 
+from biphase.curriculum import OBJECTIVES
 from biphase.files import read_json
 from biphase.pretraining.job import load_state
 from biphase.pretraining.loop import train
 from biphase.pretraining.objectives import label_batch, make_microbatches
-from biphase.recipe import OBJECTIVES
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "objectives.json"
 LOOKS_AHEAD = {"clm": False, "meap": False, "causal-mlm": False, "mntp": True, "mlm": True}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from biphase.recipe import MaskRamp
+from biphase.curriculum import MaskRamp
 from biphase.report.formats import write_steps
 from biphase.studies.spec import NamedCurriculum, fill_budget, read_curriculum
 

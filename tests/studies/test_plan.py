@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from biphase.config import BUNDLED, parse_config
+from biphase.curriculum import Phase, cut_phases, phases_between
 from biphase.errors import InputError
-from biphase.recipe import Phase, Recipe, cut_phases, phases_between
+from biphase.recipe import Recipe
 from biphase.studies.arms import Arm, expand_arms
 from biphase.studies.folder import study_text
 from biphase.studies.plan import Plan, history, plan_study, run_that_trains, share_trunks

@@ -15,10 +15,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from transformers import PreTrainedModel
 
 from biphase import __version__, console
+from biphase.curriculum import OBJECTIVES, phases_between
 from biphase.encoder.network import language_model_class
 from biphase.errors import InputError
 from biphase.files import write_text
-from biphase.recipe import OBJECTIVES, phases_between
 from biphase.run import (
     CheckpointManifest,
     Run,

@@ -17,6 +17,7 @@ from transformers import AutoModelForMaskedLM, EuroBertConfig, PreTrainedModel
 
 from biphase.corpus.packing import TrainingText, open_text
 from biphase.corpus.shards import ShardSet
+from biphase.curriculum import Phase
 from biphase.device import describe_machine
 from biphase.distributed import World
 from biphase.encoder.network import TokenIds, language_model_class, load_model, make_model
@@ -29,7 +30,7 @@ from biphase.hub import model_fingerprint, position_limit
 from biphase.pretraining import optimizer
 from biphase.pretraining.checkpoint import load_optimizer, save_checkpoint
 from biphase.pretraining.start import ORIGIN, Start, begin_with_model, find_branch
-from biphase.recipe import Phase, Recipe
+from biphase.recipe import Recipe
 from biphase.run import CheckpointManifest, Run, claim_run, read_checkpoint_manifest, read_own_name, whole_steps
 
 

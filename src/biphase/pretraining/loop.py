@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from biphase.console import Send, Tracker, err, open_tracking, plain_number, track
 from biphase.corpus.packing import Batches, PackedSet, TrainingText, make_samples
 from biphase.corpus.shards import ShardSet
+from biphase.curriculum import Phase
 from biphase.device import peak_flops
 from biphase.distributed import join_world
 from biphase.encoder.attention import explain_computing
@@ -35,7 +36,7 @@ from biphase.machine import stop_signals
 from biphase.pretraining.job import Job, State, hold_run, load_state, open_job, refuse_other_weights, save_state
 from biphase.pretraining.objectives import Microbatch, make_microbatches, prefetch
 from biphase.pretraining.optimizer import autocast, set_rate, unwrap
-from biphase.recipe import Phase, Recipe
+from biphase.recipe import Recipe
 from biphase.run import Run, whole_steps
 
 

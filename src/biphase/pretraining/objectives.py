@@ -1,5 +1,5 @@
 """The objective of each step and its microbatches, made one step ahead. The facts of each objective are in
-`recipe.OBJECTIVES`; training differs by objective in this module alone.
+`curriculum.OBJECTIVES`; training differs by objective in this module alone.
 
 A curriculum is a list of phases. A pure phase has one objective; a mixed phase (`clm_share`) has CLM steps between
 those of its masked objective. Each step belongs to one pure phase. While a step computes, the batch of the next one is
@@ -26,10 +26,10 @@ from torch import Tensor
 
 from biphase.corpus.packing import Batches, PackedBatch, uniform
 from biphase.corpus.shards import ShardManifest
+from biphase.curriculum import Phase
 from biphase.device import to_device
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, lay_out
 from biphase.pretraining.job import Job
-from biphase.recipe import Phase
 
 
 def phase_of_step(curriculum: Sequence[Phase], run_step: int, origin_step: int) -> tuple[int, Phase]:

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from biphase.curriculum import OBJECTIVES, ObjectiveName
 from biphase.machine import end_with_parent, grace, num_cores
-from biphase.recipe import OBJECTIVES, ObjectiveName
 from biphase.report.contrasts import difference
 from biphase.report.formats import group_measures, show_list, show_steps
 from biphase.report.results import FAMILY_NAMES, ReportArm, ResultSet, num_parameters, read_words

@@ -17,10 +17,11 @@ from typing import Any
 from biphase.config import parse_config, read_yaml
 from biphase.corpus.shards import ShardSet
 from biphase.corpus.text import find_language, find_text_sources, read_documents, spread
+from biphase.curriculum import OBJECTIVES, ObjectiveName, Phase
 from biphase.errors import SOURCE, InputError
 from biphase.flops import SampleLengths, Shape, flops_per_token, shape_of
 from biphase.presets import PRESETS
-from biphase.recipe import OBJECTIVES, ObjectiveName, Phase, Recipe
+from biphase.recipe import Recipe
 from biphase.report.formats import format_bytes, show_estimate, show_list, show_power, show_tokens, write_steps
 from biphase.studies.cost import Machine, fit_memory
 from biphase.studies.spec import curriculum_label, fill_budget, read_curriculum

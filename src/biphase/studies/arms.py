@@ -7,10 +7,11 @@ from itertools import product
 from typing import Any
 
 from biphase.config import parse_config
+from biphase.curriculum import Phase
 from biphase.errors import InputError, nearest, refuse_doubles, refuse_unknown
 from biphase.files import content_hash
 from biphase.presets import PRESETS
-from biphase.recipe import Phase, Recipe
+from biphase.recipe import Recipe
 from biphase.report.formats import write_steps
 from biphase.studies import spec
 

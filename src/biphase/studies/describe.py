@@ -24,9 +24,9 @@ from rich.text import Text
 from rich.tree import Tree
 
 from biphase.console import duration, printable
+from biphase.curriculum import OBJECTIVES
 from biphase.embedding.recipe import set_name
 from biphase.errors import DOCS
-from biphase.recipe import OBJECTIVES
 from biphase.report.contrasts import POWER, USUAL_NOISE, smallest_difference
 from biphase.report.formats import (
     format_bytes,

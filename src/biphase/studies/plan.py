@@ -30,10 +30,11 @@ from functools import cache, cached_property
 from itertools import product
 from typing import Any, Literal
 
+from biphase.curriculum import Phase, cut_phases, join_phases, phases_between
 from biphase.errors import InputError, refuse_unknown
 from biphase.files import content_hash
 from biphase.finetuning.config import FinetuneConfig
-from biphase.recipe import Init, Phase, Recipe, cut_phases, join_phases, phases_between
+from biphase.recipe import Init, Recipe
 from biphase.report.formats import write_steps
 from biphase.report.grammar import AskedInequality
 from biphase.report.hypotheses import ArmsBySpot, bind

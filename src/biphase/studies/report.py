@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from biphase import __version__
 from biphase.console import duration
 from biphase.corpus.shards import read_shard_manifest
+from biphase.curriculum import OBJECTIVES, join_phases
 from biphase.errors import InputError, first_of
 from biphase.files import read_hashed, read_json_as
 from biphase.finetuning.metrics import BM25
@@ -25,7 +26,6 @@ from biphase.finetuning.scores import (
     measure_trainings,
 )
 from biphase.flops import WATTS, known_device
-from biphase.recipe import OBJECTIVES, join_phases
 from biphase.report.claims import Claim, Finding, Verdicts, judge_claims
 from biphase.report.contrasts import Terms, contrast, seed_interval, with_averages
 from biphase.report.figures import figure_pool

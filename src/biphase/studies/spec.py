@@ -24,11 +24,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from biphase import config
 from biphase.console import printable
+from biphase.curriculum import OBJECTIVES, Phase, join_phases
 from biphase.embedding.recipe import EmbeddingRecipe, JudgedPaths, set_name
 from biphase.errors import InputError, nearest, refuse_doubles, refuse_unknown
 from biphase.files import content_hash
 from biphase.finetuning.config import FinetuneConfig
-from biphase.recipe import OBJECTIVES, Phase, join_phases
 from biphase.report.results import FAMILY_CODES
 from biphase.tasks.sources import name_data_dirs
 from biphase.tasks.spec import find_task, split_name
