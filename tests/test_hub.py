@@ -1,4 +1,4 @@
-"""A hub id is its commit: the one in the cache, without network."""
+"""A Hub id is its commit: the one in the cache, without network."""
 
 import json
 import os
@@ -87,7 +87,7 @@ def test_what_is_nowhere_is_one_line(cache: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     Path("shards").mkdir()
     with pytest.raises(InputError, match=r"tokenizer shards/tokeniser is no folder here.*\(shards is a folder here"):
-        fetch_model("shards/tokeniser", kind="tokenizer")  # without a look into the hub
+        fetch_model("shards/tokeniser", kind="tokenizer")  # without a look into the Hub
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     shutil.rmtree(cache)
     with pytest.raises(InputError, match="cannot be had from the Hub"):
@@ -171,14 +171,14 @@ def test_positions_begin_behind_padding_where_the_type_says_so() -> None:
     assert count_positions(bert) == 512 and count_positions(SimpleNamespace(model_type="t5")) > 10**9
 
 
-# The hub's client waits up to 8 seconds between its attempts.
+# The Hub's client waits up to 8 seconds between its attempts.
 SHORT_WAITS = "import time; sleep = time.sleep; time.sleep = lambda seconds: sleep(min(seconds, 0.02)); "
 
 IMPORTS = "import biphase.api.finetuning, biphase.cli.app, datasets; from transformers import PreTrainedTokenizerFast"
 
 
 class Hub(SimulatedHub):
-    """A hub, and fresh processes to which it is the hub, that have loaded already what is slow to load."""
+    """A hub, and fresh processes to which it is the Hub, that have loaded already what is slow to load."""
 
     def __init__(self, home: Path) -> None:
         super().__init__()
@@ -242,7 +242,7 @@ def test_the_hub_says_why(hub: Hub) -> None:
 
 
 GONE = {"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}
-"""What a process has where nobody answers, and where the hub is not to be asked."""
+"""What a process has where nobody answers, and where the Hub is not to be asked."""
 PIN = "from biphase.hub import pin_commit; print(pin_commit({!r}, {!r}))"
 CARD = "---\nconfigs:\n- config_name: {}\n  data_files: train.jsonl\n---\n"
 

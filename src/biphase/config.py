@@ -45,7 +45,7 @@ class OnCommandLine:
 
 AnyPath = Annotated[str | Path, OnCommandLine(Path)]
 ModelName = Annotated[str | Path, OnCommandLine(str)]
-"""A run, a model folder or a hub id."""
+"""A run, a model folder or a Hub id."""
 PythonOnly = OnCommandLine(None)
 
 Config = TypeVar("Config", bound="Strict")

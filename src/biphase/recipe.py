@@ -53,10 +53,10 @@ class Init(Strict):
     carry_optimizer: bool = True
     """With `checkpoint`: also take over the optimizer's moments. `false` starts them at zero."""
     model: str | None = None
-    """A model folder or hub id: a decoder whose head is one matrix (Llama, Qwen, Gemma 3, Mistral, …), a EuroBERT, or
+    """A model folder or Hub id: a decoder whose head is one matrix (Llama, Qwen, Gemma 3, Mistral, …), a EuroBERT, or
     a masked language model, which stays one (BERT, RoBERTa, XLM-R, ModernBERT, …)."""
     revision: str | None = None
-    """With `model`: a commit, tag or branch of the hub id. Without it, biphase takes the commit in the cache, else the
+    """With `model`: a commit, tag or branch of the Hub id. Without it, biphase takes the commit in the cache, else the
     newest. The commit is part of the run's identity."""
     new_head: bool = False
     """With `model`: give a language model head to a network that lacks one, such as an embedding model. The head is

@@ -65,7 +65,7 @@ def test_the_hub_by_what_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_facts_on_one_screen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No secret is among them, and the hub's cache is where huggingface_hub puts it."""
+    """No secret is among them, and the Hub's cache is where huggingface_hub puts it."""
     for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in (("XDG_CACHE_HOME", str(tmp_path)), ("HF_HUB_OFFLINE", "1"), ("HF_TOKEN", "secret")):

@@ -155,12 +155,12 @@ def test_bad_words(call: Any, models: Path, arguments: list[str], said: str) -> 
 
 
 def test_a_missing_model_is_told_before_data_is_fetched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """So is the size of a grid with data of the hub, and of no other."""
+    """So is the size of a grid with data of the Hub, and of no other."""
     with pytest.raises(InputError, match="/no/such/model is neither"):
         verbs.evaluate("/no/such/model", "paper", scores=tmp_path, data={"sst2": "."})
     told = " ".join(capsys.readouterr().err.split())
     assert told.startswith("360 trainings (models × tasks × rates × seeds: 1 × 12 × 6 × 5); the data of mnli, qqp, ")
-    assert "comes from the hub; --dry-run tells" in told
+    assert "comes from the Hub; --dry-run tells" in told
     with pytest.raises(InputError, match="/no/such/model is neither"):
         verbs.evaluate("/no/such/model", ["genre", "squad"], scores=tmp_path, data={"squad": "."})
     assert capsys.readouterr().err == ""

@@ -134,7 +134,7 @@ def test_links_that_are_not_gone_into_are_told(tmp_path: Path, capsys) -> None:
 
 
 def test_a_link_is_read_as_its_own_ending_says(tmp_path: Path) -> None:
-    """The hub's cache has links to files that have no ending."""
+    """The Hub's cache has links to files that have no ending."""
     (tmp_path / "blob").write_text("some text")
     (tmp_path / "a.txt").symlink_to(tmp_path / "blob")
     assert [document.text for document in read(tmp_path / "a.txt")] == ["some text"]
@@ -229,7 +229,7 @@ def test_bad_names(tmp_path: Path, monkeypatch) -> None:
     fails(tmp_path / "empty", "no file that can be read")
     monkeypatch.chdir(tmp_path)
     fails("data/missing.jsonl", "does not exist")  # looks like owner/name, but the ending says file
-    fails("empty/missing", "does not exist")  # the folder is here, so no owner on the hub is meant
+    fails("empty/missing", "does not exist")  # the folder is here, so no owner on the Hub is meant
     fails("hub:one-word", "hub:owner/name")
     fails("", "a source without a name")
     with pytest.raises(InputError, match=r"the source .* is named twice"):

@@ -123,8 +123,8 @@ def test_a_task_of_mteb_runs_from_a_folder(encoder_folder: Path, scored: Path, t
     with pytest.raises(InputError, match="no task"):
         run_mteb(embedder, "NoSuchTask")
     (tmp_path / "clusters").mkdir()
-    (tmp_path / "clusters" / "test.jsonl").write_text('{"sentences": "a", "labels": 1}\n')  # the hub's are lists
-    with pytest.raises(InputError, match="clusters must have its data as the hub has them"):
+    (tmp_path / "clusters" / "test.jsonl").write_text('{"sentences": "a", "labels": 1}\n')  # the Hub's are lists
+    with pytest.raises(InputError, match="clusters must have its data as the Hub has them"):
         run_mteb(embedder, f"TwentyNewsgroupsClustering.v2={tmp_path / 'clusters'}")
 
 

@@ -208,7 +208,7 @@ def test_published_verdicts() -> None:
     first = findings[0].claims[0].inequalities[1]
     assert (first.label, round(100 * first.estimate, 2)) == ("mlm - clm on SC 610M, 42,000 steps", 3.42)
     text = answer(findings)
-    assert "in 4 of 6 comparisons and behind in none; the other 2 cannot be told from noise" in text
+    assert "in 4 of 6 comparisons and behind in none; the other 2 cannot be distinguished from noise" in text
     assert text.count(". ") == 1 and "F4 (CLM is more data-efficient early)" in text
     # What the paper says of 25/75 alone, and of QA after 12,000 steps, has lines of its own, with their own tests.
     quarter, half, *_ = findings[FINDINGS.index("F6")].claims
@@ -217,10 +217,10 @@ def test_published_verdicts() -> None:
     assert [round(100 * one.estimate, 2) for one in half.inequalities] == [1.94, 1.32, -0.47]
     (early,) = findings[FINDINGS.index("F8")].claims[-1].inequalities
     assert round(100 * early.estimate, 2) == -3.36 and early.interval.high < early.bound == -0.01
-    assert (early.verdict, early.alone) == ("undecided", "contradicted by itself, p = 0.005")
+    assert (early.verdict, early.alone) == ("undecided", "contradicted when tested alone, p = 0.005")
     assert text.endswith(
-        "not corrected contradict F8 ('half as long from clm' - 'half as long from mlm' on QA 610M, "
-        "12,000 steps: −3.36 points [−4.55, −2.17])."
+        "without correction for multiple tests, F8 ('half as long from clm' - 'half as long from mlm' on QA 610M, "
+        "12,000 steps: −3.36 points [−4.55, −2.17]) would be contradicted."
     )
 
 
@@ -434,10 +434,16 @@ def test_what_tests_are_over_is_told_of_each_kind() -> None:
 
     both, seeds = ("fine-tuning seeds", "test examples"), ("fine-tuning seeds",)
     for asked, told in (
-        ([both, both], "fine-tuning seeds and test examples; about these checkpoints, each pretrained once, not"),
-        ([seeds], "fine-tuning seeds only; about these"),
-        ([both, seeds, both], "fine-tuning seeds and test examples (2 of 3 tests); about these"),
-        ([("pretraining seeds", *both)], "pretraining seeds, fine-tuning seeds and test examples; about recipes"),
+        (
+            [both, both],
+            "fine-tuning seeds and test examples. Verdicts are about these checkpoints, each pretrained once, not",
+        ),
+        ([seeds], "fine-tuning seeds only. Verdicts are about these"),
+        ([both, seeds, both], "fine-tuning seeds and test examples (2 of 3 tests). Verdicts are about these"),
+        (
+            [("pretraining seeds", *both)],
+            "pretraining seeds, fine-tuning seeds and test examples. Verdicts are about recipes",
+        ),
     ):
         finding: Any = SimpleNamespace(inequalities=[tested(*noise) for noise in asked])
         assert name_noise([finding]).startswith(told)

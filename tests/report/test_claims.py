@@ -87,7 +87,7 @@ def test_what_a_test_says_by_itself_is_told_where_correction_hides_it() -> None:
     """p is 0.019, one of three inequalities; and not where it is shown, is not shown by itself, or lacks scores."""
     low, high, open_one = seen(-0.019), seen(0.1), seen(0.001)
     (judged,) = judge_claims([finding(low, high, open_one)])
-    assert [one.alone for one in judged.inequalities] == ["contradicted by itself, p = 0.019", "", ""]
+    assert [one.alone for one in judged.inequalities] == ["contradicted when tested alone, p = 0.019", "", ""]
     (judged,) = judge_claims([finding(replace(low, lacks_below=("all fine-tunings",)), high, high)])
     assert judged.claims[0].inequalities[0].alone == ""
 
@@ -97,9 +97,14 @@ def test_noise_is_what_all_tests_account_for() -> None:
         return name_noise([finding(*inequalities)])
 
     plain, wide = seen(0.1), seen(0.1, num_pretrainings=3, num_examples=50)
-    once = "about these checkpoints, each pretrained once, not about what another pretraining run would give"
-    assert noise(plain, plain) == f"fine-tuning seeds only; {once}"
+    once = (
+        "Verdicts are about these checkpoints, each pretrained once, not about what another pretraining run would give"
+    )
+    assert noise(plain, plain) == f"fine-tuning seeds only. {once}"
     some = "pretraining seeds (1 of 2 tests), fine-tuning seeds and test examples (1 of 2 tests)"
-    assert noise(wide, plain) == noise(plain, wide) == f"{some}; {once}"
-    assert noise(wide, seen(0.1, np.nan)) == "pretraining seeds, fine-tuning seeds and test examples; about recipes"
+    assert noise(wide, plain) == noise(plain, wide) == f"{some}. {once}"
+    assert (
+        noise(wide, seen(0.1, np.nan))
+        == "pretraining seeds, fine-tuning seeds and test examples. Verdicts are about recipes"
+    )
     assert noise(seen(0.1, np.nan)) == ""

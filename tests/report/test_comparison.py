@@ -334,6 +334,6 @@ def test_printed_comparison(write_cells: WriteCells, compare_all: Compare) -> No
     assert "+3.00 points [+0.52, +5.48]" in by_task["modest"][1]
     assert "over 3 pairs of seeds only; adjusted over 2 tasks" in by_task["modest"][1]
     assert by_task["single"][1].startswith(
-        "single (accuracy): a cannot be told from b: 80.00 % against 70.00 %, +10.00 points; "
+        "single (accuracy): a cannot be distinguished from b: 80.00 % against 70.00 %, +10.00 points; "
     )
     assert lines[0] == "A = a" and lines[-1].startswith("of 3 tasks: A better on ")

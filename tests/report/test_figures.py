@@ -156,7 +156,7 @@ def test_the_same_every_time(tmp_path: Path) -> None:
 def test_only_figures_whose_arms_are_there_can_lack_scores() -> None:
     """The paper has no scores by rate; and none of its arms was adapted, so that figure is not missed."""
     plots, lacking = list_figures(read_reference())
-    assert lacking == ["Spread over fine-tuning rates: needs test scores at every fine-tuning rate and seed"]
+    assert lacking == ["“Spread over fine-tuning rates” needs test scores at every fine-tuning rate and seed"]
     assert "masking-after-clm" not in plots and "losses" not in plots
 
 

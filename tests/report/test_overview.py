@@ -52,7 +52,7 @@ def test_every_bundled_study_has_an_answer(name: str) -> None:
         for task, family in task_families(plan.study.evaluation).items():
             results.append(Result(arm, family, task, "standard", rng.normal(0.5, 0.01, 3).tolist()))  # type: ignore[arg-type]
     first, *rest = tell_answer(with_averages(ResultSet(results)), [], PageText("", ""))
-    assert re.match(r"[\w.-]+ (is ahead of|cannot be told from) [\w.-]+ on ", first), first
+    assert re.match(r"[\w.-]+ (is ahead of|cannot be distinguished from) [\w.-]+ on ", first), first
     assert bool(rest) == any(result.arm.objective == "none" for result in results)
     told = list(answer_sentences(ResultSet(results)))
     assert told == ["No answer yet: no model that was trained has a score on every task."]
@@ -115,7 +115,7 @@ def test_a_p_value_that_is_corrected_is_told() -> None:
     cells = [(arm, ahead if arm is arms[0] else [0.2, 0.21, 0.19]) for arm in arms] + [(CONTROL, [0.22, 0.22, 0.22])]
     results = with_averages(ResultSet([Result(arm, "SC", "a", "standard", scores) for arm, scores in cells]))
     *_, told = answer_sentences(results)
-    assert "cannot be told" in told and "; p = 0.06" in told and ", corrected for picking the best of 7 models." in told
+    assert "cannot be distinguished" in told and "; p = 0.06" in told and ", corrected for picking the best of 7 models." in told
 
 
 def test_a_study_without_hypotheses_answers_with_the_findings() -> None:

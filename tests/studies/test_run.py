@@ -715,7 +715,7 @@ def test_data_are_looked_for_before_anything_trains(plan: Plan, tmp_path: Path) 
     assert not (place / "runs").exists()
     tree["evaluation"] |= {"tasks": ["squad_retrieval"], "data_dirs": {}}
     lacking = plan_study(parse_config(Study, tree, origin="lacking"))
-    with pytest.raises(InputError, match="task 'squad_retrieval' comes neither with biphase nor from the hub"):
+    with pytest.raises(InputError, match="task 'squad_retrieval' comes neither with biphase nor from the Hub"):
         run_study(lacking, place, HERE)
     tree = plan.study.model_dump(mode="json")
     tree["models"] += [{"name": "theirs", "model": "../decodr"}]

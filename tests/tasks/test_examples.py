@@ -379,7 +379,7 @@ SPANS = {"text": ["Ann", "Bob", "Ann"], "start": [0, 8, 24], "end": [3, 11, 27]}
 
 
 def test_record(tmp_path: Path) -> None:
-    """SuperGLUE's files and the hub's rows give the same questions."""
+    """SuperGLUE's files and the Hub's rows give the same questions."""
     (tmp_path / "files").mkdir()
     (tmp_path / "rows").mkdir()
     files = write(tmp_path / "files", train_jsonl=lines(SUPERGLUE), val_jsonl=lines(SUPERGLUE))

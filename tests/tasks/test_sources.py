@@ -96,7 +96,7 @@ def test_bundled() -> None:
     assert all(f"## {name}-" in notice for name, task in task_table().items() if task.bundled)
     with pytest.raises(InputError, match=r"'snli' comes neither .* give the folder with its data"):
         find_source(changed("snli", bundled=False, hub=None), None)
-    with pytest.raises(InputError, match="'genre' is not on the hub"):
+    with pytest.raises(InputError, match="'genre' is not on the Hub"):
         find_source(task_table()["genre"], HUB)
 
 
@@ -259,7 +259,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict:
 
 @pytest.fixture
 def commits(monkeypatch: pytest.MonkeyPatch) -> dict:
-    """The commits of revisions, and a count of how often the hub is asked."""
+    """The commits of revisions, and a count of how often the Hub is asked."""
     known: dict = {"asked": 0}
 
     def resolve_revision(self: object, id: str, *, repo_type: str, revision: str | None) -> SimpleNamespace:
@@ -362,7 +362,7 @@ def test_hub_errors(hub: dict) -> None:
 
 
 def test_hub_library_reads_a_folder_the_same_way(commits: dict, tmp_path: Path) -> None:
-    """A data set in a folder stands for one on the hub: the real `datasets` reads both the same way."""
+    """A data set in a folder stands for one on the Hub: the real `datasets` reads both the same way."""
     folder_with(tmp_path, ROWS, '{"premise": "a", "hypothesis": "b", "label": 2}\n')
     there = Hub(id=str(tmp_path), revision=COMMIT, splits=Splits(train="train", test="test"))
     source = find_source(changed("snli", bundled=False, hub=there), None)

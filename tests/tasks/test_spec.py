@@ -34,7 +34,7 @@ THERE = {"corpus": {"splits": ["corpus"]}, "queries": {"splits": ["queries"]}}
 
 
 FILES_ONLY = {"cranfield", "squad_retrieval", "wiki_longdoc", "ud_en_ewt"}
-"""Tasks without a copy in the package or on the hub."""
+"""Tasks without a copy in the package or on the Hub."""
 
 
 def test_table_is_sound() -> None:

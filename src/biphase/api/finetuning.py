@@ -73,7 +73,7 @@ def finetune(
     Missing splits are drawn from train.
 
     Args:
-        model: RUN[@STEP], a model folder or a hub id (ID@REVISION).
+        model: RUN[@STEP], a model folder or a Hub id (ID@REVISION).
         task: The name of a task, such as snli, or a YAML file that describes one.
         data: The folder with the task's original data, instead of the Hub.
         template: For rows: the input, with columns in braces; by default, all text columns.
@@ -81,8 +81,9 @@ def finetune(
         missing: For rows: `drop` leaves out rows without a label or text.
         group: For rows: the column whose values must stay in the same split.
         scores: The folder for finished cells (a cell is one model, task, learning rate and seed).
-        keep: Save the fine-tuned model here for transformers' pipelines (not if training diverges). If transformers
-            uses a different head from the paper's for this model type, that head is used, and a message says so.
+        keep: Save the fine-tuned model here for transformers' pipelines; nothing is saved if training diverges. If
+            transformers' head for this model type differs from the paper's, transformers' head is used, and a message
+            says so.
         settings: Settings to override, such as `learning_rate=1e-4, seed=3`. Without a rate, a task of your own uses
             the best of three on validation after 100 steps each.
     """
@@ -179,10 +180,11 @@ def predict(
     `data` may also be a DataFrame, a `datasets.Dataset`, texts, or rows as dictionaries.
 
     Args:
-        model: A folder that `finetune --keep` wrote, or a hub id of a model with a head.
+        model: A folder that `finetune --keep` wrote, or a Hub id of a model with a head.
         data: A file of rows (.jsonl, .csv, .tsv, .xlsx, .json, .parquet, CoNLL) or of texts, one per line (.txt).
         out: Write this .jsonl, .csv, .tsv, .xlsx or .parquet file. A .csv or .tsv file keeps the input's format.
-        template: The input, with columns in braces, such as `{text}`, if the model does not store one.
+        template: The input template, with columns in braces, such as `{text}`; needed if the model does not store a
+            template.
         device: The device; auto uses a GPU if there is one.
     """
     import pandas
@@ -239,7 +241,7 @@ def score(
     Args:
         model: A folder that `finetune --keep` wrote.
         data: A file of labelled rows, in any format that tasks accept.
-        picture: Draw the confusion matrix into this .png, .svg or .pdf file.
+        picture: Save the confusion matrix to this .png, .svg or .pdf file.
         device: The device; auto uses a GPU if there is one.
     """
     if picture is not None:
@@ -376,11 +378,11 @@ def evaluate(
     keep: AnyPath | None = None,
     **settings: Any,
 ) -> "pandas.DataFrame":
-    """Fine-tune and score models on tasks with every learning rate and seed; validation chooses the rate. Finished
-    cells are not run again.
+    """Fine-tune and score models on tasks with every learning rate and seed; the rate is chosen on validation data.
+    Finished cells are not run again.
 
     Args:
-        models: RUN[@STEP], model folders or hub ids (ID@REVISION). Without a model, summarize what `scores` holds.
+        models: RUN[@STEP], model folders or Hub ids (ID@REVISION). Without a model, summarize what `scores` holds.
         tasks: Names or YAML files; zero-shot:FOLDER or mteb:NAME. By default the tasks of `data`, or else the paper's
             twelve, `paper`.
         learning_rates: The learning rates to try.
@@ -393,7 +395,7 @@ def evaluate(
         workers_per_gpu: The number of cells that share a GPU.
         part: NUMBER/TOTAL: run only this part of the cells, counted from 0 (for a Slurm array).
         dry_run: Count the missing cells and estimate their time; train nothing.
-        keep: Write the best fine-tuned model of each task, by validation, to a folder below this one.
+        keep: Write the fine-tuned model with the best validation score on each task to a subfolder of this folder.
         settings: Settings of all cells, such as `max_steps=200`.
 
     Returns: a row for each model on each task in `scores`: `rate`, the `mean` of its test scores with its 95 %

@@ -54,9 +54,9 @@ def inspect(folder: ModelName, *, verify: bool = False, picture: AnyPath | None 
     and `warnings` if its files say something else.
 
     Args:
-        folder: Any folder that biphase wrote (shards, a run, a model, a study, …), a model folder or a hub id.
+        folder: Any folder that biphase wrote (shards, a run, a model, a study, …), a model folder or a Hub id.
         verify: Read all files and compare their hashes.
-        picture: Save a fine-tuning's confusion matrix on test to this .png, .svg or .pdf file.
+        picture: Save the test-set confusion matrix of a fine-tuning to this .png, .svg or .pdf file.
 
     Raises:
         InputError: an unknown or damaged folder; the message names the file.

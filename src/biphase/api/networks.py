@@ -45,7 +45,7 @@ def train_tokenizer(
     `sources` may also be a `datasets.Dataset`, a DataFrame, texts or rows in memory.
 
     Args:
-        sources: Files (.txt, .md, .jsonl, .parquet, .arrow; also .gz and .zst), folders, globs or hub data sets
+        sources: Files (.txt, .md, .jsonl, .parquet, .arrow; also .gz and .zst), folders, globs or Hub data sets
             (ID:SUBSET).
         out: The folder to write.
         vocab_size: The number of tokens, including special ones.
@@ -113,14 +113,14 @@ def export(
 
     Args:
         run: A run: its folder, its name, or the beginning of its folder's name in `runs` (the latest run with this
-            name); `@STEP` for an earlier checkpoint. For ONNX, Llama or GGUF files, also a model folder or a hub id.
+            name); `@STEP` for an earlier checkpoint. For ONNX, Llama or GGUF files, also a model folder or a Hub id.
         folder: The folder to write.
         merge: Average with the original decoder's weights, with this weight for the decoder (0 to 1).
         onnx: Also write onnx/model.onnx, and verify that its outputs match.
         int8: Also write onnx/model_quantized.onnx with 8-bit weights for CPUs, and put the score drop in the card.
-        test: Data to compare the 8-bit weights on: a labelled file or the folder with the task's data; for an embedding
-            model, a folder in BEIR's layout or a file of scored pairs.
-        as_: Write a EuroBERT as a bidirectional Llama without a head, for servers that do not know EuroBERT.
+        test: Data on which to compare the 8-bit weights with the original ones: a labelled file or the folder with the
+            task's data; for an embedding model, a folder in BEIR's layout or a file of scored pairs.
+        as_: Write a EuroBERT as a bidirectional Llama without a head, for servers that do not support EuroBERT.
         gguf: Also write model.gguf for llama.cpp, and verify that its outputs match; not for models with a task head.
         to_hub: Also push the folder to this private repository (USER/NAME).
         license: The license to put in the model card if it names none, such as apache-2.0.
@@ -197,8 +197,8 @@ def trim(
     `text` and `validation` may also be a DataFrame, a `datasets.Dataset`, texts or rows in memory.
 
     Args:
-        model: A model folder or a hub id.
-        text: Files, folders or hub data sets with typical text for the model.
+        model: A model folder or a Hub id.
+        text: Files, folders or Hub data sets with typical text for the model.
         out: The folder to write.
         minimum_count: Keep tokens that occur at least this often in the text.
         validation: Held-out text; the card reports how many more tokens the trimmed vocabulary needs for it.
@@ -228,7 +228,7 @@ def trim(
 
 
 def load(model: str | Path) -> Any:
-    """Load the network of a run (`RUN`, `RUN@STEP`), a folder or a hub id, with its tokenizer, for `encode`.
+    """Load the network of a run (`RUN`, `RUN@STEP`), a folder or a Hub id, with its tokenizer, for `encode`.
 
     Returns: a `biphase.finetuning.heads.Encoder`, or a `SentenceTransformer` for a folder that does more than average a
     text's tokens.
@@ -404,14 +404,14 @@ def search(
     Args:
         source: An index, or documents to index: a file, a folder or a glob.
         question: The question.
-        questions: A file of questions instead of one: one per line (.txt), or rows with a column `question`, `query` or
-            `text`.
-        model: An embedding model: a folder or a hub id. Not needed for an existing index.
+        questions: A file of questions, in place of `question`: a .txt with one per line, or rows with a column
+            `question`, `query` or `text`.
+        model: An embedding model: a folder or a Hub id. Not needed for an existing index.
         index: The folder of the index; SOURCE.index by default.
         by: The ranking: bm25, embeddings or both (fused). By default both, or bm25 if the embeddings fail a
-            self-test: to find a passage by its own words.
+            self-test (finding passages by their own words).
         rerank: A cross-encoder that reorders the best 10 passages (or `--top`, if larger): a folder or
-            a hub id.
+            a Hub id.
         where: A condition on a column of the documents, such as year>=2020 or source=news; all conditions must hold.
         language: The language of BM25's stop words and stems, such as en; none leaves words as they are. Detected by
             default.

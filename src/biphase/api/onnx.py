@@ -24,7 +24,8 @@ def add_onnx(folder: Path, int8: bool, test: Path | None) -> None:
     names = " and ".join(f"`{name}`" for name in whole.output_names)
     lines = [
         f"`{ONNX_FILE}`, {megabytes(folder / ONNX_FILE):,.1f} MB, outputs {names}. On texts and lengths that were not "
-        f"used for tracing, onnxruntime is within {proof.gap:.1e} of PyTorch, relative to an output's mean size."
+        f"used for tracing, onnxruntime's outputs differ from PyTorch's by at most {proof.gap:.1e} of their mean "
+        "magnitude."
     ]
     if int8:
         quantize(folder)

@@ -123,8 +123,8 @@ class OpenStudy:
             workers: The number of units (training runs and cells) that run side by side; one per core or GPU by
                 default.
             workers_per_gpu: The number of units that share a GPU.
-            processes: The number of devices for each training run, with torchrun. Fine-tunings reserve as
-                many and use one, so run `--unit train` with it and `--unit cells` without.
+            processes: The number of devices for each training run, with torchrun. Each fine-tuning would reserve
+                as many but use only one, so run `--unit train` with this option and `--unit cells` without it.
             unit: Do only the training runs (train), only the cells of trained models (cells), or one unit, such as
                 'train 1m-clm-400'.
         """
@@ -226,12 +226,13 @@ def advise(
     Args:
         text: Your text: shards, a file or a folder. Shards give an exact number of tokens.
         hours: The compute budget in hours.
-        device: The device, such as H100, or a run, whose measured speed is used. By default this machine's CPU, which
-            is measured for ten seconds.
+        device: The device, such as H100, or a run, whose measured speed is used. By default this machine's CPU,
+            whose speed is measured for ten seconds.
         devices: The number of devices; by default 1, or all cores of a CPU.
         efficiency: Useful FLOP/s as a share of the device's peak.
         flops: A budget in FLOPs instead of hours and a device.
-        study: The folder of one of your studies, whose scores select the curriculum for training from scratch.
+        study: The folder of one of your studies; its scores are used to choose the curriculum for training from
+            scratch.
         from_scratch: Train from scratch even if a public model could be continued.
         text_field: The JSON field or column that holds the text.
     """
@@ -321,7 +322,8 @@ def equivalent(
             MTEB or EncodEval. Columns: method, task, score; optionally seed or pretraining_seed; flops or tokens; and
             examples, a list of numbers whose mean is the score.
         baseline: The method to measure compute against. By default, the only method with three or more budgets.
-        scale: The unit of the scores. By default percent if any score is above 1, otherwise fractions.
+        scale: The unit of the scores: percent, or share (fractions from 0 to 1). By default percent if any score is
+            above 1, otherwise share.
         lower_is_better: Treat scores as losses; tables show them with a minus sign.
         over: The source of noise: seeds, or tasks (each treated as one seed).
         rename: Their column names → ours.

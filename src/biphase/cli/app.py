@@ -46,7 +46,10 @@ PATH = {
 GROUPS = {
     "init": ("Write a recipe, a study, a task or a Slurm script to start from.", "init task reviews.csv"),
     "tokenizer": ("Train a tokenizer or copy an existing one.", "tokenizer train corpus/ --out tokenizer"),
-    "task": ("Check the data of a published task or of your own.", "task check reviews.yaml --data-dir reviews/"),
+    "task": (
+        "Check the data of a published task or of a task of your own.",
+        "task check reviews.yaml --data-dir reviews/",
+    ),
     "study": ("Run a controlled study: from one file to plan, runs and report.", "study plan mini"),
     "report": ("Report on published scores: the paper's, or those in your own files.", "report results scores.csv"),
 }

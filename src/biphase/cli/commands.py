@@ -156,7 +156,8 @@ def as_option(parameter: PythonParameter, type_: Any, settings: list[Parameter],
 def demo(
     folder: Path = Path("biphase-demo"), /, *, changes: Annotated[Sequence[str], Parameter(parse=False)] = ()
 ) -> None:
-    """Run the whole path on bundled text and tasks in minutes: does next-token, then masked-token pretraining pay off?
+    """Run the whole pipeline on bundled text and tasks in minutes, and see whether next-token, then masked-token
+    pretraining pays off.
 
     Example: `biphase demo`
 
@@ -193,7 +194,8 @@ def demo(
 
 @like(machine.examine, arguments="folder", shows=show.print_facts)
 def doctor() -> None:
-    """Show versions, devices, automatic choices, disk, locks and hub, for bug reports. `!` marks a problem.
+    """Show versions, devices, automatic choices, disk space, locks and whether the Hub answers, for bug reports.
+    `!` marks a problem.
 
     Example: `biphase doctor /shared/runs`
     """
@@ -213,7 +215,7 @@ def tokenizer_from(source: str, /, *, out: Path) -> None:
     Example: `biphase tokenizer from EuroBERT/EuroBERT-210m --out tokenizer`
 
     Args:
-        source: A hub id (ID@REVISION), a folder or a Llama 3 tokenizer.model file.
+        source: A Hub id (ID@REVISION), a folder or a Llama 3 tokenizer.model file.
         out: The folder to write.
     """
     from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer
@@ -234,7 +236,7 @@ def prepare() -> None:
 
 @like(networks.pretrain, arguments="recipe changes")
 def pretrain(changes: Changes, **options: Any) -> None:
-    """Pretrain, continue or adapt a model as a recipe says. Run the same command again to resume.
+    """Pretrain, continue or adapt a model according to a recipe. Run the same command again to resume.
 
     Example: `biphase pretrain tiny data.shards=shards schedule.peak_lr=1e-3`
 
@@ -284,7 +286,7 @@ def trim(text: Annotated[list[str], Parameter(consume_multiple=True)], **options
 
 @like(push_model, arguments="source repo")
 def push() -> None:
-    """Upload a model to the Hugging Face hub: weights, configuration, tokenizer and card, nothing else.
+    """Upload a model to the Hugging Face Hub: weights, configuration, tokenizer and card, nothing else.
 
     For a run, the last checkpoint goes to `main`, and each earlier one to a branch `step-N`.
 
@@ -300,7 +302,7 @@ def convert(model: str, folder: Path, /) -> None:
     Example: `biphase convert google/gemma-3-4b-pt gemma-3-4b-text`
 
     Args:
-        model: A folder or a hub id (ID@REVISION).
+        model: A folder or a Hub id (ID@REVISION).
         folder: The folder to write.
     """
     refuse_foreign(folder, "converted model")
@@ -358,8 +360,8 @@ def score(model: str, data: Path, **options: Any) -> Any:
 
 
 MODELS = (
-    "Models: RUN[@STEP], model folders or hub ids (ID@REVISION). Then changes to settings of all cells. Without a "
-    "model, summarize what --out holds."
+    "Models: RUN[@STEP], model folders or Hub ids (ID@REVISION), followed by settings to override for all cells. "
+    "Without a model, summarize what --out holds."
 )
 TASKS = "Names or YAML files, separated by commas; zero-shot:FOLDER or mteb:NAME. By default the paper's twelve tasks."
 
@@ -381,7 +383,7 @@ def evaluate(
     form: Form = "text",
     **options: Any,
 ) -> None:
-    """Fine-tune and score models on tasks with every learning rate and seed; validation chooses the rate.
+    """Fine-tune and score models on tasks with every learning rate and seed; the rate is chosen on validation data.
 
     Finished cells are not run again: use the same command to continue, or to add models, tasks, rates or seeds.
 
@@ -434,7 +436,9 @@ def study_plan(
     file: str,
     changes: Changes,
     form: Form = "text",
-    picture: Annotated[Path | None, Parameter(help="Draw the tree of runs into this .svg, .pdf or .png file.")] = None,
+    picture: Annotated[
+        Path | None, Parameter(help="Save a drawing of the tree of runs to this .svg, .pdf or .png file.")
+    ] = None,
     **options: Any,
 ) -> RenderableType:
     """Show what a study trains and evaluates, what it costs, and what shared runs save. Trains nothing.
@@ -464,7 +468,7 @@ def study_declare(file: str, changes: Changes, folder: OutFolder) -> dict[str, A
 def study_run(file: str, changes: Changes, folder: OutFolder, **options: Any) -> None:
     """Train and evaluate whatever is missing. Run the same command again to continue.
 
-    Several processes that run it at once share the work.
+    You can run the same command in several processes at once; they share the work.
 
     Example: `biphase study run mini`
     """
@@ -541,11 +545,14 @@ def report_paper(*, out: Path = Path("paper-report")) -> None:
 @like(studies.equivalent, arguments="table")
 def report_results(
     table: Sequence[str],
-    rename: Annotated[list[str] | None, Parameter(help="THEIRS=OURS: the name of a column. May be repeated.")] = None,
+    rename: Annotated[
+        list[str] | None, Parameter(help="THEIRS=OURS: read column THEIRS as OURS. May be repeated.")
+    ] = None,
     out: Path = Path("results-report"),
     **options: Any,
 ) -> None:
-    """Report on results from files: which methods differ by more than noise, how they rank, what compute scores take.
+    """Report on results from files: which methods differ by more than noise, how they rank, and how much
+    compute a given score takes.
 
     Example: `biphase report results scores.csv --rename model=method`
 

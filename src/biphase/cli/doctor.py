@@ -130,7 +130,7 @@ def describe_locks(folder: Path, kind: str, options: set[str]) -> str:
 
 
 def describe_hub() -> dict[str, str]:
-    """Tell whether the hub answers."""
+    """Tell whether the Hub answers."""
     from huggingface_hub import constants, get_session
     from huggingface_hub.errors import HTTPError
 

@@ -41,11 +41,11 @@ def init_recipe(
     *,
     shards: str | None = None,
     model: Annotated[
-        str | None, Parameter(help=f"A preset ({', '.join(PRESETS)}), RUN[@STEP], a folder or a hub id (ID@REVISION).")
+        str | None, Parameter(help=f"A preset ({', '.join(PRESETS)}), RUN[@STEP], a folder or a Hub id (ID@REVISION).")
     ] = None,
     out: Path = Path("recipe.yaml"),
 ) -> None:
-    """Write a recipe to start from. On a terminal, it asks for missing options.
+    """Write a recipe to start from. On a terminal, the command asks for missing options.
 
     Example: `biphase init recipe --shards shards --model 11m --out mine.yaml`
 
@@ -54,7 +54,7 @@ def init_recipe(
         out: The file to write.
     """
     refuse_existing(out)
-    model = ask_user(model, f"Model ({', '.join(PRESETS)}, a run, a folder or a hub id)", None if name else "1m")
+    model = ask_user(model, f"Model ({', '.join(PRESETS)}, a run, a folder or a Hub id)", None if name else "1m")
     origin = origin_of(model, name == "branch") if model else {}
     name = name or {"model": "adapt", "checkpoint": "branch"}.get(next(iter(origin)), "tiny")
     text = starting_text("recipes", name)
@@ -119,7 +119,7 @@ def init_study(
     data_dir: list[str] | None = None,
     out: Path = Path("study.yaml"),
 ) -> None:
-    """Write a study to start from. On a terminal, it asks for the shards unless `--shards` is given.
+    """Write a study to start from. On a terminal, the command asks for the shards unless `--shards` is given.
 
     Example: `biphase init study --shards shards --tasks snli,reviews.yaml --data-dir reviews.yaml=reviews/`
 
@@ -172,13 +172,13 @@ def init_task(
     group: str | None = None,
     out: Path = Path("task.yaml"),
 ) -> None:
-    """Write a task to start from. Given data, fill in its columns and classes.
+    """Write a task to start from. If data is given, the columns and classes are filled in.
 
     Example: `biphase init task data/reviews-train.csv --label stars --out reviews.yaml`
 
     Args:
         data: The file to train on, or a folder in BEIR's layout.
-        label: The column with the label, unless its name is `label` or similar.
+        label: The column with the label; needed only if it is not named `label` or similar.
         family: The kind of task, if the data does not show it.
         group: The column whose values (such as pages or patients) must stay in the same split.
         out: The file to write.
@@ -225,7 +225,7 @@ def init_slurm(study: Path, folder: Path, /, *, jobs: int = 8, out: Path = Path(
 
 
 def origin_of(model: str, is_run: bool) -> dict[str, str]:
-    """Return a recipe's `init` for a preset, a run, a folder or a hub id (`ID@REVISION`). Raises `InputError` for a run
+    """Return a recipe's `init` for a preset, a run, a folder or a Hub id (`ID@REVISION`). Raises `InputError` for a run
     that is not there."""
     model = name_run(model) if is_run else model
     path, version = split_reference(model)

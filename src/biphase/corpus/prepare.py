@@ -110,14 +110,14 @@ def prepare(
         tokenizer: A tokenizer folder, a Hub id or a Llama 3 tokenizer.model file.
         out: The folder to write.
         validation: Use these sources as validation text.
-        validation_fraction: Or draw this share of all documents for validation; 0.01 by default.
+        validation_fraction: Without `validation`, draw this share of all documents for validation; 0.01 by default.
         workers: The number of processes; by default, one for every four cores.
         engine: Run on this machine (local) or on several (ray).
         address: The address of a Ray cluster, such as `auto`.
         text_field: The JSON field or column that holds the text.
         id_field: The JSON field or column that holds the document's name.
         txt_documents: What counts as a document in .txt and .md files: the whole file, a paragraph or a line.
-        seed: The seed that draws the validation split.
+        seed: The seed for drawing the validation split.
         drop_copies: Leave out exact copies of earlier documents; this reads the sources twice.
 
     Raises:

@@ -231,7 +231,7 @@ def find_text_sources(sources: Any, recorded: Collection[str] = ()) -> list[Text
     names = [sources] if isinstance(sources, str | Path) else sources
     named = [source for name in names for source in expand(str(name), recorded)]
     if not named:
-        raise InputError("no source is given: name files, folders, globs or hub data sets")
+        raise InputError("no source is given: name files, folders, globs or Hub data sets")
     filled = [source for source in named if source.num_bytes != 0]
     if not filled:
         raise InputError(f"{named[0].name} is empty{', as are all other sources' if len(named) > 1 else ''}")
@@ -243,7 +243,7 @@ def find_text_sources(sources: Any, recorded: Collection[str] = ()) -> list[Text
 def expand(source_name: str, recorded: Collection[str] = ()) -> list[TextSource]:
     """Find the sources behind one name."""
     if not source_name.strip():  # an unset shell variable; as a path it would be the current folder
-        raise InputError("a source without a name is given: name a file, a folder, a glob or a hub data set")
+        raise InputError("a source without a name is given: name a file, a folder, a glob or a Hub data set")
     path = Path(source_name).expanduser()
     if path.is_dir():
         return folder_sources(path)

@@ -170,7 +170,7 @@ def run_mteb(model: SentenceTransformer, name: str) -> tuple[dict[str, Any], flo
     if folder:
         local = {"path": str(Path(folder).resolve()), "revision": "local"}
         task.metadata = task.metadata.model_copy(update={"dataset": local})
-    remedy = f"{folder} must have its data as the hub has them" if folder else f"mteb:{name}=FOLDER needs no network"
+    remedy = f"{folder} must have its data as the Hub has them" if folder else f"mteb:{name}=FOLDER needs no network"
     quiet = warnings.catch_warnings(action="ignore", category=FutureWarning)  # of how MTEB calls other libraries
     with told_as(f"MTEB's {name} cannot be run", remedy), quiet, console.track(f"MTEB {name}", None, "tasks"):
         result = mteb.evaluate(

@@ -74,11 +74,11 @@ class IndexManifest(Strict):
     """Numbers in a vector."""
     text_field: str
     model_place: str
-    """The path of the model on this machine; empty for a model of the hub."""
+    """The path of the model on this machine; empty for a model of the Hub."""
     cutting: str = ""
     """The hash of some passages, which depends on how texts are cut."""
     sources: list[str]
-    """The hub data sets of the text, with their commits."""
+    """The Hub data sets of the text, with their commits."""
     language: str = ""
     """The language whose stems and stop words BM25 uses; empty for plain words."""
     columns: tuple[str, ...] = ()
@@ -94,7 +94,7 @@ class Index:
     folder: Path
     manifest: IndexManifest
     model: str
-    """The path or hub id of its model."""
+    """The path or Hub id of its model."""
     embedder: SentenceTransformer | None = None
     """Its model, once that is loaded."""
 

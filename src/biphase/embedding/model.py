@@ -156,7 +156,7 @@ def make_embedder(
     """Make a `SentenceTransformer` on the packed network behind a name: token embeddings → pooling → length 1.
 
     Args:
-        model: `RUN[@STEP]`, a model folder or a hub id. A decoder becomes bidirectional.
+        model: `RUN[@STEP]`, a model folder or a Hub id. A decoder becomes bidirectional.
         max_seq_length: tokens after which texts are cut; None for the positions of the network.
         dense: add a linear map after pooling, which begins as the identity.
         weights: `pretrained`, or `random` ones from torch's generator.

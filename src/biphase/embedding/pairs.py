@@ -96,7 +96,7 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
 
 def check_paths(recipe: EmbeddingRecipe) -> None:
     """Raise `InputError` for paths of a recipe that do not exist or have no pairs in their first row, and for an `out`
-    that is something else. Pairs on the hub are not checked."""
+    that is something else. Pairs on the Hub are not checked."""
     out = Path(recipe.out)
     if out.exists() and out.resolve() == Path(recipe.model).expanduser().resolve():
         raise InputError(f"out: {out} is the model that is trained: give another folder")
@@ -115,7 +115,7 @@ def check_paths(recipe: EmbeddingRecipe) -> None:
 
 
 def open_pairs(source: PairSource) -> tuple[Iterator[PlacedRow], tuple[str, ...], bool]:
-    """Open a file, or the split `train` of a hub data set (`owner/name[:config]`). Returns its placed rows, the columns
+    """Open a file, or the split `train` of a Hub data set (`owner/name[:config]`). Returns its placed rows, the columns
     of its pairs, and whether the third column is a score. Raises `InputError` where the first row lacks a column."""
     assert source.path is not None
     if is_local(source.path):
@@ -138,7 +138,7 @@ def open_pairs(source: PairSource) -> tuple[Iterator[PlacedRow], tuple[str, ...]
 
 
 def is_local(path: str) -> bool:
-    """Tell a path of this machine from the name of a hub data set. Raises `InputError` where it is neither."""
+    """Tell a path of this machine from the name of a Hub data set. Raises `InputError` where it is neither."""
     if Path(path).expanduser().exists():
         return True
     if path.startswith((".", "/", "~")) or path.count("/") != 1 or Path(path.partition("/")[0]).exists():
@@ -162,7 +162,7 @@ def check_rows(rows: Iterable[PlacedRow], columns: Sequence[str], is_scored: boo
 
 
 def hash_pairs(source: PairSource) -> str:
-    """Hash the contents of a source: a file, all files of a folder, or the newest commit of a hub data set. Equals
+    """Hash the contents of a source: a file, all files of a folder, or the newest commit of a Hub data set. Equals
     `Pairs.hash`."""
     if source.path is None:
         return hash_text(str(source.from_text), find_text_sources([str(source.from_text)]))
@@ -222,7 +222,7 @@ def pairs_from_text(source: PairSource, path: str, seed: int) -> Pairs:
         table = to_arrow(islice(make_all(), source.limit), ("anchor", "positive"), progress)
     if not len(table):
         raise InputError(f"{path}: no pairs by '{source.pairs}' in {num_documents:,} documents; are they too short?")
-    message = f"{len(table):,} pairs by {source.pairs} from {num_used:,} of {num_documents:,} documents"
+    message = f"{len(table):,} pairs ({source.pairs}) from {num_used:,} of {num_documents:,} documents"
     return Pairs(path, "pairs", table, content, message)
 
 

@@ -29,7 +29,7 @@ class PairSource(Strict):
     later: ClassVar[frozenset[str]] = frozenset({"quotes", "delimiter"})
 
     path: str | None = None
-    """A hub data set, or a .csv, .tsv, .jsonl (.gz, .zst) or .parquet file, of pairs, triplets or scored pairs."""
+    """A Hub data set, or a .csv, .tsv, .jsonl (.gz, .zst) or .parquet file, of pairs, triplets or scored pairs."""
     columns: tuple[str, ...] = ()
     """The columns of `path`: anchor, positive and negatives, or two texts and a score. Unless given, they are guessed
     and printed."""
@@ -86,7 +86,7 @@ class EmbeddingStage(Strict):
     """The weight of the global orthogonal regularizer (arXiv 1708.06320, 2509.20354) beside `mnrl` or `cosent`. It
     pushes the texts of one column towards right angles to each other. `auto` then takes `mnrl`."""
     teacher: str | None = None
-    """With `loss: distill`: the embedding model that is imitated, a folder or a hub id."""
+    """With `loss: distill`: the embedding model that is imitated, a folder or a Hub id."""
     projection: bool = False
     """With `teacher`: learn a linear map to its dimension, which may then differ."""
     hard_negatives: HardNegatives | None = None
@@ -139,7 +139,7 @@ class EmbeddingRecipe(Strict):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     model: str
-    """`RUN[@STEP]`, a model folder or a hub id. A decoder becomes bidirectional."""
+    """`RUN[@STEP]`, a model folder or a Hub id. A decoder becomes bidirectional."""
     out: str
     stages: Annotated[tuple[EmbeddingStage, ...], Field(min_length=1)]
     weights: Literal["pretrained", "random"] = "pretrained"

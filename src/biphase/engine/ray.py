@@ -1,4 +1,7 @@
-"""A Ray cluster that this process joins or starts, the division of its nodes, and its workers, each an actor."""
+"""A Ray cluster that this process joins or starts, the division of its nodes, and its workers, each an actor.
+
+Another engine is a module like this one, a name in `units.EngineKind`, and a line in `scheduler.schedule`.
+"""
 
 import logging
 import os

@@ -118,7 +118,7 @@ def run_grid(grid: Grid, engine: Engine, part: str | None = None, keep: Path | N
 
 
 def tell_downloads(grid: Grid) -> None:
-    """Say how many trainings a grid with data from the hub has, before the data is fetched."""
+    """Say how many trainings a grid with data from the Hub has, before the data is fetched."""
     fetched = []
     for task in map(find_task, grid.tasks):
         place = grid.data_dirs.get(task.name, "biphase" if task.bundled else HUB)
@@ -127,7 +127,7 @@ def tell_downloads(grid: Grid) -> None:
     if fetched:
         axes = [len(grid.models), len(grid.tasks), len(grid.learning_rates), len(grid.seeds)]
         shape = f"{math.prod(axes):,} trainings (models × tasks × rates × seeds: {' × '.join(map(str, axes))})"
-        err.print(f"{shape}; the data of {', '.join(fetched)} comes from the hub; --dry-run tells number and time")
+        err.print(f"{shape}; the data of {', '.join(fetched)} comes from the Hub; --dry-run tells number and time")
 
 
 @dataclass(frozen=True)

@@ -105,8 +105,8 @@ def keep_network(model: Any, encoder: Encoder, cell: "CellContext", folder: Path
 
 
 def card_text(cell: "CellContext", encoder: Encoder, model: Any, score: Score) -> str:
-    """Write a small model card, with the fields that the hub reads. It does not name a model or data of this machine
-    as the hub's."""
+    """Write a small model card, with the fields that the Hub reads. It does not name a model or data of this machine
+    as the Hub's."""
     from huggingface_hub import ModelCardData
 
     from biphase.exporting.card import harmless, render_card
@@ -142,7 +142,7 @@ def card_text(cell: "CellContext", encoder: Encoder, model: Any, score: Score) -
 
 
 def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
-    """Find a model folder or hub model that predicts, and the layout for a file of rows.
+    """Find a model folder or Hub model that predicts, and the layout for a file of rows.
 
     Args:
         template: columns in braces, for a folder that does not describe its inputs. None: `{text}`.
@@ -338,7 +338,7 @@ def has_text_lines(task: Task, layout: FileLayout, file: Path) -> bool:
 
 def with_task_names(task: Task, layout: FileLayout, row: Row) -> Row:
     """Rename a row's columns to the task's. The names in files of this layout win over the row's own; those in other
-    files and on the hub come last."""
+    files and on the Hub come last."""
     others: Row = {}
     for form in reversed(task.forms):
         others |= renamed(row, form.rename)

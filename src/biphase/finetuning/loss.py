@@ -1,7 +1,7 @@
 """The cross-entropy of a task: weighted by class and smoothed as configured, or over the rows of segments.
 
-A loss is a part of torch's mean over all items of a step, so that microbatches add their parts. Families without
-cross-entropy have their loss in their own module.
+A loss is a part of torch's mean over all items of a step, so that microbatches add their parts. InfoNCE is
+`contrastive_loss` in `families/retrieval.py`.
 
 Letters: X samples or tokens, T rows, S segments, C classes.
 """

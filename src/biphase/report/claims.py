@@ -68,11 +68,11 @@ class Inequality:
 
     @property
     def alone(self) -> str:
-        """The result of its own test if corrections leave it undecided: `contradicted by itself, p = 0.002`."""
+        """The result of its own test if corrections leave it undecided: `contradicted when tested alone, p = 0.002`."""
         lacks = {"supported": self.lacks_above, "contradicted": self.lacks_below}
         for (word, lacking), p_value in zip(lacks.items(), self.sides, strict=True):
             if self.verdict == "undecided" and is_significant(p_value) and not lacking:
-                return f"{word} by itself, {tell_p_value(p_value)}"
+                return f"{word} when tested alone, {tell_p_value(p_value)}"
         return ""
 
     @property
@@ -185,7 +185,7 @@ def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 def name_noise(findings: Iterable[Finding]) -> str:
     """Name the noise in the tests, and their subject: `fine-tuning seeds and test examples (4 of 5
-    tests); about these checkpoints`."""
+    tests). Verdicts are about these checkpoints`."""
     inequalities = chain.from_iterable(finding.inequalities for finding in findings)
     tested = [inequality.contrast for inequality in inequalities if not math.isnan(inequality.p_value)]
     if not tested:
@@ -198,7 +198,8 @@ def name_noise(findings: Iterable[Finding]) -> str:
             some = f" ({num_over[source]} of {num_tests} tests)" if num_over[source] < num_tests else ""
             sources.append(f"{source}{some}")
     once = "these checkpoints, each pretrained once, not about what another pretraining run would give"
-    return f"{show_noise(sources)}; about {'recipes' if num_over['pretraining seeds'] == num_tests else once}"
+    subject = "recipes" if num_over["pretraining seeds"] == num_tests else once
+    return f"{show_noise(sources)}. Verdicts are about {subject}"
 
 
 def count_tested(findings: Iterable[Finding]) -> int:
@@ -239,15 +240,18 @@ def combine(verdicts: Sequence[str]) -> ClaimVerdict:
 
 
 def group_verdicts(findings: Sequence[Finding], words: Mapping[str, str]) -> str:
-    """Group findings by verdict: `supported are A and B; none is contradicted; undecided is C; no scores test D`.
+    """Group findings by verdict: `A and B are supported; none is contradicted; C is undecided; D could not be tested,
+    for lack of scores`.
     `words` are the findings in words, by key."""
     groups = []
     for verdict in get_args(ClaimVerdict):
         names = [words[finding.key] for finding in findings if finding.is_tested and finding.verdict == verdict]
         are = "is" if len(names) == 1 else "are"
-        groups.append(f"{verdict} {are} {show_list(names)}" if names else f"none is {verdict}")
+        groups.append(f"{show_list(names)} {are} {verdict}" if names else f"none is {verdict}")
     untested = [words[finding.key] for finding in findings if not finding.is_tested]
-    return "; ".join([*groups, *([f"no scores test {show_list(untested)}"] if untested else [])])
+    return "; ".join(
+        [*groups, *([f"{show_list(untested)} could not be tested, for lack of scores"] if untested else [])]
+    )
 
 
 def tell_verdict(verdict: ClaimVerdict, inequalities: Iterable[Inequality]) -> str:
@@ -268,7 +272,8 @@ def tell_finding(finding: Finding) -> str:
     least = min(measured, key=lambda inequality: inequality.estimate - inequality.bound)
     bound = f" against {show_points(least.bound)}" if least.bound else ""
     beside = f" beside {least.beside}" if least.beside else ""
-    of_several = f" (the smallest of {len(measured)} differences)" if len(measured) > 1 else ""
+    smallest = "smaller" if len(measured) == 2 else "smallest"
+    of_several = f" (the {smallest} of {len(measured)} differences)" if len(measured) > 1 else ""
     seeds = least.contrast.tell_seeds(least.bound)
     return f"{told}: {show_difference(least.interval)}{bound}{beside}{seeds}{of_several}. {least.carriers}".rstrip()
 

@@ -348,7 +348,7 @@ def say_difference(
     """Write the verdict on two models as a sentence; `gap` is the difference of their scores:
     `A is ahead of B on genre: 71.20 % against 70.00 %, +1.20 points [+0.40, +2.00]`."""
     (name, score), (rival, rival_score) = first, second
-    verb = "is ahead of" if is_ahead else "cannot be told from"
+    verb = "is ahead of" if is_ahead else "cannot be distinguished from"
     scores = f"{show_share(score)} % against {show_share(rival_score)} %"
     return f"{name} {verb} {rival}{where and f' {where}'}: {scores}, {show_difference(gap)}"
 

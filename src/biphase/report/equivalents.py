@@ -402,9 +402,9 @@ def price_sentence(price_list: PriceList) -> str:
     """Write `A reaches the score of MLM alone (40 % masked) at 0.71 [0.62, 0.83] of its FLOPs, averaged over 3 tasks`.
 
     For several arms the sentence has their range, because the best of several shares is too good. A further sentence
-    leaves out the task that changes the first arm's share most, ` Without genre, A has 0.93.`, and says so if more than
-    half of the share (by its logarithm) depends on that task. Declared arms get a share for each of several kinds of
-    task.
+    leaves out the task that changes the first arm's share most, ` Without genre, the share of A is 0.93.`, and says so
+    if more than half of the share (by its logarithm) depends on that task. Declared arms get a share for each of
+    several kinds of task.
     """
     chosen = price_list.declared or price_list.compared
     alone = price_list.alone
@@ -422,8 +422,8 @@ def price_sentence(price_list: PriceList) -> str:
         return f"{tell_kinds(price_list)} ({'; '.join(notes)})."
     # 2. The share, or the range of several.
     if len(chosen) > 1:
-        reach = f"{name} {show_multiple(first)} to {last.score.arm.name} {show_multiple(last)}"
-        sentence = f"{len(chosen)} models reach the score of {alone} at different shares {unit}: from {reach}"
+        reach = f"{show_multiple(first)} for {name} to {show_multiple(last)} for {last.score.arm.name}"
+        sentence = f"{len(chosen)} models reach the score of {alone} at shares {unit} from {reach}"
     elif first.beyond or first.is_level:
         sentence = f"{name} reaches the score of {alone} where its ladder is level"
         sentence = f"{name} scores {first.beyond} {alone} at all of its budgets" if first.beyond else sentence
@@ -441,8 +441,8 @@ def price_sentence(price_list: PriceList) -> str:
     task, remaining = min(price_list.without.items(), key=lambda item: sign * math.log(item[1].share))
     has_one = abs(whole) > LEAST_SAVING and math.log(remaining.share) / whole < 0.5
     has_one = has_one and not (first.is_level or remaining.is_level)
-    without = f"{'One task accounts for this: w' if has_one else 'W'}ithout {task}"
-    return f"{sentence} {without}, {name} has {show_multiple(remaining)}."
+    without = f"{'One task accounts for most of the difference: w' if has_one else 'W'}ithout {task}"
+    return f"{sentence} {without}, the share of {name} is {show_multiple(remaining)}."
 
 
 def ladder_panel(price_list: PriceList) -> Panel:
@@ -499,7 +499,11 @@ def price_tables(price_list: PriceList) -> list[Table]:
     num_datasets, noise = len(compared.score.cells), compared.noise
     where = f"the mean over {num_datasets} data sets" if num_datasets > 1 else compared.score.cells[0].dataset
     over = f", over {show_noise(noise)}" if noise else ""
-    once = "" if "pretraining seeds" in noise else " Each model was pretrained once, so shares are about these models."
+    once = (
+        ""
+        if "pretraining seeds" in noise
+        else " Each model was pretrained once, so the shares hold for these checkpoints only."
+    )
     rule = read_words()["prices_rule"].format(where=where, over=over) + once
     # 3. The tables.
     size = baseline[0].size

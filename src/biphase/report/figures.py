@@ -221,7 +221,7 @@ def list_figures(
         if told := [partial(plot_panel, panel) for panel in panels if panel.says_something]:
             plots[name] = told
         elif panels and not any(marks for panel in panels for _, _, marks in panel.series):
-            lacking.append(f"{words[name]['title']}: needs {words[name]['needs']}")
+            lacking.append(f"“{words[name]['title']}” needs {words[name]['needs']}")
     if curves := [*share_out_curves(losses or {})]:
         plots["losses"] = curves
     return plots, lacking

@@ -147,7 +147,7 @@ def compare_in_words(
     """
     if best.is_degenerate() and rival.is_degenerate():
         reason = "both predict the same for all examples, as networks with too little training do"
-        return f"{best.arm.name} cannot be told from {rival.arm.name} {where}: {reason}."
+        return f"{best.arm.name} cannot be distinguished from {rival.arm.name} {where}: {reason}."
     gap = contrasts.difference(best, rival)
     tested = gap.against()
     num_asked = num_models if rival.arm.objective == "none" else num_models - 1

@@ -175,13 +175,17 @@ def answer(findings: Sequence[claims.Finding]) -> str:
     sixth = next(finding for finding in findings if finding.key == "F6")
     verdicts = Counter(inequality.verdict for claim in sixth.claims[:2] for inequality in claim.inequalities)
     ahead, behind, num_open = verdicts["supported"], verdicts["contradicted"], verdicts["undecided"]
-    corrected = f"corrected for the {show_count(claims.count_tested(findings), 'finding')} tested"
-    noise, scope, first = f"cannot be told from noise, {corrected}", findings[0].scope, ""
+    tested = show_count(claims.count_tested(findings), "finding")
+    noise, scope, first = (
+        f"cannot be distinguished from noise after correction for the {tested} tested",
+        findings[0].scope,
+        "",
+    )
     # A study, which has a scope, answers its own question.
     if num_open and not scope and not ahead and not behind:
         first = f"The differences between CLM then MLM (25–50 % CLM) and MLM alone at the same budget {noise}. "
     elif verdicts and not scope:
-        ending = f"; the other {num_open} {noise}" if num_open else f", {corrected}"
+        ending = f"; the other {num_open} {noise}" if num_open else f", corrected for the {tested} tested"
         first = (
             f"At the same budget, CLM then MLM (25–50 % CLM) is ahead of MLM alone in {ahead} of {verdicts.total()} "
             f"comparisons and behind in {behind or 'none'}{ending}. "
@@ -198,7 +202,7 @@ def answer(findings: Sequence[claims.Finding]) -> str:
     for finding in findings:
         against = [one for one in finding.inequalities if one.alone.startswith("contradicted")]
         alone += [f"{finding.key} ({one.label}: {show_difference(one.interval)})" for one in against]
-    groups += f"; tests that are not corrected contradict {first_of(alone)}" if alone else ""
+    groups += f"; without correction for multiple tests, {first_of(alone)} would be contradicted" if alone else ""
     return f"{first}Of the paper’s {len(findings)} findings, {scope}{': ' if scope else ''}{groups}."
 
 

@@ -537,7 +537,7 @@ def make_question(task: spec.Task, location: str, row: Row) -> Question | None:
     candidates = {locate(text, start) for text, start in read_spans(location, "candidates", row["candidates"])}
     if not gold:
         return None
-    # The hub keeps only the texts of answers: their mentions are the candidates that read so.
+    # The Hub keeps only the texts of answers: their mentions are the candidates that read so.
     mentions = {(text, start) for text, start in candidates if text in dict(gold)}
     mentions |= {locate(text, start) for text, start in gold if text not in dict(mentions)}
     ordered = sorted(candidates | mentions, key=lambda answer: (answer[1], len(answer[0])))

@@ -42,7 +42,7 @@ class Kind:
     paper_metric: str
     """The metric of the paper's tables."""
     pipeline_tag: str
-    """The name on the hub."""
+    """The name on the Hub."""
     example: str
     """The task file in `bundled/tasks` from which `init task` starts."""
     size: TaskSize

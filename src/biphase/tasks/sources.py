@@ -1,7 +1,7 @@
-"""A task → the source of its rows (a folder, the package, the hub) and its hash → the rows, unchecked.
+"""A task → the source of its rows (a folder, the package, the Hub) and its hash → the rows, unchecked.
 
 `corpus.rows` reads files by their form. Rows have the task's names of columns, and a location (`train.tsv:12`) for
-messages. Code of a hub repository is never run.
+messages. Code of a Hub repository is never run.
 """
 
 import itertools
@@ -34,12 +34,12 @@ from biphase.hub import load_rows, pin_commit
 from biphase.tasks import spec
 
 HUB = Path("hub")
-"""A `data_dir` of this name means the hub's data, also for a bundled task."""
+"""A `data_dir` of this name means the Hub's data, also for a bundled task."""
 
 PartName = spec.TaskSplit | Literal["corpus", "queries"]
 PartHashes = dict[PartName, list[str]]
 DataDirs = Mapping[str, str | Path]
-"""Folders of data by task; other tasks come from the package or the hub."""
+"""Folders of data by task; other tasks come from the package or the Hub."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class TaskSource:
     name: str
     """The folder, `biphase`, or `hub-id@revision`: for messages."""
     hash: str
-    """SHA-256 of the task's definition and the files' bytes, or the hub id and commit."""
+    """SHA-256 of the task's definition and the files' bytes, or the Hub id and commit."""
     form: spec.FileLayout | spec.Hub = field(compare=False)
     files: dict[PartName, tuple[Path, ...]] = field(compare=False)
-    """Empty for the hub."""
+    """Empty for the Hub."""
     hashes: PartHashes = field(compare=False)
     """The hash of each file."""
 
@@ -64,12 +64,12 @@ class TaskSource:
 
 
 def find_source(task: spec.Task, data_dir: str | Path | None) -> TaskSource:
-    """Find the files in `data_dir`, or in the package for a bundled task, or else the hub's data, without reading them.
+    """Find the files in `data_dir`, or in the package for a bundled task, or else the Hub's data, without reading them.
 
-    `data_dir` may have any layout of the task; the first complete one counts. The name `hub` means the hub.
+    `data_dir` may have any layout of the task; the first complete one counts. The name `hub` means the Hub.
 
     Raises:
-        InputError: a folder without the files (naming what is needed), a task without a source, a hub repository
+        InputError: a folder without the files (naming what is needed), a task without a source, a Hub repository
             whose commit cannot be found out.
     """
     if tests := spec.test_names(task):
@@ -88,7 +88,7 @@ def find_source(task: spec.Task, data_dir: str | Path | None) -> TaskSource:
         hub = task.hub.model_copy(update={"revision": pin_commit(task.hub.id, task.hub.revision)})
         return TaskSource(task, f"{hub.id}@{hub.revision}", hash_source(task, hub, {}), hub, {}, {})
     else:
-        where = "is not on the hub" if data_dir == HUB else "comes neither with biphase nor from the hub"
+        where = "is not on the Hub" if data_dir == HUB else "comes neither with biphase nor from the Hub"
         remedy = "give the folder with its data as `data`, in a study as evaluation.data_dirs"
         raise InputError(f"task '{task.name}' {where}: {remedy}")
     needed = []
@@ -141,7 +141,7 @@ def find_task_sources(name: str, data_dirs: DataDirs) -> tuple[TaskSource, TaskS
 
 
 def hash_source(task: spec.Task, form: spec.FileLayout | spec.Hub, hashes: PartHashes) -> str:
-    """Hash a task's definition and the bytes of its files, or the commit of its hub data."""
+    """Hash a task's definition and the bytes of its files, or the commit of its Hub data."""
     if isinstance(form, spec.Hub):
         return content_hash([definition(task), form.model_dump(mode="json")])
     layout = form.model_dump(mode="json", exclude={*spec.TASK_SPLITS, "corpus", "queries"})
@@ -199,7 +199,7 @@ def read_rows(source: TaskSource, part: PartName) -> Iterator[PlacedRow]:
 
     Raises:
         InputError: naming file and line: broken JSON, a table or columns of another form, text that is not UTF-8, a
-            file that is cut short; or a hub split that cannot be read.
+            file that is cut short; or a Hub split that cannot be read.
     """
     form = source.form
     if isinstance(form, spec.FileLayout):
@@ -235,7 +235,7 @@ def read_layout(source: TaskSource, layout: spec.FileLayout, part: PartName) -> 
 
 
 def read_hub_split(id: str, revision: str | None, config: str | None, split: str) -> Iterator[PlacedRow]:
-    """Read the rows of a split of a hub data set, at the commit that the revision names."""
+    """Read the rows of a split of a Hub data set, at the commit that the revision names."""
     table = load_rows(id, config, split, pin_commit(id, revision))
     return ((f"{id} {split}: row {row_number}", row) for row_number, row in enumerate(read_dataset(table)))
 

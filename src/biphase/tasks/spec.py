@@ -1,7 +1,7 @@
 """The description of a task: its family, its columns and classes, and the places of its splits.
 
 Tasks are data, not code: `tasks.yaml` has biphase's own, and a user's file has the same keys. `sources.py` finds the
-files or the hub data behind a task, `examples.py` reads them.
+files or the Hub data behind a task, `examples.py` reads them.
 """
 
 import re
@@ -38,7 +38,7 @@ Name = Annotated[str, Field(coerce_numbers_to_str=True)]
 
 
 class Splits(Strict):
-    """The place of each split: a file name in a folder, or a split name on the hub; in retrieval, of its judgements.
+    """The place of each split: a file name in a folder, or a split name on the Hub; in retrieval, of its judgements.
 
     A split without a place is drawn with seed 42: test is 10 % of train, then validation 5 % of the rest; with
     `Task.stratified` each class keeps its share. In retrieval, test must have a place, and queries are drawn:
@@ -88,14 +88,14 @@ class FileLayout(FileForm, Splits):
 
 
 class HubRows(Strict):
-    """Rows of a hub repository, of one or more splits."""
+    """Rows of a Hub repository, of one or more splits."""
 
     config: str | None = None
     splits: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class Hub(Strict):
-    """A data set repository of the Hugging Face hub."""
+    """A data set repository of the Hugging Face Hub."""
 
     id: str
     config: str | None = None

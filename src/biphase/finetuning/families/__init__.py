@@ -1,4 +1,5 @@
-"""The families of tasks, a module each; `tasks/families.py` has the facts about each. A module offers three names:
+"""The families of tasks, a module each. `tasks/families.py` has the facts about each, and `make_examples` in
+`tasks/examples.py` makes their examples. A module offers three names:
 
     Split      a split of a task as token ids with its targets: its loss, its predictions and their scores
     encode     (data, tokenizer, config) → the splits of a task by name
