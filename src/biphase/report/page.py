@@ -208,7 +208,7 @@ def write_report(
     `pool` draws the figures (`figure_pool`), and is shut down.
     """
     if not results.results:
-        raise InputError("there is no finished score to report on yet")
+        raise InputError(f"there is no finished score to report on yet")
     with own_folder(out, "report") as folder, pool or figure_pool() as drawing:
         prices, unpriced = list_prices(results, page_text.declared, page_text.baseline)
         priced, price_sentences = [*map(price_tables, prices)], [*map(price_sentence, prices)]

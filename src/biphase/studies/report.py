@@ -361,6 +361,8 @@ def report_study(
         bundle = read_bundle(folder)
         sizes = measure_sizes(plan) | (dict(bundle.sizes) if bundle else {})
         results = with_averages(collect_results(plan, state.scores, sizes))
+        if not results.results:
+            raise InputError(f"the study's folder {folder} has no finished score to report on yet")
         findings, verdicts = judge_results(plan, results)
         digest, declared = tell_declaration(plan, folder) if findings else ("", [])
         files = {"hypotheses.json": hypotheses_json(plan, digest, declared, findings)} if findings else {}
