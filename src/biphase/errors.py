@@ -104,7 +104,7 @@ def memory_told(remedy: str) -> Iterator[None]:
             raise
         message = first_line(error).rpartition("DefaultCPUAllocator: ")[2]
         lack = ". ".join(message.split(". ")[:3]).rstrip(".")  # the allocator's figures follow
-        raise InputError(f"no memory is left ({lack}): {remedy}") from error
+        raise InputError(f"out of memory ({lack}): {remedy}") from error
 
 
 def first_line(error: BaseException) -> str:

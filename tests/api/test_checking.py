@@ -136,9 +136,9 @@ def test_a_causal_network_is_named(encoder: Path) -> None:
     written, twin = golden(encoder), causal_twin(encoder)
     states = hidden_states(twin, written.ids)
     check = ask(encoder, openai([rows.mean(0) for rows in states]))
-    assert not check.is_equal and check.verdict == "the server answers what a causal network would"
+    assert not check.is_equal and check.verdict == "the server's answer is what a causal network would give"
     check = ask(encoder, openai([rows[-1] for rows in states]))
-    assert check.verdict == "the server answers what a causal network would by the last token"
+    assert check.verdict == "the server's answer is what a causal network would give with pooling by the last token"
     half = [rows.astype(np.float16).mean(0).astype(np.float32) for rows in states]
     assert "causal" in ask(encoder, openai(half)).verdict
 
@@ -153,7 +153,7 @@ def test_other_mistakes_are_named(encoder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(encoder)
     bare = tokenizer(written.texts, truncation=True, add_special_tokens=False)["input_ids"]
     check = ask(encoder, openai([rows.mean(0) for rows in hidden_states(network, bare)]))
-    assert "with texts that are not opened and closed" in check.verdict
+    assert "with the special tokens left out" in check.verdict
     unit = right / np.linalg.norm(right, axis=1, keepdims=True)
     check = ask(encoder, openai(unit))
     assert check.is_equal and "the server makes their length 1" in check.verdict
@@ -272,7 +272,7 @@ def test_a_classifier_that_looks_back_is_named(encoder: Path, tmp_path: Path) ->
         ]
     answers = [{f"LABEL_{index}": share for index, share in enumerate(row)} for row in rows]
     check = ask(tmp_path, lambda path, body: (200, answers))
-    assert not check.is_equal and check.verdict == "the server answers what a causal network would"
+    assert not check.is_equal and check.verdict == "the server's answer is what a causal network would give"
 
 
 def make_embedder(encoder: Path, folder: Path) -> Path:
@@ -299,7 +299,7 @@ def test_an_embedding_model_with_prompts_a_dense_layer_and_normalization(encoder
     assert ask(folder, openai(right)).verdict == "equal"
     assert "does the server normalize as the folder does?" in ask(folder, openai(2.5 * right)).verdict
     check = ask(folder, openai(model.encode(list(TEXTS), prompt_name="query")))
-    assert check.verdict == "the server answers what this network would with the prompt 'query'"
+    assert check.verdict == "the server's answer is what this network would give with the prompt 'query'"
 
 
 def test_what_is_kept_and_its_onnx_file_are_checked(encoder: Path, tmp_path: Path) -> None:

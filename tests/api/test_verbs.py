@@ -252,7 +252,7 @@ def test_a_study_of_a_mapping_and_a_data_frame(
     assert list(plan["group"]) == ["arms", "evaluation"] and plan["device_hours"].min() > 0
     assert len(study.planned.cells) == 8
     told = " ".join(capsys.readouterr().err.split())
-    assert "on rows (8 examples)" in told and "2 pretraining seeds find less than 1 seed does" in told
+    assert "on rows (8 examples)" in told and "2 pretraining seeds detect less than 1 does" in told
     assert study.command("run") == "biphase study run study-mine/study.yaml"
     with pytest.raises(InputError, match=r"other is none of `evaluation\.tasks`"):
         biphase.study(keys, data={"other": frame})

@@ -155,9 +155,9 @@ def test_what_a_library_says_is_not_cut_at_a_colon() -> None:
         (
             ImportError("libtorch_cpu.so: failed to map segment from shared object"),
             2,
-            "biphase: no memory is left (libtorch_cpu.so: failed to map segment from shared object): end what",
+            "biphase: out of memory (libtorch_cpu.so: failed to map segment from shared object): end what",
         ),
-        (MemoryError("Unable to allocate 7 PiB"), 2, "biphase: no memory is left (Unable to allocate 7 PiB): end what"),
+        (MemoryError("Unable to allocate 7 PiB"), 2, "biphase: out of memory (Unable to allocate 7 PiB): end what"),
     ],
 )
 def test_exit_codes(error: BaseException, code: int, line: str, run_main: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,15 +93,15 @@ def report_of(gold: str, predicted: str, names: str) -> ClassReport:
 def test_sentences_name_the_majority_and_what_is_never_predicted() -> None:
     report = report_of("a a a b c c c", "a a b b b b b", "a b c d")
     assert tell(report, {"c": 1400}) == [
-        "accuracy 42.9 % is what one gets by always saying 'a'",
+        "accuracy 42.9 % is what one gets by always predicting 'a'",
         "never predicted: c (1,400 in train)",
     ]
     assert tell(report_of("a a b c", "a a b b", "a b c"), {})[0].endswith(
-        "75.0 % is 25.0 points above always saying 'a'"
+        "75.0 % is 25.0 points above always predicting 'a'"
     )
     report = report_of("a a b c", "d a d d", "a b c d")
     assert tell(report, {}) == [
-        "accuracy 25.0 % is 25.0 points below always saying 'a'",
+        "accuracy 25.0 % is 25.0 points below always predicting 'a'",
         "never predicted: b (1 examples here), c (1)",
     ]
 

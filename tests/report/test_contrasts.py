@@ -470,15 +470,16 @@ def test_equal_recipes_are_rarely_called_different() -> None:
         ({"a": 0.05, "b": 0.04}, ""),
         (
             {"a": 0.05, "b": 0.01},
-            "Tested alone, only a shows the difference: +5.00 points [+3.04, +6.96]. b does not: +1.00",
+            "When the tasks are tested separately, only a shows the difference: +5.00 points [+3.04, +6.96]. "
+            "The other, b, does not: +1.00",
         ),
         (
             {"a": 0.05, "b": 0.04, "c": -0.03},
-            "Tested alone, 2 of 3 tasks show the difference. c does not: −3.00 points [−4.96",
+            "When tested separately, 2 of 3 tasks show the difference. c does not: −3.00 points [−4.96",
         ),
         (
             {"a": 0.01, "b": 0.0, "c": 0.012, "d": 0.011},
-            "Tested alone, none of 4 tasks shows the difference: b 0.00 points",
+            "When tested separately, none of 4 tasks shows the difference: b 0.00 points",
         ),
     ],
 )

@@ -80,7 +80,8 @@ def test_what_was_declared_is_answered_first_and_once_and_a_mean_says_what_carri
     start = "Supported for these checkpoints: CLM first beats MLM: +7.50 points [+"
     assert (
         first.startswith(start)
-        and "], in 5 of 5 seeds. Tested alone, only a shows the difference: +15.00 points [+" in first
+        and "], in 5 of 5 seeds. When the tasks are tested separately, only a shows the difference: +15.00 points [+"
+        in first
     )
     assert re.search(r" b does not: 0\.00 points \[−0\.\d\d, \+0\.\d\d\]\.$", first)
     price, lead = rest
@@ -115,7 +116,11 @@ def test_a_p_value_that_is_corrected_is_told() -> None:
     cells = [(arm, ahead if arm is arms[0] else [0.2, 0.21, 0.19]) for arm in arms] + [(CONTROL, [0.22, 0.22, 0.22])]
     results = with_averages(ResultSet([Result(arm, "SC", "a", "standard", scores) for arm, scores in cells]))
     *_, told = answer_sentences(results)
-    assert "cannot be distinguished" in told and "; p = 0.06" in told and ", corrected for picking the best of 7 models." in told
+    assert (
+        "cannot be distinguished" in told
+        and "; p = 0.06" in told
+        and ", corrected for picking the best of 7 models." in told
+    )
 
 
 def test_a_study_without_hypotheses_answers_with_the_findings() -> None:

@@ -168,13 +168,15 @@ def test_findings_and_figures_are_there(paper: Page) -> None:
     for name in FIGURES:
         assert bool(paper.all("figure", id=f"figure-{name}")) == (name not in missing)
     assert "No figure: “Spread over fine-tuning rates” needs" in text
-    assert "200 of 200 averages are the mean of their datasets" in text
+    assert "200 of 200 averages equal the mean over their datasets" in text
     assert "F5 cannot be tested" in text
 
 
 def test_compute_equivalents_are_on_the_page(paper: Page, paper_file: Path) -> None:
     text = " ".join(" ".join(paper.words).split())
-    assert "from 0.82 [0.71, 0.95] for CLM for 11,000 steps, then MLM for 11,000 (610m-clm-11k-mlm40-22k) to 1.6" in text
+    assert (
+        "from 0.82 [0.71, 0.95] for CLM for 11,000 steps, then MLM for 11,000 (610m-clm-11k-mlm40-22k) to 1.6" in text
+    )
     assert "interval over fine-tuning seeds only; each model was pretrained once" in text
     assert "79.91 ± 0.96" in text and "79.91 ± 1.33" not in text, "one interval, as in the table of all models"
     assert paper.all("section", id="compute-equivalents") and paper.all("figure", id="figure-compute-equivalents")

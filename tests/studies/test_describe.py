@@ -37,7 +37,7 @@ def test_what_a_small_study_has_none_of_is_not_told() -> None:
         "\n2 final models, and 1 from random weights\n",
         "\n2 runs: 1,200 steps\n",
         "\n30 fine-tunings: 3 models × 2 tasks × 1 rate × 5 seeds\n",
-        "\nfinds differences of about 3.9 points on genre (1,200 examples) and 3.4 points on uner_en_ewt",
+        "\ncan detect differences of about 3.9 points on genre (1,200 examples) and 3.4 points on uner_en_ewt",
     ):
         assert fact in text, fact
 
@@ -45,7 +45,7 @@ def test_what_a_small_study_has_none_of_is_not_told() -> None:
 def test_two_pretraining_seeds_are_warned_of() -> None:
     for num in (1, 2, 3):
         text = told(plan_study(load_study(STUDIES / "demo.yaml", [f"pretraining_seeds={num}"])))
-        assert ("2 pretraining seeds find less than 1 seed does" in text) == (num == 2)
+        assert ("2 pretraining seeds detect less than 1 does" in text) == (num == 2)
         assert (f"{num} pretraining seeds, each with its own order of the data" in text) == (num > 1)
 
 

@@ -188,10 +188,10 @@ def find_mistake(folder: Path, golden: "Golden", seen: Parts, view: Callable[[An
 
     others = [(words, view(parts)) for words, parts in other_answers(folder, golden)]
     if golden.output == "logits":
-        others += [(f"this network would, with {form}", show(golden.values)) for form, show in SHARES.items()]
+        others += [(f"this network would give with {form}", show(golden.values)) for form, show in SHARES.items()]
     nearest, _, words = min((round(find_gap(seen, parts), DECIMALS), len(words), words) for words, parts in others)
     if nearest < min(IN_16_BITS, gap / CLOSER):
-        return f"the server answers what {words}"
+        return f"the server's answer is what {words}"
     return "the server computes something else" if gap > IN_16_BITS else ""
 
 

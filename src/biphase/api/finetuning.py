@@ -180,9 +180,10 @@ def predict(
     `data` may also be a DataFrame, a `datasets.Dataset`, texts, or rows as dictionaries.
 
     Args:
-        model: A folder that `finetune --keep` wrote, or a Hub id of a model with a head.
+        model: A folder that `finetune --keep` wrote, or the Hub id of a model with a task head.
         data: A file of rows (.jsonl, .csv, .tsv, .xlsx, .json, .parquet, CoNLL) or of texts, one per line (.txt).
-        out: Write this .jsonl, .csv, .tsv, .xlsx or .parquet file. A .csv or .tsv file keeps the input's format.
+        out: Write this .jsonl, .csv, .tsv, .xlsx or .parquet file. If the input has the same ending, a
+            .csv or .tsv file keeps its delimiter and quoting.
         template: The input template, with columns in braces, such as `{text}`; needed if the model does not store a
             template.
         device: The device; auto uses a GPU if there is one.

@@ -112,10 +112,10 @@ def export(
     """Write a checkpoint, or a copy of a model folder, as a folder for transformers with a model card; return it.
 
     Args:
-        run: A run: its folder, its name, or the beginning of its folder's name in `runs` (the latest run with this
-            name); `@STEP` for an earlier checkpoint. For ONNX, Llama or GGUF files, also a model folder or a Hub id.
+        run: A run: its folder, its name, or the beginning of its folder's name in `runs`; if several match, the latest
+            is used. `@STEP` for an earlier checkpoint. For ONNX, Llama or GGUF files, also a model folder or a Hub id.
         folder: The folder to write.
-        merge: Average with the original decoder's weights, with this weight for the decoder (0 to 1).
+        merge: Average the weights with those of the original decoder, giving the decoder this share (0 to 1).
         onnx: Also write onnx/model.onnx, and verify that its outputs match.
         int8: Also write onnx/model_quantized.onnx with 8-bit weights for CPUs, and put the score drop in the card.
         test: Data on which to compare the 8-bit weights with the original ones: a labelled file or the folder with the
@@ -123,8 +123,8 @@ def export(
         as_: Write a EuroBERT as a bidirectional Llama without a head, for servers that do not support EuroBERT.
         gguf: Also write model.gguf for llama.cpp, and verify that its outputs match; not for models with a task head.
         to_hub: Also push the folder to this private repository (USER/NAME).
-        license: The license to put in the model card if it names none, such as apache-2.0.
-        language: The languages to put in the model card if it names none, such as en or en,de.
+        license: The license to put in the model card, such as apache-2.0, if the card names none.
+        language: The languages to put in the model card, such as en or en,de, if the card names none.
     """
     from biphase.exporting.push import check_repository, push
 
@@ -404,7 +404,7 @@ def search(
     Args:
         source: An index, or documents to index: a file, a folder or a glob.
         question: The question.
-        questions: A file of questions, in place of `question`: a .txt with one per line, or rows with a column
+        questions: A file of questions, in place of QUESTION: a .txt with one per line, or rows with a column
             `question`, `query` or `text`.
         model: An embedding model: a folder or a Hub id. Not needed for an existing index.
         index: The folder of the index; SOURCE.index by default.

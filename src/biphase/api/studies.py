@@ -125,7 +125,7 @@ class OpenStudy:
             workers_per_gpu: The number of units that share a GPU.
             processes: The number of devices for each training run, with torchrun. Each fine-tuning would reserve
                 as many but use only one, so run `--unit train` with this option and `--unit cells` without it.
-            unit: Do only the training runs (train), only the cells of trained models (cells), or one unit, such as
+            unit: Limit the work to training runs (train), cells of trained models (cells), or one unit, such as
                 'train 1m-clm-400'.
         """
         from biphase.studies.folder import claim_study_folder

@@ -50,7 +50,7 @@ GROUPS = {
         "Check the data of a published task or of a task of your own.",
         "task check reviews.yaml --data-dir reviews/",
     ),
-    "study": ("Run a controlled study: from one file to plan, runs and report.", "study plan mini"),
+    "study": ("Run a controlled study: one file defines its plan, runs and report.", "study plan mini"),
     "report": ("Report on published scores: the paper's, or those in your own files.", "report results scores.csv"),
 }
 """The first words of commands of two words, with a description and an example."""

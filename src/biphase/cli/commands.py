@@ -156,8 +156,8 @@ def as_option(parameter: PythonParameter, type_: Any, settings: list[Parameter],
 def demo(
     folder: Path = Path("biphase-demo"), /, *, changes: Annotated[Sequence[str], Parameter(parse=False)] = ()
 ) -> None:
-    """Run the whole pipeline on bundled text and tasks in minutes, and see whether next-token, then masked-token
-    pretraining pays off.
+    """Run the whole pipeline on bundled text and tasks in minutes, and see whether next-token pretraining followed by
+    masked-token pretraining pays off.
 
     Example: `biphase demo`
 
@@ -250,7 +250,7 @@ def pretrain(changes: Changes, **options: Any) -> None:
 def inspect() -> None:
     """Show what a folder holds and check that it is complete.
 
-    For a model, also check that transformers loads every weight and attends in the configured direction.
+    For a model, also check that transformers loads every weight and that the model attends in the configured direction.
 
     Example: `biphase inspect shards --verify`
     """
@@ -477,7 +477,7 @@ def study_run(file: str, changes: Changes, folder: OutFolder, **options: Any) ->
 
 @like(studies.study, arguments="file changes", shows=lambda status: show.print_facts(vars(status)))
 def study_status(file: str, changes: Changes, folder: OutFolder) -> Any:
-    """Show what is done, running and failed, and how long the rest takes.
+    """Show what is done, running and failed, and how long the rest will take.
 
     Example: `biphase study status mini`
     """

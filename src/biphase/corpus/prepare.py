@@ -110,7 +110,7 @@ def prepare(
         tokenizer: A tokenizer folder, a Hub id or a Llama 3 tokenizer.model file.
         out: The folder to write.
         validation: Use these sources as validation text.
-        validation_fraction: Without `validation`, draw this share of all documents for validation; 0.01 by default.
+        validation_fraction: Without --validation, draw this share of all documents for validation; 0.01 by default.
         workers: The number of processes; by default, one for every four cores.
         engine: Run on this machine (local) or on several (ray).
         address: The address of a Ray cluster, such as `auto`.

@@ -94,11 +94,11 @@ def write_golden(folder: Path) -> None:
 
 @torch.no_grad()
 def other_answers(folder: Path, golden: Golden) -> list[tuple[str, list[np.ndarray]]]:
-    """Compute the answers of servers with common mistakes, each with a description such as `a causal network would by
-    the last token`."""
+    """Compute the answers of servers with common mistakes, each with a description such as `a causal network would
+    give with pooling by the last token`."""
     readings = {
         "": golden.ids,
-        " with texts that are not opened and closed": split_texts(folder, golden.texts, add_special_tokens=False),
+        " with the special tokens left out": split_texts(folder, golden.texts, add_special_tokens=False),
     }
     for name, prompt in read_named_prompts(folder).items():
         readings[f" with the prompt '{name}'"] = split_texts(folder, [prompt + text for text in golden.texts])
@@ -110,7 +110,7 @@ def other_answers(folder: Path, golden: Golden) -> list[tuple[str, list[np.ndarr
     def answer(who: str, network: NamedOutputs, features_of: Callable[[list[int]], Any]) -> None:
         for words, rows in readings.items():
             texts = [answer_by_ways(network, features_of(row)) for row in rows]
-            answers.extend((f"{who} would{way}{words}", [text[way] for text in texts]) for way in texts[0])
+            answers.extend((f"{who} would give{way}{words}", [text[way] for text in texts]) for way in texts[0])
 
     def turn(row: list[int]) -> Any:
         return {"input_ids": torch.tensor([row]), "layout": lay_out(np.array([0, len(row)]), causal=not is_causal)}
@@ -130,7 +130,7 @@ def answer_by_ways(network: NamedOutputs, features: Any) -> dict[str, np.ndarray
         pooled: Any = {"sentence_embedding": pool(outputs["last_hidden_state"][0])[None]}
         for module in network.pooling[1:]:
             pooled = module(pooled)
-        answers[f" by {words}"] = pooled["sentence_embedding"][0].numpy()
+        answers[f" with pooling by {words}"] = pooled["sentence_embedding"][0].numpy()
     return answers
 
 

@@ -50,9 +50,9 @@ def push(
     Args:
         source: A model folder or RUN[@STEP].
         repo: A repository on the Hugging Face Hub, USER/NAME; a new one is private.
-        public: Make the repository public, or allow one that already is.
-        license: The license to put in the model card if it has none, such as apache-2.0.
-        language: Languages for a card without any, such as en or en,de.
+        public: Make the repository public, or allow pushing to one that already is.
+        license: The license to put in the model card, such as apache-2.0, if the card names none.
+        language: The languages to put in the model card, such as en or en,de, if the card names none.
         dry_run: List the files; upload nothing.
 
     Raises:

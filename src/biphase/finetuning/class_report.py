@@ -145,7 +145,7 @@ def tell_report(report: ClassReport, in_train: Mapping[str, int]) -> list[str]:
         micro = report.averages[0]
         gap = micro.recall - supports[report.majority] / micro.support
         than = f"{100 * abs(gap):.1f} points {'above' if gap > 0 else 'below'}" if gap else "what one gets by"
-        sentences.append(f"accuracy {100 * micro.recall:.1f} % is {than} always saying '{report.majority}'")
+        sentences.append(f"accuracy {100 * micro.recall:.1f} % is {than} always predicting '{report.majority}'")
     if report.never_predicted:
         where = " in train" if in_train else f" {report.unit} here"
         counts = list[str]()

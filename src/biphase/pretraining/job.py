@@ -82,7 +82,7 @@ def hold_run(job: Job) -> Iterator[None]:
     world, run, compute = job.world, job.run, job.recipe.compute
     remedy = f"lower compute.microbatch_tokens ({compute.microbatch_tokens:,})"
     if not compute.activation_checkpointing:
-        remedy += ", or say compute.activation_checkpointing=true"
+        remedy += ", or set compute.activation_checkpointing=true"
     if world.size > 1 and compute.parallel == "ddp":
         remedy += ", or compute.parallel=fsdp"
     with ExitStack() as held:

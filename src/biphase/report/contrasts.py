@@ -356,7 +356,8 @@ def say_difference(
 def tell_carriers(by_task: Mapping[str, Contrast], bound: float = 0.0) -> str:
     """Write which tasks show a difference of means above a bound if each is tested alone; empty if all do.
 
-    `Tested alone, only a shows the difference: +15.63 points [+9.40, +21.86]. b does not: +1.75 points [−0.55, +4.05].`
+    `When the tasks are tested separately, only a shows the difference: +15.63 points [+9.40, +21.86]. The other, b,
+    does not: +1.75 points [−0.55, +4.05].`
     """
     tested = {task: part.against(bound) for task, part in by_task.items()}
     shown, others = list[tuple[str, str]](), list[tuple[str, str]]()
@@ -367,11 +368,12 @@ def tell_carriers(by_task: Mapping[str, Contrast], bound: float = 0.0) -> str:
         return ""
     told = first_of([" ".join(other) for other in others])
     if not shown:
-        return f"Tested alone, none of {len(tested)} tasks shows the difference: {told}."
-    rest = f"{others[0][0]} does not: {others[0][1]}" if len(others) == 1 else f"The others do not: {told}"
+        return f"When tested separately, none of {len(tested)} tasks shows the difference: {told}."
+    rest = f"The other, {others[0][0]}, does not: {others[0][1]}" if len(others) == 1 else f"The others do not: {told}"
     if len(shown) == 1:
-        return f"Tested alone, only {shown[0][0]} shows the difference: {shown[0][1]}. {rest}."
-    return f"Tested alone, {len(shown)} of {len(tested)} tasks show the difference. {rest}."
+        only = f"only {shown[0][0]} shows the difference: {shown[0][1]}"
+        return f"When the tasks are tested separately, {only}. {rest}."
+    return f"When tested separately, {len(shown)} of {len(tested)} tasks show the difference. {rest}."
 
 
 def with_averages(results: ResultSet) -> ResultSet:

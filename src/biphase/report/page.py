@@ -208,7 +208,7 @@ def write_report(
     `pool` draws the figures (`figure_pool`), and is shut down.
     """
     if not results.results:
-        raise InputError(f"there is no finished score to report on yet")
+        raise InputError("there is no finished score to report on yet")
     with own_folder(out, "report") as folder, pool or figure_pool() as drawing:
         prices, unpriced = list_prices(results, page_text.declared, page_text.baseline)
         priced, price_sentences = [*map(price_tables, prices)], [*map(price_sentence, prices)]
@@ -307,7 +307,7 @@ def describe_results(results: ResultSet) -> list[str]:
         *([f"{num_pretrainings} pretraining seeds"] if num_pretrainings > 1 else []),
         f"{span} fine-tuning seeds" if span != "1" else f"1 fine-tuning seed{of_each}",
     ]
-    on = f"verdicts and figures on the {'standard' if metric == 'standard' else 'paper’s own'} metrics"
+    on = f"verdicts and figures use the {'standard' if metric == 'standard' else 'paper’s own'} metrics"
     return facts if results.is_foreign else [*facts, on]
 
 

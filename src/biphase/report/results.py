@@ -425,7 +425,9 @@ def check_averages(results: ResultSet) -> list[str]:
                 if abs(recomputed - mean) > PUBLISHED_DIGIT * (1 + 1e-9):
                     told = f"{100 * mean:.2f}, but the mean of its datasets is {100 * recomputed:.2f}"
                     lines.append(f"{words['name']} · {name} · {family}: {told}")
-    right = f"{num_averages - len(lines)} of {num_averages} averages are the mean of their datasets, up to rounding."
+    right = (
+        f"{num_averages - len(lines)} of {num_averages} averages equal the mean over their datasets, up to rounding."
+    )
     return [right, *lines]
 
 

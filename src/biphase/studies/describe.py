@@ -211,15 +211,15 @@ def describe_power(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
             differences.append(f"{points:.1f} points on {name} ({examples})")
         moved = f"{100 * noise[0]:g} points between pretraining seeds and {100 * noise[1]:g} between fine-tuning seeds"
         sizes = f"{show_list(differences)} ({POWER:.0%} power)"
-        yield f"finds differences of about {sizes} if scores vary by {moved}, as in {who}"
+        yield f"can detect differences of about {sizes} if scores vary by {moved}, as in {who}"
     if plan.num_seeds == 2:
         remedy = "take 3 or more, or take 1 for verdicts about these checkpoints alone"
-        yield f"2 pretraining seeds find less than 1 seed does: {remedy}"
+        yield f"2 pretraining seeds detect less than 1 does: {remedy}"
 
 
 def run_tree(plan: Plan) -> Tree:
     """Make a tree of the runs below their parents, with kept steps: `610m-3k-9k-12k: 3k → 12k, mlm40 9k`."""
-    root = Tree("runs, with the step that each starts from and ends at")
+    root = Tree("runs, with the steps at which each starts and ends")
     num_seeds, plan = plan.num_seeds, plan.of_first_seed
     branches: dict[str, Tree] = {}
     for name, run in plan.runs.items():

@@ -1,7 +1,7 @@
 #!/bin/bash
-# A study on a Slurm cluster: every job of the array runs the same command on one shared folder, takes what is missing
-# and waits, with its GPUs, while all that is left is what other jobs are at. Submitting it again goes on; a job that is
-# preempted saves and stops.
+# A study on a Slurm cluster: every job of the array runs the same command on one shared folder, takes missing work,
+# and waits (keeping its GPUs) while only work that other jobs are doing is left. Submit it again to continue; a job that
+# is preempted saves and stops.
 #   sbatch --array=0-7 slurm.sh studies/paper.yaml /shared/study-paper [key=value ...]
 #   biphase study status studies/paper.yaml --out /shared/study-paper
 # The study, its shards and task data, the environment and BIPHASE_CACHE must lie where all nodes see them.
