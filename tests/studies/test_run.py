@@ -293,7 +293,8 @@ def test_report(plan: Plan, finished: Path, tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert "Does anything work?" in text and "biphase study run study.yaml a.b=1" in text
     assert re.search(
-        r"pip install biphase==.* torch==.* transformers==.*\n"
+        r"pip install torch==[\d.]+( --index-url https://download.pytorch.org/whl/\w+)?\n"
+        r".*pip install . transformers==.*  # in a checkout of biphase .*\n"
         r".*# trained on .*: [\d,]+ documents, [\d,]+ tokens, fingerprint [0-9a-f]{16}; tokenizer [0-9a-f]{16}.*\n"
         r"biphase tokenizer train train.jsonl --vocab-size \d+ --out tokenizer\n"
         r"biphase prepare train.jsonl --tokenizer tokenizer --out .* --validation validation.jsonl\n"

@@ -65,8 +65,8 @@ def check(folder: ModelName, server: str | None = None, *, timeout: float = 60.0
     """Compare the outputs of transformers and an ONNX file, or of a server, with the golden vectors in a model folder.
 
     Args:
-        folder: A folder that `export`, `finetune --keep` or `embed` wrote. With a server, any model folder or Hub id:
-            missing golden vectors are computed with transformers.
+        folder: A folder that `export`, `finetune --keep`, `embed`, `trim` or `convert` wrote. With a server, any model
+            folder or Hub id: missing golden vectors are computed with transformers.
         server: The address of a server that serves this model, such as http://localhost:8000, or the address of one of
             its routes.
         timeout: The longest wait for an answer, in seconds.

@@ -322,8 +322,8 @@ def equivalent(
             MTEB or EncodEval. Columns: method, task, score; optionally seed or pretraining_seed; flops or tokens; and
             examples, a list of numbers whose mean is the score.
         baseline: The method to measure compute against. By default, the only method with three or more budgets.
-        scale: The unit of the scores: percent, or share (fractions from 0 to 1). By default percent if any score is
-            above 1, otherwise share.
+        scale: The unit of the scores: percent, or share (fractions from 0 to 1). By default share if none is above
+            1, percent if every task has one above 1; biphase rejects other tables.
         lower_is_better: Treat scores as losses; tables show them with a minus sign.
         over: The source of noise: seeds, or tasks (each treated as one seed).
         rename: Their column names → ours.

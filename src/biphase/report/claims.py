@@ -113,7 +113,7 @@ class Finding:
     rule: str
     claims: tuple[Claim, ...]
     scope: str = ""
-    """The scope of the verdict if the statement is wider: `tested here at size 1m`."""
+    """The scope of the verdict if the statement is wider: `at size 1m`."""
 
     @property
     def verdict(self) -> ClaimVerdict:

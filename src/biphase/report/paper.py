@@ -136,7 +136,7 @@ def measure_findings(results: ResultSet) -> tuple[claims.Finding, ...]:
     absent arms is untested. `results` have their averages."""
     results = results.select(metric=results.primary_metric)
     is_published = {size.lower() for size in results.sizes} <= PUBLISHED_SIZES
-    scope = "" if is_published else f"tested here at size {show_list(results.sizes)}"
+    scope = "" if is_published else f"at size {show_list(results.sizes)}"
     families = {family: family for family in PUBLISHED_FAMILIES}
     planned_tasks = {task: family for task, family in results.planned_tasks.items() if family in families}
     selected = []
@@ -203,7 +203,7 @@ def answer(findings: Sequence[claims.Finding]) -> str:
         against = [one for one in finding.inequalities if one.alone.startswith("contradicted")]
         alone += [f"{finding.key} ({one.label}: {show_difference(one.interval)})" for one in against]
     groups += f"; without correction for multiple tests, {first_of(alone)} would be contradicted" if alone else ""
-    return f"{first}Of the paper’s {len(findings)} findings, {scope}{', ' if scope else ''}{groups}."
+    return f"{first}Of the paper’s {len(findings)} findings, {scope}{': ' if scope else ''}{groups}."
 
 
 COMMANDS = ("pip install .", "biphase report paper --out paper-report")

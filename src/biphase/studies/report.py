@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -387,6 +388,20 @@ def report_study(
     return page, page_text, results, table, sentences
 
 
+def install_commands(machine: Mapping[str, Any]) -> Iterator[str]:
+    """Write how to install the versions in a record of a machine. PyTorch for CPUs or for one version of CUDA has an
+    index of its own."""
+    versions = {name: str(machine[name]) for name in SOFTWARE if name in machine}
+    number, _, build = versions.pop("torch", "").partition("+")
+    is_published = re.fullmatch(r"cpu|cu\d+|rocm[\d.]+|xpu", build)
+    if number:
+        index = f" --index-url https://download.pytorch.org/whl/{build}" if is_published else ""
+        yield f"pip install torch=={number}{index}"
+    if biphase := versions.pop("biphase", ""):
+        others = "".join(f" {name}=={version}" for name, version in versions.items())
+        yield f"pip install .{others}  # in a checkout of biphase {biphase}"
+
+
 def list_commands(state: StudyState) -> Iterator[str]:
     """Write the commands that precede the study's own: install the software of its runs, and make their shards. A
     missing shard set has only a comment."""
@@ -394,8 +409,7 @@ def list_commands(state: StudyState) -> Iterator[str]:
     versions: dict[str, None] = {}
     for name, record in state.records.items():
         texts |= dict.fromkeys(zip(state.plan.runs[name].recipe.data.sets, record.text or (), strict=False))
-        software = describe_place(read_environment(state, name))["software"].split()
-        versions["pip install " + " ".join(map("==".join, zip(software[::2], software[1::2], strict=True)))] = None
+        versions |= dict.fromkeys(install_commands(read_environment(state, name)))
     yield from versions
     for path, content in texts:
         if find_text(path) != content:
