@@ -242,7 +242,7 @@ def test_answer(results: ResultSet, beginning: str) -> None:
     text = answer(judge_findings(ResultSet(tuple(scaled))))
     assert text.startswith(beginning)
     assert text.count(". ") == 1 and text.endswith(".")
-    assert answer(judge_findings(results)).startswith("Of the paper’s 8 findings, here, at 1m and 2m: ")
+    assert answer(judge_findings(results)).startswith("Of the paper’s 8 findings, at size 1m and 2m: ")
 
 
 def test_verdicts_say_what_they_are_about() -> None:
@@ -250,7 +250,7 @@ def test_verdicts_say_what_they_are_about() -> None:
     paper's rates; and where nothing is tested, no other sentence stands."""
     finding = judge_findings(world(change=AGAINST["F6"]))[FINDINGS.index("F6")]
     told = tell_verdict(finding.verdict, finding.inequalities)
-    assert (finding.scope, told) == ("here, at 1m and 2m", "contradicted for these checkpoints")
+    assert (finding.scope, told) == ("at size 1m and 2m", "contradicted for these checkpoints")
     assert {one.scope for one in judge_findings(read_reference())} == {""}
     rates = [replace(one, by_rate={10 * r: own for r, own in (one.by_rate or {}).items()}) for one in world().results]
     assert not judge_findings(ResultSet(tuple(rates)))[FINDINGS.index("F5")].is_tested

@@ -38,7 +38,7 @@ def test_reference_is_what_was_published() -> None:
 
 def test_reference_averages_agree() -> None:
     (summary,) = check_averages(read_reference())
-    assert summary.endswith("averages are the mean of their datasets, up to rounding.")
+    assert summary.endswith("averages equal the mean over their datasets, up to rounding.")
     average, other = read_reference().select("QA", AVERAGE).results[:2]
     wrong = ResultSet((*read_reference().select("QA").results[:3], replace(average, summary=other.summary)))
     _, line = check_averages(wrong)

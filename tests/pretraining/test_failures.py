@@ -79,7 +79,7 @@ def test_without_memory_the_keys_are_named(
         raise error
 
     monkeypatch.setattr(loop, "update", update)
-    remedy = r": lower compute.microbatch_tokens \(256\), or say compute.activation_checkpointing=true; the result"
+    remedy = r": lower compute.microbatch_tokens \(256\), or set compute.activation_checkpointing=true; the result"
     with pytest.raises(InputError, match=told + ".*" + remedy):
         train(tiny_recipe(*only("clm", 1)), tmp_path)
 

@@ -475,7 +475,7 @@ def test_equal_recipes_are_rarely_called_different() -> None:
         ),
         (
             {"a": 0.05, "b": 0.04, "c": -0.03},
-            "When tested separately, 2 of 3 tasks show the difference. c does not: −3.00 points [−4.96",
+            "When tested separately, 2 of 3 tasks show the difference. The other, c, does not: −3.00 points [−4.96",
         ),
         (
             {"a": 0.01, "b": 0.0, "c": 0.012, "d": 0.011},

@@ -83,7 +83,7 @@ def test_what_was_declared_is_answered_first_and_once_and_a_mean_says_what_carri
         and "], in 5 of 5 seeds. When the tasks are tested separately, only a shows the difference: +15.00 points [+"
         in first
     )
-    assert re.search(r" b does not: 0\.00 points \[−0\.\d\d, \+0\.\d\d\]\.$", first)
+    assert re.search(r" The other, b, does not: 0\.00 points \[−0\.\d\d, \+0\.\d\d\]\.$", first)
     price, lead = rest
     assert price == "PRICE." and lead.startswith("40-60 is ahead of random on average over 2 tasks")
     assert "; p < 0.001, corrected for picking the better of two models. This is" in lead
