@@ -269,10 +269,10 @@ def test_what_is_said_of_the_paper_is_in_its_scores() -> None:
 
 def test_what_is_said_of_small_networks_is_in_our_scores() -> None:
     """The shares of MLM's FLOPs are in the report's table, by its columns; what more CLM scores is in its means."""
-    tables = Path(__file__).parents[2] / "studies" / "results" / "price" / "tables"
+    results = Path(__file__).parents[2] / "studies" / "results"
 
-    def read_rows(name: str) -> dict[str, dict[str, str]]:
-        lines = (tables / name).read_text().splitlines()
+    def read_rows(name: str, study: str = "price") -> dict[str, dict[str, str]]:
+        lines = (results / study / "tables" / name).read_text().splitlines()
         head, _, *rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines if line.startswith("|")]
         return {row[0]: dict(zip(head, row, strict=True)) for row in rows if row[0].startswith("1m")}
 
@@ -281,6 +281,9 @@ def test_what_is_said_of_small_networks_is_in_our_scores() -> None:
     ours, control = (shares[f"1m-{name}-900"]["TC mean"] for name in ("50-50", "twice"))
     assert f"need {ours} of the FLOPs that MLM needs, and" in reason and f"the control, {control}" in reason
     assert shares["1m-50-50-900"]["genre"] not in reason, "the control has as much there"
+    later = read_rows("compute-equivalents-1m-by-task.md", "regime")
+    half, whole = (later[f"1m-50-50-{steps}"]["uner_en_ewt"] for steps in (850, 1700))
+    assert f"with {half} of MLM's FLOPs at 3.5M tokens; at 7M tokens it is {whole}, no saving" in reason
     scores = read_rows("all-standard.md")
     split, more = (
         {task: float(re.sub(r"[^\d.].*", "", cell.strip("*"))) for task, cell in scores[name].items() if "±" in cell}
@@ -293,7 +296,7 @@ def test_what_is_said_of_small_networks_is_in_our_scores() -> None:
 def test_what_small_networks_showed_is_no_reason_for_larger_ones(flops: float, told: str) -> None:
     advice = advise(flops=flops, from_scratch=True)
     reason = next(choice.reason for choice in advice.choices if choice.what == "curriculum")
-    assert reason.startswith("measured at preset 1m with 1.8M tokens") and reason.endswith(f"parts of speech{told}")
+    assert reason.startswith("measured at preset 1m with 1.8M tokens") and reason.endswith(f"(four seeds){told}")
 
 
 def test_findings_are_cited_as_our_page_judges_them() -> None:
