@@ -249,9 +249,9 @@ def group_verdicts(findings: Sequence[Finding], words: Mapping[str, str]) -> str
         are = "is" if len(names) == 1 else "are"
         groups.append(f"{show_list(names)} {are} {verdict}" if names else f"none is {verdict}")
     untested = [words[finding.key] for finding in findings if not finding.is_tested]
-    return "; ".join(
-        [*groups, *([f"{show_list(untested)} could not be tested, for lack of scores"] if untested else [])]
-    )
+    if untested:
+        groups.append(f"{show_list(untested)} could not be tested, for lack of scores")
+    return "; ".join(groups)
 
 
 def tell_verdict(verdict: ClaimVerdict, inequalities: Iterable[Inequality]) -> str:

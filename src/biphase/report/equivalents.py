@@ -499,11 +499,8 @@ def price_tables(price_list: PriceList) -> list[Table]:
     num_datasets, noise = len(compared.score.cells), compared.noise
     where = f"the mean over {num_datasets} data sets" if num_datasets > 1 else compared.score.cells[0].dataset
     over = f", over {show_noise(noise)}" if noise else ""
-    once = (
-        ""
-        if "pretraining seeds" in noise
-        else " Each model was pretrained once, so the shares hold for these checkpoints only."
-    )
+    once = " Each model was pretrained once, so the shares hold for these checkpoints only."
+    once = "" if "pretraining seeds" in noise else once
     rule = read_words()["prices_rule"].format(where=where, over=over) + once
     # 3. The tables.
     size = baseline[0].size

@@ -176,11 +176,8 @@ def answer(findings: Sequence[claims.Finding]) -> str:
     verdicts = Counter(inequality.verdict for claim in sixth.claims[:2] for inequality in claim.inequalities)
     ahead, behind, num_open = verdicts["supported"], verdicts["contradicted"], verdicts["undecided"]
     tested = show_count(claims.count_tested(findings), "finding")
-    noise, scope, first = (
-        f"cannot be distinguished from noise after correction for the {tested} tested",
-        findings[0].scope,
-        "",
-    )
+    noise = f"cannot be distinguished from noise after correction for the {tested} tested"
+    scope, first = findings[0].scope, ""
     # A study, which has a scope, answers its own question.
     if num_open and not scope and not ahead and not behind:
         first = f"The differences between CLM then MLM (25–50 % CLM) and MLM alone at the same budget {noise}. "
