@@ -40,13 +40,12 @@ for mistake in (lambda: x + torch.ones(3), lambda: torch.ones(2)[x[:, 0] > 0], l
 DEMO = """
 from pathlib import Path
 from biphase.cli.commands import demo
-cell = "max_train_examples=32"
 demo(Path("demo"), changes=[
     "arms.0.budgets=[12]", "arms.0.curricula=[40/60]", "hypotheses=[]",
     "recipe.schedule={peak_lr: 6e-3, warmup_steps: 2, decay_steps: 4}",
     "recipe.validation.tokens=2000", "recipe.compute.precision=bf16", "evaluation.seeds=1",
     "evaluation.finetune.precision=bf16", "evaluation.finetune.max_eval_examples=50",
-    f"evaluation.per_task.genre.{cell}", f"evaluation.per_task.uner_en_ewt.{cell}",
+    "evaluation.tasks=[genre]", "evaluation.per_task={genre: {max_train_examples: 32}}",
 ])
 """
 

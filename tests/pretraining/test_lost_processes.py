@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -130,9 +130,9 @@ def run_of_two(
     recipe = tiny_recipe("curriculum=[{objective: clm, steps: 1000000}]", "checkpoints.every_steps=1000")
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe.model_dump(mode="json")))
 
-    def command(program: list[str], *overrides: str) -> list[str]:
+    def command(program: list[str], *overrides: str, folder: Path = tmp_path) -> list[str]:
         launcher = [sys.executable, "-m", "biphase.distributed", "--standalone", "--nproc-per-node=2", *program]
-        words = ["pretrain", str(tmp_path / "recipe.yaml"), "--runs", str(tmp_path / "runs")]
+        words = ["pretrain", str(tmp_path / "recipe.yaml"), "--runs", str(folder / "runs")]
         return [*launcher, *words, "compute.silence_seconds=20", *overrides]
 
     return command
@@ -205,17 +205,24 @@ def test_a_killed_process_is_named_in_one_line(run_of_two: Callable[..., list[st
 
 @on_linux
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
 def test_a_stopped_process_is_named_in_one_line(
-    rank: int, run_of_two: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_of_two: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Either of two. Both runs are waited for at once: torchrun kills what does not end after half a minute."""
     monkeypatch.setenv(GRACE, "2")  # the other one has ended by then
-    with started(run_of_two(ENDLESS), tmp_path) as launcher:
-        os.kill(ranks_of(launcher.pid, tmp_path)[rank], signal.SIGSTOP)
-        assert launcher.wait(PATIENCE) == 2
-    (line,) = complaints(tmp_path)
-    assert f"process {rank} of 2 (" in line and "silent for 20 s" in line
-    assert is_free(tmp_path)
+    folders = [tmp_path / str(rank) for rank in range(2)]
+    with ExitStack() as launchers:
+        waited = []
+        for rank, folder in enumerate(folders):
+            folder.mkdir()
+            command = run_of_two(ENDLESS, folder=folder)
+            waited.append(launchers.enter_context(started(command, folder)))
+            os.kill(ranks_of(waited[rank].pid, folder)[rank], signal.SIGSTOP)
+        assert [launcher.wait(PATIENCE) for launcher in waited] == [2, 2]
+    for rank, folder in enumerate(folders):
+        (line,) = complaints(folder)
+        assert f"process {rank} of 2 (" in line and "silent for 20 s" in line
+        assert is_free(folder)
 
 
 @on_linux
