@@ -258,22 +258,22 @@ def as_page(rows: dict[str, Row]) -> str:
     lines = [
         "# Model types of transformers",
         "",
-        f"{len(rows)} types with a language model's head or for text, as of {date.today():%Y-%m-%d} with transformers "
-        f"{transformers.__version__} and PyTorch {torch.__version__.partition('+')[0]}: {pretrained} can be pretrained "
-        f"or adapted, {evaluated} evaluated. Written by `make families`: a tiny random network of each type is "
-        "compared with plain transformers (eager attention, each text alone, unequal lengths, fp32), and every earlier "
-        "token must move when a later one changes.",
+        f"Of the {len(rows)} types that have a language model head or are made for text, {pretrained} can be "
+        f"pretrained or adapted and {evaluated} can be evaluated, as of {date.today():%Y-%m-%d} with transformers "
+        f"{transformers.__version__} and PyTorch {torch.__version__.partition('+')[0]}. `make families` writes this "
+        "page. It compares a tiny random network of each type with plain transformers (eager attention, each text "
+        "alone, unequal lengths, fp32), and checks that changing a token changes the output of every earlier one.",
         "",
-        "*packed*: flat tokens, no padding. *padded*: right, but slower (docs/LOG.md). *equal lengths*: texts of one "
-        "length at a time, because padding changes what it computes. Anything else is refused, with this reason. "
-        "Layers that are no attention (recurrences, convolutions) go on looking back only in decoders. "
-        "A mixture of experts is trained without its auxiliary balance loss: its router comes trained with it, and "
-        "what is compared is the loss of the objective alone. A PhiMoE whose window is shorter than its positions is "
-        "refused for pretraining.",
+        "*packed*: flat tokens, no padding. *padded*: correct, but slower (docs/LOG.md). *equal lengths*: texts of one "
+        "length at a time, because padding changes the outputs. Any other entry is the reason for a rejection. "
+        "In decoders, layers other than attention (recurrences, convolutions) still look back only. "
+        "A mixture of experts is trained without its auxiliary load-balancing loss, because its router was already "
+        "trained with that loss, and comparisons use the loss of the objective alone. A PhiMoE model whose attention "
+        "window is shorter than its maximum length is rejected for pretraining.",
         "",
-        "Models that read images or sound beside text (Gemma 3, Llama 4, Qwen-VL …) go through `biphase convert` "
-        "first, which writes their network of text as a folder of its own: its type stands here. Not tried: "
-        f"{', '.join(SEVERAL_PARTS)}.",
+        "If a model also reads images or sound (Gemma 3, Llama 4, Qwen-VL …), run `biphase convert` first: it writes "
+        "the model's text network to a folder. The table lists the types of such text networks. The types of the whole "
+        f"models were not tried: {', '.join(SEVERAL_PARTS)}.",
         "",
         "| type | pretrain | evaluate |",
         "|---|---|---|",
