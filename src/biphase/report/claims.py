@@ -264,8 +264,7 @@ def tell_verdict(verdict: ClaimVerdict, inequalities: Iterable[Inequality]) -> s
 
 def tell_finding(finding: Finding) -> str:
     """Write a finding's verdict, the difference that is least above its bound, and the tasks that show it: `Supported
-    for these checkpoints: CLM first and MLM after it beats MLM alone: +8.69 points [+4.72, +12.66], in 5 of 5 seeds.`
-    """
+    for these checkpoints: CLM then MLM beats MLM alone: +8.69 points [+4.72, +12.66], in 5 of 5 seeds.`"""
     told = f"{tell_verdict(finding.verdict, finding.inequalities).capitalize()}: {finding.statement}"
     measured = [inequality for inequality in finding.inequalities if not math.isnan(inequality.estimate)]
     if not measured:

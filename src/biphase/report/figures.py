@@ -443,7 +443,7 @@ class Part:
 
 
 def save_figure(name: str, plots: Plots, folder: Path) -> list[Part]:
-    """Write `NAME.svg` and `NAME.pdf`, and return the parts of the figure. Equal plots give equal bytes."""
+    """Write `NAME.svg` and `NAME.pdf` into a folder, and return the figure in parts. Equal plots give equal bytes."""
     import matplotlib
     from fontTools.subset import Options
     from matplotlib.backends.backend_pdf import FigureCanvasPdf

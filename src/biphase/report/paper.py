@@ -35,7 +35,7 @@ TOKENS_PER_STEP = 2_359_296
 
 
 def read_reference() -> ResultSet:
-    """Read the paper's 800 published cells, averages included, in the order of its tables (`reference/SOURCE.md`)."""
+    """Read the paper's 800 published scores, averages included, in the order of its tables."""
     folder = BUNDLED / "paper"
     training_rows = csv.DictReader((folder / "paper_flops.csv").read_text("utf-8").splitlines())
     score_rows = csv.DictReader((folder / "paper_scores.csv").read_text("utf-8").splitlines())

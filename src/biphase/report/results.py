@@ -142,7 +142,7 @@ class Result:
     num_diverged: int = 0
     """The number of seeds that diverged at the chosen rate."""
     rate: float | None = None
-    """The rate that all seeds of one pretraining choose together, for a network to use; None if pooled or unknown."""
+    """The rate that all seeds of one pretraining choose together, for a network in use; None if pooled or unknown."""
     cells: tuple["Result", ...] = field(default=(), repr=False, compare=False)
     """The measured results behind an average."""
     cohort: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
