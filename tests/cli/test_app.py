@@ -174,7 +174,7 @@ def test_exit_codes(error: BaseException, code: int, line: str, run_main: Any, m
 def test_a_link_to_itself_is_told(run_main: Any, tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     told = refused(run_main("doctor", tmp_path / "loop"))
-    assert "loop" in told and "; mend this, or give another place" in told
+    assert "loop" in told and "; fix this, or choose another place" in told
 
 
 def test_a_word_that_is_not_utf_8_is_told(run_main: Any) -> None:

@@ -204,7 +204,7 @@ def test_a_task_is_read_off_its_data(family: str) -> None:
     [
         (
             ["3,45", "1.234,50", "2"],
-            r"is '3,45' in 'label' one class, several, or a number\? Say it by `problem_type`, ",
+            r"is '3,45' in 'label' one class, several, or a number\? Give `problem_type`, ",
         ),
         (["x; y", "x", "y; x", "y"], "is 'x; y' in 'label' one class, several, or a number"),
         (
@@ -225,7 +225,7 @@ def test_labels_that_may_be_something_else_are_asked_for(labels: list[str], mess
 def test_columns_that_look_like_choices_are_asked_for() -> None:
     rows = [{"question": f"who is {n}", "A": "a b", "B": "c d", "C": "e f", "label": "ABC"[n % 3]} for n in range(30)]
     pandas.DataFrame(rows).to_csv("train.csv", index=False)
-    with pytest.raises(InputError, match=r"are A, B, C choices\? Say it by `choices` and `classes`"):
+    with pytest.raises(InputError, match=r"are A, B, C choices\? If so, give `choices` and `classes`"):
         init_task(Path("train.csv"), out=Path("mine.yaml"))
 
 
@@ -282,7 +282,7 @@ def test_lists_of_texts_are_texts(capsys: pytest.CaptureFixture[str]) -> None:
     answered = {id: row | {"LONG_ANSWER": f"as for {id}, {row['final_decision']}"} for id, row in decided.items()}
     Path("answered.json").write_text(json.dumps(answered, indent=4))
     init_task(Path("answered.json"), label="final_decision", out=Path("other.yaml"))
-    assert "template: QUESTION, CONTEXTS, LONG_ANSWER: take out what says the answer" in capsys.readouterr().err
+    assert "template: QUESTION, CONTEXTS, LONG_ANSWER: remove columns that reveal the answer" in capsys.readouterr().err
 
 
 def test_what_cannot_be_started_from_is_told() -> None:
