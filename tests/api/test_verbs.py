@@ -254,7 +254,7 @@ def test_a_study_of_a_mapping_and_a_data_frame(
     told = " ".join(capsys.readouterr().err.split())
     assert "on rows (8 examples)" in told and "2 pretraining seeds detect less than 1 does" in told
     assert study.command("run") == "biphase study run study-mine/study.yaml"
-    with pytest.raises(InputError, match=r"other is none of `evaluation\.tasks`"):
+    with pytest.raises(InputError, match=r"other is not in `evaluation\.tasks`"):
         biphase.study(keys, data={"other": frame})
 
 

@@ -257,7 +257,7 @@ def test_a_test_without_labels_is_none(capsys: pytest.CaptureFixture[str]) -> No
     init_task(Path("train.jsonl"), out=Path("mine.yaml"))
     assert "test.jsonl has no 'label': test is drawn from train" in capsys.readouterr().err
     assert find_task("mine.yaml").files[0].named == {"train": "train.jsonl", "validation": "val.jsonl"}
-    with pytest.raises(InputError, match="test: its rows have no label: leave it out"):
+    with pytest.raises(InputError, match="test: its rows have no label: leave the split out"):
         write_task({"train": rows, "test": unlabelled}, Path("own"), None)
     task = find_task("mine.yaml")
     task = task.model_copy(update={"files": (task.files[0].model_copy(update={"test": "test.jsonl"}),)})
@@ -293,7 +293,7 @@ def test_what_cannot_be_started_from_is_told() -> None:
     assert Path("mine.yaml").read_text() == "kept"
     with pytest.raises(InputError, match="did you mean 'tiny'"):
         init_recipe("tinny")
-    with pytest.raises(InputError, match=r"'my\.yaml' is none of the bundled recipes; name the file to write as --out"):
+    with pytest.raises(InputError, match=r"'my\.yaml' is not one of the bundled recipes; name the file to write"):
         init_recipe("my.yaml")
     with pytest.raises(InputError, match="mini has arms that continue others"):
         init_study("mini", model="1m")

@@ -55,7 +55,7 @@ def test_every_bundled_study_has_an_answer(name: str) -> None:
     assert re.match(r"[\w.-]+ (is ahead of|cannot be distinguished from) [\w.-]+ on ", first), first
     assert bool(rest) == any(result.arm.objective == "none" for result in results)
     told = list(answer_sentences(ResultSet(results)))
-    assert told == ["No answer yet: no model that was trained has a score on every task."]
+    assert told == ["No answer yet: no trained model has a score on every task."]
 
 
 def test_what_was_declared_is_answered_first_and_once_and_a_mean_says_what_carries_it() -> None:

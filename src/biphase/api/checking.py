@@ -157,7 +157,7 @@ def check_server(folder: Path, golden: "Golden", server: str, timeout: float) ->
     by, text = ask(server, golden, folder.name, timeout)
     answered, values = read_answer(by, text, labels), np.array(golden.values)
     if answered.shape != values.shape or not np.isfinite(answered).all():
-        shapes = f"numbers [texts, numbers] {[*answered.shape]}, and {folder} finite ones {[*values.shape]}"
+        shapes = f"numbers of shape {[*answered.shape]}, and {folder} finite ones of shape {[*values.shape]}"
         raise InputError(f"{by} gives {shapes}: does it serve this model?")
     # Compare the directions of embeddings; for logits, compare the scores of classes with which servers answer.
     view = to_directions if is_embedding else SHARES[find_shares(config)]

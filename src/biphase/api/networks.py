@@ -140,9 +140,7 @@ def export(
     if to_hub is not None:
         check_repository(to_hub)
     if test is not None and not (int8 and Path(test).exists()):
-        raise InputError(
-            f"test: {test} does not exist" if int8 else "`test` measures the loss of `int8`: give that too"
-        )
+        raise InputError(f"test: {test} does not exist" if int8 else "`test` measures the loss of `int8`: give both")
     complete = partial(complete_export, as_=as_, onnx=onnx, int8=int8, test=test, gguf=gguf)
     if is_run:
         from biphase.exporting.model import export_checkpoint

@@ -165,7 +165,7 @@ def describe_texts(
     if not texts and not template:
         names = clipped(", ".join(field_names(columns)))
         reason = f"{data}: no column besides '{label}' has texts of several words that do not only repeat the label"
-        raise InputError(f"{reason}; name them in a template; the columns are: {names}")
+        raise InputError(f"{reason}; name columns in a template; the columns are: {names}")
     if len(texts) > 2 and not template:
         err.print(f"template: {', '.join(texts)}: remove columns that reveal the answer or are not known before it")
     keys = {"family": "sequence_classification", "template": template or "\n".join(f"{{{name}}}" for name in texts)}
@@ -287,7 +287,7 @@ def write_task(
     keys, needed = describe_rows(placed["train"], "train", label, template=template)
     for split, written in placed.items():
         if not written or needed not in written[0][1]:
-            raise InputError(f"{split}: its rows have no label: leave it out, or predict them")
+            raise InputError(f"{split}: its rows have no label: leave the split out, or predict its rows")
     layout = {split: f"{split}.jsonl" for split in TASK_SPLITS if split in contents} | keys.pop("files.0")
     metric = KINDS[keys.get("problem_type", keys["family"])].metrics[0]
     tree = {"name": name, "metric": metric, **keys, "template": template or keys.get("template", ""), "files": [layout]}

@@ -60,7 +60,7 @@ def study(
         evaluation = settings.evaluation
         if evaluation is None or rows.keys() - {*evaluation.tasks}:
             unnamed = rows.keys() - {*(evaluation.tasks if evaluation else ())}
-            raise InputError(f"data: {min(unnamed)} is none of `evaluation.tasks`: add it")
+            raise InputError(f"data: {min(unnamed)} is not in `evaluation.tasks`: add it")
         tasks, folders = place_data(rows, [*evaluation.tasks], study_folder)
         added = {"tasks": tuple(tasks), "data_dirs": evaluation.data_dirs | dict(folders)}
         settings = settings.model_copy(update={"evaluation": evaluation.model_copy(update=added)})
@@ -242,10 +242,10 @@ def advise(
 
     machine_options = {"device": device, "devices": devices, "efficiency": efficiency}
     if needless := [name for name, value in machine_options.items() if value is not None and hours is None]:
-        raise InputError(f"`{needless[0]}` only counts with `hours`: give these too, or leave it out")
+        raise InputError(f"`{needless[0]}` only counts with `hours`: give both, or leave it out")
     if are_names(text) and not isinstance(text, str | Path):
         if len(text) > 1:
-            raise InputError(f"advice is about one text, and {len(text)} are given: give the folder that holds them")
+            raise InputError(f"advice is about one text, but there are {len(text)}: give the folder that holds them")
         text = text[0] if text else text
     amount = None if text is None else measure_text(text, text_field)
     evidence = () if study is None else read_evidence(Path(study))

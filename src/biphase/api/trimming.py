@@ -44,7 +44,7 @@ def trim_folder(
         whole, smaller = trim_weights(part, ids)
         trim_tokenizer(part, ids)
         trim_id_records(part, ids)
-        with told_if_slow("comparing what the tokenizers and the networks make of the texts"):
+        with told_if_slow("comparing the tokenizers and the networks on the texts"):
             texts = measure_texts(compare_texts(source, part, read_texts(), ids))
             unseen = measure_texts(compare_texts(source, part, read_unseen(), ids))
             networks = load_plain(source), load_plain(part)

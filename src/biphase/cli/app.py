@@ -116,7 +116,7 @@ app = make_app()
 def run_command(words: Sequence[str]) -> None:
     """Run the command given by the words after `biphase`. Raises `InputError` for words that no command accepts."""
     for word in words:
-        with told_as(f"'{word}' is not UTF-8, the only form of names that all libraries take", "give another name"):
+        with told_as(f"'{word}' is not UTF-8, the only encoding that all libraries accept", "choose another name"):
             word.encode()
     try:
         command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)

@@ -249,7 +249,7 @@ def starting_text(kind: str, name: str) -> str:
     names = BUNDLED_NAMES[kind]
     if name not in names:
         remedy = "; name the file to write as --out" if name.endswith((".yaml", ".yml")) else nearest(name, names)
-        raise InputError(f"'{name}' is none of the bundled {kind}{remedy}")
+        raise InputError(f"'{name}' is not one of the bundled {kind}{remedy}")
     return re.sub(r"\A(#.*\n)+", "", (BUNDLED / kind / f"{name}.yaml").read_text(encoding="utf-8"))
 
 

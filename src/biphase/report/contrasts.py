@@ -462,7 +462,7 @@ def what_decides(pair: Contrast, bound: float, level: float) -> str:
     """Write how many seeds, test examples or both would put a contrast on one side of a bound at this level if the
     estimate and the spreads stayed as measured."""
     if math.isnan(pair.against(bound).p_value) or not pair.error > 0:
-        return "scores that differ between seeds, of two seeds or more" if pair.num > 1 else "two seeds or more"
+        return "two seeds or more with different scores" if pair.num > 1 else "two seeds or more"
     seeds = "pretraining seeds" if pair.num_pretrainings > 1 else "seeds"
     stay = "if the true difference and the spread are those seen here"
     more_seeds = range(pair.num + 1, MOST_SEEDS + 1)

@@ -138,7 +138,7 @@ def shared_datasets(results: ResultSet, arms: Sequence[ReportArm], required: Seq
         raise InputError(f"no scores of {', '.join(arm.name for arm in arms)} on {', '.join(lost)}; finish their cells")
     names = tuple(name for name in by_arm[0] if name in shared and (required is None or name in required))
     if not names:
-        raise InputError(f"{', '.join(arm.name for arm in arms)} have no common data set; evaluate them on the same")
+        raise InputError(f"{', '.join(arm.name for arm in arms)} share no data set; evaluate all on the same ones")
     return names
 
 
@@ -158,7 +158,7 @@ def make_ladder(
     refuse_gaps(budgets)
     ladder = {compute: means[name] for compute, name in budgets}
     if len(ladder) < max(2, len(budgets)):
-        raise InputError("a ladder needs two budgets of the baseline or more, each once")
+        raise InputError("a ladder needs at least two budgets of the baseline, each only once")
     return means[arm.name], ladder
 
 

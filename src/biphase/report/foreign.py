@@ -74,7 +74,7 @@ def file_rows(path: Path) -> Iterator[PlacedRow]:
                 metric = next(name for name in values if name.startswith("test_"))
                 yield location, {"method": row["model"], "task": row["dataset"], "seed": seed, "score": values[metric]}
         except (KeyError, TypeError, AttributeError, StopIteration):
-            raise InputError(f"{location}: no line of EuroEval's results (model, dataset, results.raw)") from None
+            raise InputError(f"{location}: not a line of EuroEval's results (model, dataset, results.raw)") from None
 
 
 def folder_rows(folder: Path) -> Iterator[PlacedRow]:

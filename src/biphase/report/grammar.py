@@ -141,7 +141,7 @@ def read_sum(tree: SyntaxTree) -> list[Operand]:
         factor, content, *places = part.children
         place = read_places(places)
         if any(find_quantifiers(place)) or len(place.get("tasks", ())) > 1:
-            raise InputError("a term has one place; write several behind the number")
+            raise InputError("a term has one place; write several after the number")
         scale = sign * float(factor or 1)
         # A place next to a name overrides the place after the bracket around it.
         for operand in read_sum(content) if content.data == "sum" else [read_arm(content)]:

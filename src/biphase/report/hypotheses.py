@@ -57,7 +57,7 @@ def index_by_axis(arms: Sequence[ReportArm], axis: str) -> dict[float, ReportArm
     for arm in arms:
         value = {"": 0, "budget": arm.budget, "mask": arm.mask_percent}.get(axis, arm.clm_share)
         if value is None or value in by_value:
-            raise InputError(f"'{arm.name}' has no place of its own on the axis '{axis}'")
+            raise InputError(f"'{arm.name}' has no value of its own on the axis '{axis}'")
         by_value[value] = arm
     return by_value
 
@@ -183,7 +183,7 @@ def place_inequality(
                 baseline = find_baseline(asked, named_arms, model)
                 groups.setdefault(key, []).append(replace(asked, operands=tuple(terms), label=label, baseline=baseline))
     if not groups:
-        lack = "a second model or budget is needed, for here all names are one arm"
+        lack = "a second model or budget is needed, because here all names are one arm"
         raise InputError(lack + whole_names(asked, named_arms))
     return list(groups.values())
 
@@ -424,7 +424,7 @@ def find_lacks(
             where = f"{score.arm.name} on {score.dataset}"
             num_planned = planned_runs.get((score.arm.name, score.dataset), 0)
             if score.num_runs is not None and score.num_runs < num_planned:
-                lack = f"all fine-tunings of {where}: its score is by {score.num_runs} of {num_planned}"
+                lack = f"all fine-tunings of {where}: its score comes from {score.num_runs} of {num_planned}"
                 above[lack] = below[lack] = None
             if score.num_diverged and weight:
                 num_seeds = show_count(score.num_diverged + score.num, "seed")

@@ -114,7 +114,7 @@ def answer_sentences(results: ResultSet, hypotheses: Sequence[Finding] = ()) -> 
         if result.arm.objective != "none":
             groups.setdefault(tables.rivals(result.arm), []).append(result)
     if not groups:
-        yield "No answer yet: no model that was trained has a score on every task."
+        yield "No answer yet: no trained model has a score on every task."
         return
 
     def weigh(group: list[Result]) -> tuple[float, ...]:
@@ -159,7 +159,7 @@ def compare_in_words(
     is_ahead = is_significant(p_value)
     sentence = contrasts.say_difference(tested, *sides, is_ahead=is_ahead, where=where) + gap.tell_seeds()
     if math.isnan(tested.low):
-        sentence += "; with one seed, or seeds that differ by the same, there is no interval"
+        sentence += "; there is no interval with one seed, or if all seeds differ by the same amount"
     elif num_asked > 1:  # the interval is not corrected
         picked = "the better of two" if num_models == 2 else f"the best of {num_models}"
         sentence += f"; {tell_p_value(p_value)}, corrected for picking {picked} models"

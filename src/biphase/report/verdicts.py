@@ -124,7 +124,7 @@ def compare(scores: ScoreSet, a: str, b: str) -> list[TaskComparison]:
     """
     model_a, model_b = find_scored_model(scores, a), find_scored_model(scores, b)
     if model_a == model_b:
-        raise InputError(f"'{a}' and '{b}' are the same model, {model_a}; give two")
+        raise InputError(f"'{a}' and '{b}' are the same model, {model_a}; give two different ones")
     tasks = {model: {task for name, task in scores.cells if name == model} for model in (model_a, model_b)}
     if not tasks[model_a] & tasks[model_b]:
         raise InputError(f"{model_a} and {model_b} have no task in common; fine-tune both on the same")

@@ -355,8 +355,7 @@ def advise(
 ) -> Advice:
     """Find a recipe for a budget: `flops`, or `hours` on all devices of `machine`. Without a `text`, text is unlimited.
 
-    `from_scratch` asks for random weights. `evidence` from the user's own study does so too, because a study compares
-    networks that begin with random weights.
+    `from_scratch` asks for random weights; so does `evidence`, because the user's study compares networks with those.
 
     Raises:
         InputError: for no budget or two, hours without a machine, and a budget too small to train anything.
@@ -444,7 +443,7 @@ def count_budget(flops: float | None, hours: float | None, machine: Machine | No
             raise InputError("hours need a device, such as H100")
         amount, budget = f"{hours:g} hours", hours * 3600 * machine.devices * machine.peak_flops * machine.efficiency
     if not 0 < budget <= MOST_FLOPS:
-        raise InputError(f"{amount} are no budget: give more than 0, and at most {show_power(MOST_FLOPS)} FLOPs")
+        raise InputError(f"{amount} are not a budget: give more than 0, and at most {show_power(MOST_FLOPS)} FLOPs")
     return budget
 
 

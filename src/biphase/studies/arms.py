@@ -181,7 +181,7 @@ def name_arm(group: spec.ArmGroup, source: str, curriculum: str, steps: int, swe
         return template.format(**values)
     except (KeyError, ValueError, IndexError, AttributeError) as error:
         fields = ", ".join(f"{{{field}}}" for field in values)
-        raise InputError(f"arms '{group.group}': name '{template}' is no template of {fields} ({error})") from None
+        raise InputError(f"arms '{group.group}': name '{template}' is not a template of {fields} ({error})") from None
 
 
 def write_arm(study: spec.Study, arm: UnresolvedArm, model: spec.StartingModel, seed: int) -> Arm:
@@ -215,7 +215,7 @@ def write_arm(study: spec.Study, arm: UnresolvedArm, model: spec.StartingModel, 
         draws = recipe.init.model is None or any(phase.masked for phase in recipe.curriculum)
         if not draws and not arm.seeds.order:
             remedy = "give its group pretraining_seeds: 1, or leave out order: false"
-            raise InputError(f"arm '{name}': all its pretraining seeds would be one model, without a draw; {remedy}")
+            raise InputError(f"arm '{name}': nothing is random, so all its pretraining seeds would agree; {remedy}")
         order_seed = recipe.data.order_seed + (seed if arm.seeds.order else 0)
         data = recipe.data.model_copy(update={"order_seed": order_seed})
         recipe = recipe.model_copy(update={"seed": recipe.seed + seed, "data": data})

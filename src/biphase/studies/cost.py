@@ -97,7 +97,7 @@ def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -
         records = read_metrics(run, "train")
         speeds = [record["flops_per_second"] for record in records[len(records) // 10 + 1 :]]
         if not speeds:
-            raise InputError(f"{name} has logged too few steps to measure a device by; let it train for longer")
+            raise InputError(f"{name} has logged too few steps to measure a device; let it train for longer")
         device, used = count_devices(read_json(run.path / "environment.json"))
         measured = "CPU" if device == "cpu" else device
         return Machine(measured, devices, median(speeds) / used, 1.0, f"as measured in {name}")
@@ -159,7 +159,7 @@ def find_lengths(data: Data, planning: Planning) -> SampleLengths:
             mean_keys += share * float((lengths**2).sum() / lengths.sum())
         return SampleLengths(1 / samples_per_token, mean_keys, f"measured in {', '.join(folders[1:] or folders)}")
     mean = float(planning.mean_sample_tokens or high / 2)
-    return SampleLengths(mean, mean, f"assumed: {absent[0]} is not here; all samples as long as the mean")
+    return SampleLengths(mean, mean, f"assumed: {absent[0]} is not here; all samples have the mean length")
 
 
 def find_vocab_size(shards: str, planning: Planning) -> int | None:
@@ -244,7 +244,7 @@ def count_examples(source: TaskSource) -> TaskSize:
 def list_assumptions(plan: Plan, sizes: Mapping[str, RunSize], machine: Machine | None) -> Iterator[str]:
     """Yield the assumptions about samples, the machine and the sizes of tasks, in words."""
     for text in dict.fromkeys(lengths for _, lengths in sizes.values()):
-        yield f"samples of {text.mean_tokens:,.0f} tokens, a token meets {text.mean_keys:,.0f} ({text.source})"
+        yield f"samples of {text.mean_tokens:,.0f} tokens; a token attends to {text.mean_keys:,.0f} ({text.source})"
     if machine:
         yield f"{machine.name}: {machine.speed}"
     evaluation = plan.study.evaluation

@@ -24,7 +24,7 @@ from biphase.studies.plan import Plan
 from biphase.studies.spec import Hypothesis
 
 DECLARED = "hypotheses.json"
-REMEDY = "put it back as it was; without it, hypotheses count as declared at the next run of the study"
+REMEDY = "restore the original; without it, hypotheses count as declared at the next run of the study"
 
 
 def hash_hypotheses(plan: Plan) -> str:

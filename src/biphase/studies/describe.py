@@ -193,7 +193,7 @@ def describe_power(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
     set."""
     seeds = plan.num_seeds, len(evaluation.seeds_of(0))
     if max(seeds) < 2:
-        yield "one seed each: no difference can be told from noise"
+        yield "one seed each: no difference can be distinguished from noise"
         return
     tests, folders = [], find_data_dirs(evaluation)
     for name in sorted(evaluation.tasks):

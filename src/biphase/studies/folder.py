@@ -96,7 +96,7 @@ def reach_step(folder: Path, run: PlannedRun, step: int) -> str:
         is_busy = is_busy or any(map(is_locked, locks))
     if is_busy:
         raise BusyError(f"another process makes {run.name}@{step}")
-    raise InputError(f"{run.name}@{step} is no longer there; the same command makes it again")
+    raise InputError(f"{run.name}@{step} no longer exists; the same command makes it again")
 
 
 def drop_checkpoints(folder: Path, plan: Plan) -> None:
@@ -261,5 +261,5 @@ def refuse_other_text(state: StudyState) -> None:
             if content != (held := text_of(path) or content):
                 raise InputError(
                     f"run {name} was trained on other text ({content[:8]}) than {path} has now "
-                    f"({held[:8]}): put that text back, or choose another folder for the study"
+                    f"({held[:8]}): restore that text, or choose another folder for the study"
                 )

@@ -162,7 +162,7 @@ def train_by_torchrun(recipe: Recipe, runs: Path, processes: int) -> Path:
     printed = {Path(line).name for line in lines}  # `pretrain` prints the folder of its run
     done = [path for path in runs.glob(f"{recipe.name}-????????") if path.name in printed and Run(path).is_done]
     if len(done) != 1:
-        raise InputError(f"torchrun ended well but did not print the folder of its run; see {log}")
+        raise InputError(f"torchrun succeeded but did not print the folder of its run; see {log}")
     return done[0]
 
 
@@ -239,7 +239,7 @@ def choose_units(units: Sequence[Unit], only: str, done: Set[str]) -> list[Unit]
     by_name = {unit.name: unit for unit in units}
     if only not in by_name:
         close = get_close_matches(only, [TRAINING, CELLS, *by_name], 1)
-        hint = f"did you mean '{close[0]}'?" if close else f"a name is such as '{units[0].name}'"
+        hint = f"did you mean '{close[0]}'?" if close else f"names look like '{units[0].name}'"
         raise InputError(f"no unit '{only}' in this study; {hint}")
     unit = by_name[only]
     if unit.needs and only not in done:

@@ -139,7 +139,7 @@ def fill_budget(templates: tuple[PhaseTemplate, ...], budget: int | None, where:
         if budget not in (None, sum(steps)):
             raise InputError(f"{where} has {sum(steps)} steps, which is not the budget of {budget}; leave budgets out")
     if min(steps) < 1:
-        raise InputError(f"{where} gives one of its phases less than a step of {budget}")
+        raise InputError(f"{where} gives one of its phases less than one of {budget} steps")
     return join_phases(
         phase.model_copy(update={"steps": count}) for (phase, _), count in zip(templates, steps, strict=True)
     )
