@@ -208,7 +208,7 @@ def test_rows_that_are_no_task(data: Any, said: str, tmp_path: Path) -> None:
             "`data` must map names of tasks to folders or rows",
         ),
         (lambda: biphase.study(["x"]), r"^\['x'\] is neither a file nor"),
-        (lambda: biphase.advise(["a.txt", "b.txt"], hours=1), "2 are given: give the folder that holds them"),
+        (lambda: biphase.advise(["a.txt", "b.txt"], hours=1), "there are 2: give the folder that holds them"),
         (lambda: biphase.advise(pandas.DataFrame({"a": ["x"]}), hours=1), "the columns are: a; name one as text_field"),
         (lambda: biphase.advise(iter(()), hours=1), "there is no text to advise on"),
         (lambda: biphase.advise([], hours=1), "no source is given"),
