@@ -184,7 +184,7 @@ def slow(path: str, body: Any) -> tuple[int, Any]:
         (lambda *_: (200, {"data": "x"}), 'does not answer with embeddings but with \'{"data"'),
         (lambda *_: (200, [["a", 1]]), "does not answer with embeddings"),
         (lambda *_: (200, b""), "does not answer with embeddings"),
-        (lambda *_: (200, [[0.5] * 7] * 3), r"\[3, 7\], and .* finite ones \[3, 32\]"),
+        (lambda *_: (200, [[0.5] * 7] * 3), r"\[3, 7\], and .* finite ones of shape \[3, 32\]"),
         (lambda *_: (200, [[0.5] * 32] * 2), r"\[2, 32\], and"),
         (lambda *_: (200, [[float("nan")] * 32] * 3), "finite ones"),
         (lambda *_: (404, {"detail": "Not Found"}), "/v1/embeddings 404 .*; /embed 404"),

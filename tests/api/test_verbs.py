@@ -208,7 +208,7 @@ def test_rows_that_are_no_task(data: Any, said: str, tmp_path: Path) -> None:
             "`data` must map names of tasks to folders or rows",
         ),
         (lambda: biphase.study(["x"]), r"^\['x'\] is neither a file nor"),
-        (lambda: biphase.advise(["a.txt", "b.txt"], hours=1), "2 are given: give the folder that holds them"),
+        (lambda: biphase.advise(["a.txt", "b.txt"], hours=1), "there are 2: give the folder that holds them"),
         (lambda: biphase.advise(pandas.DataFrame({"a": ["x"]}), hours=1), "the columns are: a; name one as text_field"),
         (lambda: biphase.advise(iter(()), hours=1), "there is no text to advise on"),
         (lambda: biphase.advise([], hours=1), "no source is given"),
@@ -254,7 +254,7 @@ def test_a_study_of_a_mapping_and_a_data_frame(
     told = " ".join(capsys.readouterr().err.split())
     assert "on rows (8 examples)" in told and "2 pretraining seeds detect less than 1 does" in told
     assert study.command("run") == "biphase study run study-mine/study.yaml"
-    with pytest.raises(InputError, match=r"other is none of `evaluation\.tasks`"):
+    with pytest.raises(InputError, match=r"other is not in `evaluation\.tasks`"):
         biphase.study(keys, data={"other": frame})
 
 

@@ -134,30 +134,30 @@ def test_what_a_library_says_is_not_cut_at_a_colon() -> None:
         (
             OSError(errno.ENOSPC, "No space left on device", "runs/x"),
             2,
-            "biphase: No space left on device: runs/x; mend",
+            "biphase: No space left on device: runs/x; fix",
         ),
         (
             OSError(errno.EDQUOT, "Disk quota exceeded"),
             2,
-            "biphase: Disk quota exceeded: while writing; mend this, or ",
+            "biphase: Disk quota exceeded: while writing; fix this, or ",
         ),
-        (OSError(errno.ENOENT, "No such file", "/no/a/.x.yaml.part"), 2, "biphase: No such file: /no/a/x.yaml; mend"),
+        (OSError(errno.ENOENT, "No such file", "/no/a/.x.yaml.part"), 2, "biphase: No such file: /no/a/x.yaml; fix"),
         (
             OSError(errno.ENOTDIR, "Not a directory", "file/.x.12.part"),
             2,
-            "biphase: Not a directory: file/x; mend this",
+            "biphase: Not a directory: file/x; fix this",
         ),
         (BusyError("runs/a is in use by another process"), 75, "biphase: runs/a is in use"),
         (StoppedError("stopped at step 5 of 20; run the same"), 143, "biphase: stopped at step 5 of 20; run the same"),
         (StoppedError(signum=signal.SIGINT), 130, "biphase: stopped; run the same command to go on"),
-        (Exception("missing"), 2, "biphase: a tokenizer or a model is damaged (missing); take its files"),
+        (Exception("missing"), 2, "biphase: a tokenizer or a model is damaged (missing); replace its files"),
         (type("PanicException", (BaseException,), {})("a key"), 2, "biphase: a tokenizer or a model is damaged (a k"),
         (
             ImportError("libtorch_cpu.so: failed to map segment from shared object"),
             2,
-            "biphase: out of memory (libtorch_cpu.so: failed to map segment from shared object): end what",
+            "biphase: out of memory (libtorch_cpu.so: failed to map segment from shared object): end other",
         ),
-        (MemoryError("Unable to allocate 7 PiB"), 2, "biphase: out of memory (Unable to allocate 7 PiB): end what"),
+        (MemoryError("Unable to allocate 7 PiB"), 2, "biphase: out of memory (Unable to allocate 7 PiB): end other"),
     ],
 )
 def test_exit_codes(error: BaseException, code: int, line: str, run_main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_exit_codes(error: BaseException, code: int, line: str, run_main: Any, m
 def test_a_link_to_itself_is_told(run_main: Any, tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     told = refused(run_main("doctor", tmp_path / "loop"))
-    assert "loop" in told and "; mend this, or give another place" in told
+    assert "loop" in told and "; fix this, or choose another place" in told
 
 
 def test_a_word_that_is_not_utf_8_is_told(run_main: Any) -> None:

@@ -41,7 +41,7 @@ def test_locks_by_file_system(folder: str, kind: str, told: str, tmp_path: Path)
 
 def test_locks_that_are_given_twice_and_locks_that_do_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files.fcntl, "flock", lambda file, how: None)
-    assert describe_locks(tmp_path, "fuse", set()).startswith("! a held lock was given a second time")
+    assert describe_locks(tmp_path, "fuse", set()).startswith("! a held lock was granted a second time")
 
     def refuse(file: object, how: int) -> None:
         raise OSError(38, "Function not implemented")

@@ -204,7 +204,7 @@ def test_a_task_is_read_off_its_data(family: str) -> None:
     [
         (
             ["3,45", "1.234,50", "2"],
-            r"is '3,45' in 'label' one class, several, or a number\? Say it by `problem_type`, ",
+            r"is '3,45' in 'label' one class, several, or a number\? Give `problem_type`, ",
         ),
         (["x; y", "x", "y; x", "y"], "is 'x; y' in 'label' one class, several, or a number"),
         (
@@ -225,7 +225,7 @@ def test_labels_that_may_be_something_else_are_asked_for(labels: list[str], mess
 def test_columns_that_look_like_choices_are_asked_for() -> None:
     rows = [{"question": f"who is {n}", "A": "a b", "B": "c d", "C": "e f", "label": "ABC"[n % 3]} for n in range(30)]
     pandas.DataFrame(rows).to_csv("train.csv", index=False)
-    with pytest.raises(InputError, match=r"are A, B, C choices\? Say it by `choices` and `classes`"):
+    with pytest.raises(InputError, match=r"are A, B, C choices\? If so, give `choices` and `classes`"):
         init_task(Path("train.csv"), out=Path("mine.yaml"))
 
 
@@ -257,7 +257,7 @@ def test_a_test_without_labels_is_none(capsys: pytest.CaptureFixture[str]) -> No
     init_task(Path("train.jsonl"), out=Path("mine.yaml"))
     assert "test.jsonl has no 'label': test is drawn from train" in capsys.readouterr().err
     assert find_task("mine.yaml").files[0].named == {"train": "train.jsonl", "validation": "val.jsonl"}
-    with pytest.raises(InputError, match="test: its rows have no label: leave it out"):
+    with pytest.raises(InputError, match="test: its rows have no label: leave the split out"):
         write_task({"train": rows, "test": unlabelled}, Path("own"), None)
     task = find_task("mine.yaml")
     task = task.model_copy(update={"files": (task.files[0].model_copy(update={"test": "test.jsonl"}),)})
@@ -282,7 +282,7 @@ def test_lists_of_texts_are_texts(capsys: pytest.CaptureFixture[str]) -> None:
     answered = {id: row | {"LONG_ANSWER": f"as for {id}, {row['final_decision']}"} for id, row in decided.items()}
     Path("answered.json").write_text(json.dumps(answered, indent=4))
     init_task(Path("answered.json"), label="final_decision", out=Path("other.yaml"))
-    assert "template: QUESTION, CONTEXTS, LONG_ANSWER: take out what says the answer" in capsys.readouterr().err
+    assert "template: QUESTION, CONTEXTS, LONG_ANSWER: remove columns that reveal the answer" in capsys.readouterr().err
 
 
 def test_what_cannot_be_started_from_is_told() -> None:
@@ -293,7 +293,7 @@ def test_what_cannot_be_started_from_is_told() -> None:
     assert Path("mine.yaml").read_text() == "kept"
     with pytest.raises(InputError, match="did you mean 'tiny'"):
         init_recipe("tinny")
-    with pytest.raises(InputError, match=r"'my\.yaml' is none of the bundled recipes; name the file to write as --out"):
+    with pytest.raises(InputError, match=r"'my\.yaml' is not one of the bundled recipes; name the file to write"):
         init_recipe("my.yaml")
     with pytest.raises(InputError, match="mini has arms that continue others"):
         init_study("mini", model="1m")

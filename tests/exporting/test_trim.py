@@ -183,7 +183,7 @@ def test_rare_tokens_go_and_other_texts_are_read_all_the_same(wordpiece: Any, tm
     assert [new.tokenize(text) for text in same] == [old.tokenize(text) for text in same]
     card = (often / "README.md").read_text(encoding="utf-8")
     assert f"occur at least 3 times in {len(TEXTS)} texts (in memory)" in card
-    assert f"Of these texts {sum(text in TEXTS for text in same)} are the same tokens" in card
+    assert f"Of these texts, {sum(text in TEXTS for text in same)} have the same tokens" in card
 
 
 def test_single_characters_of_the_scripts_that_occur_stay(tmp_path: Path) -> None:

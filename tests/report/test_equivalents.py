@@ -200,7 +200,7 @@ def test_what_cannot_be_asked() -> None:
         compute_equivalent(results, arm, list(ladder), "tokens")
     with pytest.raises(InputError, match="no scores of ours, mlm-0, mlm-1 on b"):
         compute_equivalent(results, arm, list(ladder), datasets=["b"])
-    with pytest.raises(InputError, match="no common data set"):
+    with pytest.raises(InputError, match="share no data set"):
         compute_equivalent(results, make_arm("absent", 1.0), list(ladder))
 
 

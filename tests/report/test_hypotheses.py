@@ -174,7 +174,7 @@ def test_a_compute_equivalent_asks_for_the_whole_ladder_of_the_baseline() -> Non
         ("mlm40 -clm > 0", "expected '<' or '>' or .* instead of '-clm'"),
         ("mlm40 - clm", "expected '<' or '>' or .* instead of the end"),
         ("mlm40 - clm > 0 at 400", "or a number of steps such as 400 steps instead of '400'"),
-        ("mlm40 on every task - clm > 0", "a term has one place; write several behind the number"),
+        ("mlm40 on every task - clm > 0", "a term has one place; write several after the number"),
         ("'mlm40 - clm > 0", "a quote is not closed"),
         ("mlm40 - clm > 0 when it rains", "or 'on' or 'at' or 'for' or the end instead of 'when'"),
         ("__import__('os') > 0", "expected '<' or '>' or .* instead of '\\('"),

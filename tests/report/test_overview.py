@@ -55,7 +55,7 @@ def test_every_bundled_study_has_an_answer(name: str) -> None:
     assert re.match(r"[\w.-]+ (is ahead of|cannot be distinguished from) [\w.-]+ on ", first), first
     assert bool(rest) == any(result.arm.objective == "none" for result in results)
     told = list(answer_sentences(ResultSet(results)))
-    assert told == ["No answer yet: no model that was trained has a score on every task."]
+    assert told == ["No answer yet: no trained model has a score on every task."]
 
 
 def test_what_was_declared_is_answered_first_and_once_and_a_mean_says_what_carries_it() -> None:
@@ -100,7 +100,7 @@ def test_models_that_predict_one_class_are_told_in_words() -> None:
     arms = [ReportArm(name, "objective", "1m", "mlm", 40, 100, 0, 100) for name in ("a", "b")]
     for scores, examples, said in (
         ([0.25] * 3, kept, "b on a: both predict the same for all examples"),
-        ([0.25], None, "b on a: 25.00 % against 25.00 %, 0.00 points; with one seed"),
+        ([0.25], None, "b on a: 25.00 % against 25.00 %, 0.00 points; there is no interval with one seed"),
     ):
         results = with_averages(
             ResultSet([Result(arm, "SC", "a", "standard", scores, examples=examples) for arm in arms])

@@ -361,7 +361,7 @@ def test_what_a_finding_lacks_has_no_remedy_for_hypotheses() -> None:
     untested = [
         line for finding in judge_claims(measure_findings(alone)) for claim in finding.claims for line in claim.untested
     ]
-    assert "a second model or budget is needed, for here all names are one arm" in untested
+    assert "a second model or budget is needed, because here all names are one arm" in untested
 
 
 def test_numbers_as_words() -> None:

@@ -134,7 +134,7 @@ def test_the_fewest_seeds_that_are_enough_are_named() -> None:
 def test_what_decides_where_numbers_do_not() -> None:
     alone, alike = Contrast(0.1, np.nan, np.nan, 0.8, "Welch", 1), Contrast(0.1, 0.0, 4, 0.8, "paired t", 5)
     assert what_decides(alone, 0.0, 0.05) == "two seeds or more"
-    assert what_decides(alike, 0.0, 0.05).startswith("scores that differ between seeds")
+    assert what_decides(alike, 0.0, 0.05).startswith("two seeds or more with different scores")
     chosen = Contrast(0.01, 0.02, 4, 0.8, "paired t", 5, choice_variance=3.9e-4, choice_degrees=49)
     assert what_decides(chosen, 0.0, 0.05).startswith("more validation examples, or fewer rates")
 

@@ -408,7 +408,7 @@ def test_the_description_names_choices_sizes_and_caveats() -> None:
 def test_devices_are_for_hours(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU of this machine is measured, unless its efficiency is stated."""
     for name, value in (("device", "H100"), ("devices", 4), ("efficiency", 0.4)):
-        with pytest.raises(InputError, match=f"`{name}` only counts with `hours`: give these too"):
+        with pytest.raises(InputError, match=f"`{name}` only counts with `hours`: give both"):
             biphase.advise(flops=1e18, **{name: value})
     measured = Machine("CPU", 2, 2e10, 1.0, "measured here")
     monkeypatch.setattr("biphase.api.studies.measure_cpu", lambda cores: replace(measured, devices=cores or 2))
@@ -434,11 +434,11 @@ def test_a_cpu_is_measured_by_steps_of_training(monkeypatch: pytest.MonkeyPatch)
         ({}, "give a budget"),
         ({"flops": 1e18, "hours": 1, "machine": H100}, "either in FLOPs or in hours"),
         ({"hours": 1}, "hours need a device"),
-        ({"flops": 0.0}, "0 FLOPs are no budget: give more than 0, and at most 1e30 FLOPs"),
-        ({"flops": math.nan}, "nan FLOPs are no budget"),
-        ({"flops": 1e40}, "1e40 FLOPs are no budget"),
-        ({"hours": -8, "machine": H100}, "-8 hours are no budget"),
-        ({"hours": math.inf, "machine": H100}, "inf hours are no budget"),
+        ({"flops": 0.0}, "0 FLOPs are not a budget: give more than 0, and at most 1e30 FLOPs"),
+        ({"flops": math.nan}, "nan FLOPs are not a budget"),
+        ({"flops": 1e40}, "1e40 FLOPs are not a budget"),
+        ({"hours": -8, "machine": H100}, "-8 hours are not a budget"),
+        ({"hours": math.inf, "machine": H100}, "inf hours are not a budget"),
         ({"flops": 1e10}, "too few to learn from; give at least 100,000 tokens"),
     ],
 )

@@ -132,7 +132,7 @@ def test_an_efficiency_is_that_of_the_device_that_is_named() -> None:
 def test_a_run_measures_its_device(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("name: x\n")
     (tmp_path / "environment.json").write_text('{"device": "NVIDIA X", "processes": 4, "threads": 16}')
-    with pytest.raises(InputError, match="too few steps to measure a device by"):
+    with pytest.raises(InputError, match="too few steps to measure a device;"):
         find_machine(str(tmp_path))
     speeds = [1e9, 5e12, 3e12, 4e12]
     for step, speed in enumerate(speeds):

@@ -240,7 +240,7 @@ def test_a_checkpoint_is_waited_for_only_while_it_is_made(tmp_path: Path) -> Non
     assert begin.parent is None
     lock = place / "trained" / f".{begin.name}.lock"
     for _ in range(2):
-        with pytest.raises(InputError, match="1m-25-75-400@400 is no longer there; the same command makes it again"):
+        with pytest.raises(InputError, match="1m-25-75-400@400 no longer exists; the same command makes it again"):
             reach_step(place, begin, 400)
         with locked(lock), pytest.raises(BusyError, match="another process makes 1m-25-75-400@400"):
             reach_step(place, begin, 400)

@@ -178,8 +178,8 @@ def judge_one_task(*holds: str, ahead: dict[str, int], behind: dict[str, int]) -
         ({}, {}, ["supported", "contradicted"], []),
         ({"num_diverged": 3}, {}, ["undecided", "undecided"], ["1m-25-75-100 on wnut17 without divergence: it lost 3"]),
         ({}, {"num_diverged": 3}, ["supported", "contradicted"], []),
-        ({"num_runs": 9}, {}, ["undecided", "undecided"], ["1m-25-75-100 on wnut17: its score is by 9 of 10"]),
-        ({}, {"num_runs": 5}, ["undecided", "undecided"], ["1m-mlm40-100 on wnut17: its score is by 5 of 10"]),
+        ({"num_runs": 9}, {}, ["undecided", "undecided"], ["1m-25-75-100 on wnut17: its score comes from 9 of 10"]),
+        ({}, {"num_runs": 5}, ["undecided", "undecided"], ["1m-mlm40-100 on wnut17: its score comes from 5 of 10"]),
     ],
 )
 def test_a_verdict_rests_on_finished_scores_that_lost_no_seed(
@@ -314,7 +314,7 @@ def test_a_record_of_declarations_that_is_none_is_named(text: str, told: str, tm
     plan, path = make_plan("stack - mlm40 > 0"), tmp_path / "hypotheses.json"
     path.write_text(text)
     for read in (tell_declaration, declare):
-        with pytest.raises(InputError, match=f"^{path} is damaged .*{told}.*; put it back as it was"):
+        with pytest.raises(InputError, match=f"^{path} is damaged .*{told}.*; restore the original"):
             read(plan, tmp_path)
 
 

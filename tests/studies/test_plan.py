@@ -492,7 +492,7 @@ def test_seeds_of_a_parent_and_of_intermediate_models() -> None:
 def test_seeds_that_would_change_nothing_are_refused() -> None:
     models = [{"name": "given", "model": "somebody/decoder"}]
     arms: list[dict[str, Any]] = [{"models": ["given"], "curricula": ["clm"], "budgets": [100]}]
-    with pytest.raises(InputError, match="all its pretraining seeds would be one model"):
+    with pytest.raises(InputError, match="nothing is random, so all its pretraining seeds would agree"):
         plan_study(make_study(arms, f"models={models}", "pretraining_seeds={count: 2, order: false}"))
     plan_study(make_study(arms, f"models={models}", "pretraining_seeds=2"))
 

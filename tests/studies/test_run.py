@@ -517,7 +517,7 @@ def test_what_begins_at_a_changed_run_is_trained_anew(plan: Plan, finished: Path
     for unit in (child, cell):
         with pytest.raises(BusyError), locked(place / "trained" / ".tiny-clm-12.lock"):
             unit.function(**unit.arguments)
-        with pytest.raises(InputError, match="tiny-clm-12@12 is no longer there; the same command makes it again"):
+        with pytest.raises(InputError, match="tiny-clm-12@12 no longer exists; the same command makes it again"):
             unit.function(**unit.arguments)
 
 
@@ -589,7 +589,7 @@ def test_the_run_of_torchrun_is_the_one_that_it_says(
     monkeypatch.setattr(Launcher, "output", b"")
     with pytest.raises(
         InputError,
-        match=r"torchrun ended well but did not print the folder of its run; see .*tiny-clm-12\.log",
+        match=r"torchrun succeeded but did not print the folder of its run; see .*tiny-clm-12\.log",
     ):
         worker.train_by_torchrun(moved, place / "runs", 2)
 
@@ -652,7 +652,7 @@ def test_one_unit(plan: Plan, tmp_path: Path) -> None:
         run_study(plan, place, HERE, only="train tiny-clm")
     with pytest.raises(InputError, match="no unit 'trian' in this study; did you mean 'train'"):
         run_study(plan, place, HERE, only="trian")
-    with pytest.raises(InputError, match="no unit '0' in this study; a name is such as 'train tiny-"):
+    with pytest.raises(InputError, match="no unit '0' in this study; names look like 'train tiny-"):
         run_study(plan, place, HERE, only="0")
     with pytest.raises(InputError, match="needs 'train tiny-clm-12', which is not done yet"):
         run_study(plan, place, HERE, only="train tiny-50-50-12")

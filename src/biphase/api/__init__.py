@@ -1,2 +1,2 @@
-"""The verbs of biphase for Python, under the names by which users know them. The command line calls them too: their
-defaults and what they say are its own. Heavy imports happen inside the verb that needs them."""
+"""The functions that biphase offers to Python. The command line calls them too, and takes its defaults and descriptions
+from them. Heavy imports happen inside the function that needs them."""

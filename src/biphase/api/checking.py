@@ -1,7 +1,7 @@
 """Compare the outputs of transformers, an ONNX file or a server with the golden vectors in a model folder.
 
-Routes of servers: OpenAI's `/v1/embeddings` (vLLM, Text Embeddings Inference, Infinity, llama.cpp) and TEI's `/embed`;
-for classes `/predict`, TEI's and that of our how-to.
+Routes of servers for embeddings: OpenAI's `/v1/embeddings` (vLLM, Text Embeddings Inference, Infinity, llama.cpp) and
+TEI's `/embed`. The route for classes: `/predict`, as in TEI and in our how-to.
 """
 
 import http.client
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from biphase.exporting.golden import Golden
 
 ROUNDING, IN_16_BITS = 1e-3, 2e-2
-"""The largest differences of answers, relative to their length, for fp32 and for 16-bit servers."""
+"""The largest differences of equal answers, relative to their length, for fp32 and for 16-bit servers."""
 CLOSER = 3
-"""A mistake explains a server's answer if its own answer is this many times nearer than the right one."""
+"""The factor by which a mistake's answer must be nearer to a server's answer than the right one is, to explain it."""
 DECIMALS = 4
-"""Among answers that are equally near to this many decimals, the simplest mistake is named."""
+"""The number of decimals to which distances are compared; at a tie, the mistake with the shortest description wins."""
 OK = 200
 SHOWN_CHARACTERS = 60
 
@@ -40,22 +40,23 @@ SHARES: dict[str, Callable[[Any], np.ndarray]] = {
     "a sigmoid": special.expit,
     "logits as they are": np.asarray,
 }
-"""The scores that servers and pipelines make of logits [texts, classes]."""
+"""Name of a function → the function, by which servers and pipelines turn logits [texts, classes] into scores."""
 
 Row = dict[str, Any]
 Parts = Sequence[np.ndarray] | np.ndarray
-"""An embedding or logits of each text."""
+"""The embedding or the logits of each text."""
 
 
 @dataclass(frozen=True)
 class AnswerCheck:
-    """The distance of answers to a folder's golden texts from its golden vectors."""
+    """The distance between a source's answers to a folder's golden texts and the golden vectors."""
 
     by: str
+    """The source: transformers, an ONNX file, or a server's address."""
     is_equal: bool
     verdict: str
     texts: list[Row]
-    """`text tokens cosine difference`; the last is the largest difference of a number."""
+    """A row for each text: `text`, `tokens`, `cosine`, and `difference`, the largest difference between numbers."""
 
     def __repr__(self) -> str:
         return f"{self.by}: {self.verdict} ({len(self.texts)} texts)"
@@ -71,7 +72,7 @@ def check(folder: ModelName, server: str | None = None, *, timeout: float = 60.0
             its routes.
         timeout: The longest wait for an answer, in seconds.
 
-    Returns: for each source of answers `by is_equal verdict texts`.
+    Returns: for each source of answers: `by`, `is_equal`, `verdict` and `texts`.
 
     Raises:
         InputError: no such folder, nothing to compare with, or a server without a useful answer.
@@ -103,12 +104,12 @@ def check(folder: ModelName, server: str | None = None, *, timeout: float = 60.0
 
 
 def tell_unequal(checks: Sequence[AnswerCheck]) -> str:
-    """Name the sources whose answers differ from the golden vectors, or ""."""
+    """Return the sources whose answers differ from the golden vectors, with their verdicts; "" if all are equal."""
     return "; ".join(f"{check.by} is not equal: {check.verdict}" for check in checks if not check.is_equal)
 
 
 def judge_answers(by: str, golden: "Golden", tokenizer: Any, compute: Any) -> AnswerCheck:
-    """Compare outputs computed here for one padded batch, with the tokenizer that transformers chooses."""
+    """Compare outputs that are computed here for one padded batch, with the tokenizer that transformers chooses."""
     import torch
 
     from biphase.exporting.plain import read_answers
@@ -120,12 +121,13 @@ def judge_answers(by: str, golden: "Golden", tokenizer: Any, compute: Any) -> An
         outputs = compute({name: features[name] for name in ("input_ids", "attention_mask")})
     answered = read_answers(outputs, lengths)
     is_equal = find_gap(answered, expected) <= ROUNDING
-    verdict = "equal" if is_equal else f"{by} gives something else than the golden vectors"
+    verdict = "equal" if is_equal else f"{by} differs from the golden vectors"
     return AnswerCheck(by, is_equal, verdict, tell_nearness(golden, expected, answered))
 
 
 def find_gap(answered: Parts, expected: Parts) -> float:
-    """Return the largest difference of an answer, relative to the length of the expected one."""
+    """Return the largest distance between an answer and the expected one, relative to the length of the latter;
+    infinity for different shapes."""
     if [part.shape for part in answered] != [part.shape for part in expected]:
         return np.inf
     pairs = zip(answered, expected, strict=True)
@@ -147,7 +149,7 @@ def tell_nearness(golden: "Golden", expected: Parts, answered: Parts) -> list[Ro
 
 
 def check_server(folder: Path, golden: "Golden", server: str, timeout: float) -> AnswerCheck:
-    """Compare a server's answers; name the mistake that explains different ones."""
+    """Compare a server's answers with the golden vectors; if they differ, name the mistake that explains it."""
     config, is_embedding = read_json_as(folder / "config.json", Row), golden.output == "embedding"
     if isinstance(golden.values[0][0], list):
         raise InputError(f"{folder} answers for each token, which cannot be compared with a server: leave `server` out")
@@ -155,9 +157,9 @@ def check_server(folder: Path, golden: "Golden", server: str, timeout: float) ->
     by, text = ask(server, golden, folder.name, timeout)
     answered, values = read_answer(by, text, labels), np.array(golden.values)
     if answered.shape != values.shape or not np.isfinite(answered).all():
-        shapes = f"numbers [texts, numbers] {[*answered.shape]}, and {folder} finite ones {[*values.shape]}"
+        shapes = f"numbers of shape {[*answered.shape]}, and {folder} finite ones of shape {[*values.shape]}"
         raise InputError(f"{by} gives {shapes}: does it serve this model?")
-    # Compare the directions of embeddings, and of logits the shares of classes that servers answer.
+    # Compare the directions of embeddings; for logits, compare the scores of classes with which servers answer.
     view = to_directions if is_embedding else SHARES[find_shares(config)]
     expected, seen = view(values), to_directions(answered) if is_embedding else answered
     gap, verdict = find_gap(seen, expected), "equal"
@@ -174,7 +176,7 @@ def to_directions(embeddings: Parts) -> np.ndarray:
 
 
 def find_shares(config: Row) -> str:
-    """Name the function in `SHARES` that a pipeline applies to a network's logits."""
+    """Return the name of the function in `SHARES` that a pipeline applies to a network's logits."""
     problem = config.get("problem_type")
     if problem == "regression":
         return "logits as they are"
@@ -183,7 +185,7 @@ def find_shares(config: Row) -> str:
 
 
 def find_mistake(folder: Path, golden: "Golden", seen: Parts, view: Callable[[Any], np.ndarray], gap: float) -> str:
-    """Name the mistake that gives the server's answer, or ""."""
+    """Return a sentence on the mistake that explains the server's answer; "" if 16-bit rounding explains it."""
     from biphase.exporting.golden import other_answers
 
     others = [(words, view(parts)) for words, parts in other_answers(folder, golden)]
@@ -196,7 +198,7 @@ def find_mistake(folder: Path, golden: "Golden", seen: Parts, view: Callable[[An
 
 
 def compare_lengths(answered: np.ndarray, expected: np.ndarray) -> tuple[str, str]:
-    """Return a verdict on the lengths of vectors with equal directions, and a mistake or ""."""
+    """Return a verdict on the lengths of vectors with equal directions, and ""; or "" and a mistake."""
     theirs, ours = (np.linalg.norm(parts, axis=1) for parts in (answered, expected))
     if np.abs(theirs / ours - 1).max() <= IN_16_BITS:
         return "equal", ""
@@ -206,7 +208,7 @@ def compare_lengths(answered: np.ndarray, expected: np.ndarray) -> tuple[str, st
 
 
 def read_answer(by: str, text: bytes, labels: Sequence[str]) -> np.ndarray:
-    """Read a server's answer [texts, numbers]: vectors, or scores in the order of `labels`."""
+    """Read a server's answer as [texts, numbers]: vectors, or scores in the order of `labels`."""
     try:
         rows = json.loads(text)
         if isinstance(rows, dict):
@@ -225,11 +227,11 @@ def quote(text: bytes) -> str:
 
 
 def ask(server: str, golden: "Golden", name: str, timeout: float) -> tuple[str, bytes]:
-    """Ask a server by each route of its kind; return the address that answered, and the answer."""
+    """Ask a server by each route for this kind of output; return the address that answered, and its answer."""
     base, openai = server.rstrip("/"), {"model": name, "input": golden.texts}
     requests: list[tuple[str, Any]] = [("/v1/embeddings", openai), ("/embed", {"inputs": golden.texts})]
     if golden.output == "logits":
-        alone = [[text] for text in golden.texts]  # of texts in one list TEI would make a pair
+        alone = [[text] for text in golden.texts]  # TEI would read texts in one list as a pair
         requests = [("/predict", {"inputs": alone}), ("/predict", golden.texts)]
     for path in (*dict(requests), "/v1"):
         base = base.removesuffix(path)
@@ -244,7 +246,7 @@ def ask(server: str, golden: "Golden", name: str, timeout: float) -> tuple[str, 
 
 
 def find_served_name(base: str, timeout: float) -> str | None:
-    """Ask an OpenAI-like server for the name of its first model; return None without an answer."""
+    """Ask an OpenAI-like server for the name of its first model; return None if it does not answer."""
     status, text = send(f"{base}/v1/models", None, timeout)
     try:
         return str(json.loads(text)["data"][0]["id"]) if status == OK else None
@@ -253,7 +255,8 @@ def find_served_name(base: str, timeout: float) -> str | None:
 
 
 def send(url: str, body: Any, timeout: float) -> tuple[int, bytes]:
-    """Send JSON, or ask without a body; return the status and the answer. Raises `InputError` after the timeout."""
+    """Send JSON, or a request without a body; return the status and the answer. Raises `InputError` after the timeout,
+    and if there is no connection."""
     data = None if body is None else json.dumps(body).encode()
     try:
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})

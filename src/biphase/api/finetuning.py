@@ -1,4 +1,4 @@
-"""Fine-tune, predict, score, evaluate a grid, compare two models.
+"""Fine-tune a model, predict, score, evaluate a grid, compare two models.
 
 Records of plain data are the rows of DataFrames and of `--format json`. They hold shares, not percent; an unknown value
 is None or NaN, and null in JSON.
@@ -68,16 +68,16 @@ def finetune(
 ) -> Score:
     """Fine-tune one model on one task with one rate and seed, and score it on validation and test.
 
-    `data` may also be rows of a task of your own, which `task` then only names: a DataFrame, a `datasets.Dataset`,
-    dictionaries, a file, or a mapping of `train`, `validation` and `test` to these. The columns tell the kind of task.
-    Missing splits are drawn from train.
+    `data` may also be the rows of a task of your own; `task` is then only its name. Give a DataFrame, a
+    `datasets.Dataset`, dictionaries, a file, or a mapping of `train`, `validation` and `test` to these. The columns
+    determine the kind of task. Missing splits are drawn from train.
 
     Args:
         model: RUN[@STEP], a model folder or a Hub id (ID@REVISION).
         task: The name of a task, such as snli, or a YAML file that describes one.
         data: The folder with the task's original data, instead of the Hub.
         template: For rows: the input, with columns in braces; by default, all text columns.
-        label: For rows: the column with the label or the list of tags, if its name does not tell.
+        label: For rows: the column with the label or the list of tags, if its name does not show that.
         missing: For rows: `drop` leaves out rows without a label or text.
         group: For rows: the column whose values must stay in the same split.
         scores: The folder for finished cells (a cell is one model, task, learning rate and seed).
@@ -113,7 +113,7 @@ def finetune(
 
 
 def choose_open(plan: CellPlan, scores: Path, is_kept: bool, has_rate: bool) -> CellPlan:
-    """Choose the head of a model to keep, and the rate unless it is given."""
+    """Choose the head of a model to keep, and search a learning rate unless one is given."""
     from biphase.finetuning.heads import plan_to_keep
     from biphase.finetuning.rates import search_rate
 
@@ -122,7 +122,7 @@ def choose_open(plan: CellPlan, scores: Path, is_kept: bool, has_rate: bool) -> 
 
 
 def tell_score(score: Score, keep: Path | str | None, is_old: bool) -> None:
-    """Print the score, overall and per class, and the folders that were written."""
+    """Print the score, overall and per class, and the folders written."""
     console.out.print(score.headline() + (" · finished before" if is_old else ""))
     of_model = ""
     if keep is not None:
@@ -138,7 +138,7 @@ def is_folder(data: Any) -> bool:
 
 
 def raise_failures(failures: Sequence[Failure]) -> None:
-    """Raise `InputError` with the first failed unit, if any."""
+    """Raise `InputError` that names the first failed unit, if any."""
     if not failures:
         return
     failed = [failure for failure in failures if not failure.is_blocked]
@@ -149,14 +149,14 @@ def raise_failures(failures: Sequence[Failure]) -> None:
 
 
 def by_task(data: Any) -> Mapping[str, Any]:
-    """Check that data is given by task; return an empty mapping for none."""
+    """Check that `data` maps tasks to data, and return it; {} for None."""
     if not isinstance(data, Mapping | None):
         raise InputError("`data` must map names of tasks to folders or rows, such as {'mine': rows}")
     return data or {}
 
 
 def place_data(data: Mapping[str, Any], tasks: list[str], scores: Path) -> tuple[list[str], list[tuple[str, str]]]:
-    """Write tasks that came as rows; return all tasks, and the folders of data by task."""
+    """Write the tasks that are given as rows. Return all tasks, and the data folder of each task in `data`."""
     folders = []
     for name, rows in data.items():
         folder = str(rows)
@@ -207,15 +207,15 @@ class FileScore:
     file: str
     task: str
     metric: str
-    """The task's primary one."""
+    """The task's primary metric."""
     metrics: dict[str, Interval]
-    """Each with its 95 % interval over examples, whose ends are nan if unknown."""
+    """Metric → its value with the 95 % interval over examples, whose ends are nan if unknown."""
     num_examples: int
     num_left_out: int
-    """Rows without a label."""
+    """The number of rows without a label."""
     num_truncated: int
     classes: ClassReport | None
-    """None for a task without classes."""
+    """The scores per class; None for a task without classes."""
 
     def __repr__(self) -> str:
         counts = f"{self.num_examples:,} examples, {self.num_left_out:,} left out, {self.num_truncated:,} truncated"
@@ -277,8 +277,8 @@ def score(
 
 
 def predict_rows(model: str, file: Path, template: str | None, device: str) -> tuple[TableForm | None, Iterator[Row]]:
-    """Return the format for writing a table, and an iterator over rows with predictions. Raises `InputError` before the
-    model is loaded."""
+    """Return the form for writing a table, and an iterator over rows with predictions. Raises `InputError` before
+    loading the model."""
     network = find_kept(model, file, template)
     form, rows = open_rows(network, file)
     return form, track_predictions(network, rows, file.name, device)
@@ -305,8 +305,8 @@ def track_predictions(network: KeptModel, rows: Iterator[PlacedRow], name: str, 
 
 
 def write_predictions(model: str, file: Path, out: Path | TextIO, template: str | None, device: str) -> None:
-    """Write rows with predictions to a file that appears only when complete, or to a stream as JSONL. A table keeps the
-    format of the input if both have the same ending."""
+    """Write rows with predictions to a file, which appears only when complete, or to a stream as JSONL. A table keeps
+    the input's form if both have the same ending."""
     ending = ".jsonl"
     if isinstance(out, Path):
         ending = out.suffix.lower()
@@ -320,12 +320,12 @@ def write_predictions(model: str, file: Path, out: Path | TextIO, template: str 
 
 
 def fields_of(record: object, names: str) -> dict[str, Any]:
-    """Return fields of a record as plain data."""
+    """Return the fields of a record with these names, separated by spaces."""
     return {name: getattr(record, name) for name in names.split()}
 
 
 def summary_records(rows: Iterable[verdicts.SummaryRow]) -> list[dict[str, Any]]:
-    """Make a record for each model on each task, each task's best mean first."""
+    """Make a record for each model on each task, with each task's best mean first."""
     records = []
     for row in rows:
         score = row.score
@@ -340,7 +340,7 @@ def summary_records(rows: Iterable[verdicts.SummaryRow]) -> list[dict[str, Any]]
 
 
 def comparison_records(comparisons: Iterable[verdicts.TaskComparison]) -> list[dict[str, Any]]:
-    """Make a record for each task; differences are A minus B."""
+    """Make a record for each task. Differences are A minus B."""
     records = []
     for pair in comparisons:
         a, b = pair.a, pair.b
@@ -383,13 +383,13 @@ def evaluate(
     Finished cells are not run again.
 
     Args:
-        models: RUN[@STEP], model folders or Hub ids (ID@REVISION). Without a model, summarize what `scores` holds.
+        models: RUN[@STEP], model folders or Hub ids (ID@REVISION). Without a model, summarize the folder `scores`.
         tasks: Names or YAML files; zero-shot:FOLDER or mteb:NAME. By default the tasks of `data`, or else the paper's
             twelve, `paper`.
         learning_rates: The learning rates to try.
         seeds: The seeds for each learning rate.
         scores: The folder for finished cells (a cell is one model, task, learning rate and seed).
-        data: By task: the folder with its original data files or, for tasks of your own, rows as `finetune` takes them.
+        data: Task → the folder with its original data files or, for your own tasks, rows as `finetune` takes them.
         engine: Run on this machine (local) or on several (ray).
         address: The address of a Ray cluster, such as `auto`.
         workers: The number of cells that run side by side; one per core or GPU by default.
@@ -400,7 +400,7 @@ def evaluate(
         settings: Settings of all cells, such as `max_steps=200`.
 
     Returns: a row for each model on each task in `scores`: `rate`, the `mean` of its test scores with its 95 %
-    interval, …; shares from 0 to 1. For a dry run, the numbers of cells and of missing ones.
+    interval, …; shares from 0 to 1. For a dry run, the numbers of cells and of missing cells.
     """
     import pandas
 
@@ -436,12 +436,12 @@ def list_names(names: str | Path | Iterable[str | Path]) -> list[str]:
 
 @dataclass(frozen=True)
 class ScoreSummary:
-    """The scores of a folder, after missing cells were run."""
+    """The scores in a folder after running missing cells."""
 
     scores: ScoreSet
     rows: list[verdicts.SummaryRow]
     comparison: list[verdicts.TaskComparison]
-    """Two models, task by task; empty unless two are compared."""
+    """The comparison of two models, task by task; [] without one."""
     failures: Sequence[Failure]
     """The units that failed in this call."""
 
@@ -457,8 +457,8 @@ def run_evaluation(
     pair: tuple[str, str] | None = None,
     **workers: Any,
 ) -> ZeroShot | MissingCells | ScoreSummary:
-    """Run the missing cells of a grid, with tasks as the user named them, and summarize its folder of scores; in a dry
-    run, count the missing cells. Zero-shot tasks train nothing."""
+    """Run the missing cells of a grid, whose tasks have the names that the user gave, and summarize its folder of
+    scores. In a dry run, only count the missing cells. Zero-shot tasks train nothing."""
     given = grid.config.model_fields_set
     for key in {"learning_rate", "seed"} & given:
         raise InputError(f"{key} varies in a grid: give `{key}s`")
@@ -482,7 +482,7 @@ def run_evaluation(
 
 
 def evaluation_json(answer: ZeroShot | MissingCells | ScoreSummary) -> dict[str, Any]:
-    """Make the JSON that docs/reference/command_line.md describes."""
+    """Return the tree of the JSON that docs/reference/command_line.md describes."""
     if isinstance(answer, MissingCells):
         return vars(answer)
     if isinstance(answer, ScoreSummary):

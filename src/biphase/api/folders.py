@@ -1,4 +1,4 @@
-"""Read the facts of each kind of folder, and check the data of a task."""
+"""Read the facts about each kind of folder, and check the data of a task."""
 
 import statistics
 from collections import Counter
@@ -27,9 +27,9 @@ from biphase.tasks.splits import Collection
 Facts = dict[str, Any]
 
 LONG_TOKENS = 2048
-"""Longer documents are counted; the paper's longest sample."""
+"""The length above which documents count as long, in tokens: the paper's longest sample."""
 BEGIN_CHARACTERS, BEGIN_DOCUMENTS = 200, 2
-"""The characters shown of a document, and the number of documents shown."""
+"""The number of characters shown of a document, and the number of documents shown."""
 
 MODEL_KEYS = ("architectures", "model_type", "is_causal", "hidden_size", "num_hidden_layers", "vocab_size")
 
@@ -46,12 +46,12 @@ FOLDER_KINDS: Mapping[str, tuple[str, ...]] = {
     "scores": ("*/score.json", "*/*/score.json"),
     **dict.fromkeys(("embedding model", "converted model", "search index"), ()),
 }
-"""Files that identify each kind of folder without our mark; one of them is enough."""
+"""Kind of folder → the files that identify it without our mark; one of them is enough."""
 
 
 def inspect(folder: ModelName, *, verify: bool = False, picture: AnyPath | None = None) -> Facts:
-    """Return the `kind`, the `path` and other facts of a folder. For a model, add what transformers computes with it,
-    and `warnings` if its files say something else.
+    """Return the `kind`, the `path` and other facts about a folder. For a model, also load it with transformers, and
+    return `warnings` if its files say something else.
 
     Args:
         folder: Any folder that biphase wrote (shards, a run, a model, a study, …), a model folder or a Hub id.
@@ -73,7 +73,7 @@ def inspect(folder: ModelName, *, verify: bool = False, picture: AnyPath | None 
 
 
 def read_folder(path: Path, verify: bool = False) -> Facts:
-    """Read the facts in a folder's files."""
+    """Read the facts about a folder from its files."""
     kind = find_kind(path)
     head = {"kind": kind, "path": str(path)}
     if verify and (marks := sorted(path.rglob(MARK))):
@@ -88,7 +88,7 @@ def read_folder(path: Path, verify: bool = False) -> Facts:
 
 
 def find_kind(path: Path) -> str:
-    """Return the kind in a folder's mark, or else the first of `FOLDER_KINDS` with a file in the folder."""
+    """Return the kind that a folder's mark states, or else the first of `FOLDER_KINDS` with a file in the folder."""
     if (path / MARK).exists():
         marked = str(read_json_as(path / MARK, dict[str, Any]).get("biphase"))
         if marked in FOLDER_KINDS:
@@ -100,10 +100,10 @@ def find_kind(path: Path) -> str:
 
 
 def read_facts(kind: str, path: Path) -> Facts:
-    """Read the facts of a folder from its record and file names, for kinds without options."""
+    """Read the facts about a folder from its record and file names, for kinds without options."""
     match kind:
         case "checkpoint":
-            manifest = read_checkpoint_manifest(path)  # once every file was compared with its hash
+            manifest = read_checkpoint_manifest(path)  # this compares every file with its hash
             facts: Facts = {"state": "whole", **fields_of(manifest, "step is_decayed objective tokens_seen content")}
             facts |= {"data": manifest.data_fingerprint, "tokenizer": manifest.tokenizer_hash}
             return facts | fields_of(manifest, "parent carried")
@@ -205,7 +205,7 @@ def model_facts(path: Path) -> Facts:
 
 
 def check_task(task: str, data_dir: Path | None = None) -> Facts:
-    """Read and check all data of a task; return its facts. Raises `InputError` for the first mistake.
+    """Read and check all data of a task; return facts about it. Raises `InputError` for the first mistake.
 
     Args:
         task: The name of a task, such as snli, or a YAML file that describes one.
@@ -246,7 +246,7 @@ def collection_rows(data: Collection) -> list[dict[str, Any]]:
 
 
 def lengths(sizes: Sequence[int]) -> dict[str, float | None]:
-    """Return the median and the largest size; None for no sizes."""
+    """Return the median and the largest size; None if there are no sizes."""
     return {"median_characters": statistics.median(sizes) if sizes else None, "longest": max(sizes, default=None)}
 
 

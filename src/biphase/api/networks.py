@@ -1,5 +1,5 @@
-"""Text becomes a tokenizer, a recipe a run, a run a folder to give away; networks embed texts, become embedding models,
-and search."""
+"""Train a tokenizer, pretrain a network, export and trim it, embed texts with it, turn it into an embedding model, and
+search with that."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -72,7 +72,7 @@ def pretrain(
     *,
     runs: AnyPath = "runs",
 ) -> Path:
-    """Pretrain, continue or adapt a model as a recipe says; return the run's folder. The same call resumes.
+    """Pretrain, continue or adapt a model according to a recipe; return the run's folder. The same call resumes.
 
     The recipe may also be a mapping of its keys or a `biphase.recipe.Recipe`, and `changes` a mapping such as
     `{"schedule.peak_lr": 1e-3}`.
@@ -83,7 +83,7 @@ def pretrain(
         runs: The folder that holds all runs.
     """
     settings = read_settings(Recipe, recipe, changes)
-    # Report what is missing before PyTorch is loaded, except a checkpoint to begin from: a resumed run has its own.
+    # Report what is missing before loading PyTorch, except a checkpoint to begin from: a resumed run has its own.
     init, text = settings.init, open_text(settings.data)
     if init.preset is not None:
         find_preset(init.preset)
@@ -109,11 +109,11 @@ def export(
     license: str | None = None,
     language: Annotated[str | Iterable[str] | None, OnCommandLine(str | None)] = None,
 ) -> Path:
-    """Write a checkpoint, or a copy of a model folder, as a folder for transformers with a model card; return it.
+    """Write a checkpoint, or a copy of a model folder, as a folder for transformers with a model card; return its path.
 
     Args:
-        run: A run: its folder, its name, or the beginning of its folder's name in `runs`; if several match, the latest
-            is used. `@STEP` for an earlier checkpoint. For ONNX, Llama or GGUF files, also a model folder or a Hub id.
+        run: A run: its folder, its name, or the beginning of its folder's name in `runs`; if several match, the latest.
+            Add `@STEP` for an earlier checkpoint. For ONNX, Llama or GGUF files, also a model folder or a Hub id.
         folder: The folder to write.
         merge: Average the weights with those of the original decoder, giving the decoder this share (0 to 1).
         onnx: Also write onnx/model.onnx, and verify that its outputs match.
@@ -140,9 +140,7 @@ def export(
     if to_hub is not None:
         check_repository(to_hub)
     if test is not None and not (int8 and Path(test).exists()):
-        raise InputError(
-            f"test: {test} does not exist" if int8 else "`test` measures the loss of `int8`: give that too"
-        )
+        raise InputError(f"test: {test} does not exist" if int8 else "`test` measures the loss of `int8`: give both")
     complete = partial(complete_export, as_=as_, onnx=onnx, int8=int8, test=test, gguf=gguf)
     if is_run:
         from biphase.exporting.model import export_checkpoint
@@ -158,7 +156,7 @@ def export(
 
 
 def complete_export(folder: Path, as_: str | None, onnx: bool, int8: bool, test: str | Path | None, gguf: bool) -> None:
-    """Change and complete an exported folder. Raises `InputError` for missing packages too."""
+    """Add the requested files to an exported folder. Raises `InputError` for missing packages too."""
     from biphase.exporting.golden import write_golden
 
     if as_ not in (None, "llama"):
@@ -191,8 +189,8 @@ def trim(
     text_field: str = "text",
     txt_documents: TxtDocuments = "file",
 ) -> Path:
-    """Write a copy of a model with only the vocabulary that your text needs, and verify that it computes the same for
-    kept tokens; return the folder.
+    """Write a copy of a model with only the vocabulary that your text needs, and verify that it computes the same
+    outputs for kept tokens; return the folder.
 
     `text` and `validation` may also be a DataFrame, a `datasets.Dataset`, texts or rows in memory.
 
@@ -213,7 +211,7 @@ def trim(
     if test is not None and not Path(test).exists():
         raise InputError(f"test: {test} does not exist")
     source = find_folder(str(model))
-    # Texts are read twice.
+    # Texts are read twice, so an iterator becomes a list.
     given = [list(part) if isinstance(part, Iterator) else part for part in (text, validation)]
     texts, unseen = ([] if part is None else find_text_sources(part) for part in given)
     from biphase.api.trimming import trim_folder
@@ -230,8 +228,8 @@ def trim(
 def load(model: str | Path) -> Any:
     """Load the network of a run (`RUN`, `RUN@STEP`), a folder or a Hub id, with its tokenizer, for `encode`.
 
-    Returns: a `biphase.finetuning.heads.Encoder`, or a `SentenceTransformer` for a folder that does more than average a
-    text's tokens.
+    Returns: a `biphase.finetuning.heads.Encoder`, or a `SentenceTransformer` for a folder that does more than average
+    the tokens of a text.
     """
     from biphase.exporting.model import NEEDS_VERSION, SENTENCE_TRANSFORMERS_FILES
     from biphase.finetuning.heads import load_encoder
@@ -254,11 +252,11 @@ def encode(
     precision: Literal["auto", "bf16", "fp32"] = "fp32",
 ) -> "np.ndarray":
     """Embed texts: return the mean over each text's tokens, fp32 [texts, width]. All tokens attend both ways, as in
-    `evaluate` before fine-tuning. Texts are packed, not padded. A text longer than the network's positions is cut, with
-    a message.
+    `evaluate` before fine-tuning. Texts are packed, not padded. A text with more tokens than the network has positions
+    is cut, with a message.
 
     Args:
-        model: What `load` returned, or what it takes.
+        model: The result of `load`, or an argument for it.
         device: The device; auto uses a GPU if there is one.
         precision: The type of the arithmetic. `auto` chooses bf16 on devices with units for it; its embeddings have a
             cosine of 0.9999 with those in fp32 (all-MiniLM-L6-v2).
@@ -284,7 +282,7 @@ ZERO_SHOT = ("zero-shot:", "mteb:")
 """Prefixes of tasks that need no training."""
 
 ZeroShot = dict[str, dict[str, dict[str, float]]]
-"""Scores by set, then by model (or BM25), then by metric."""
+"""Data set → model (or BM25) → metric → score."""
 
 
 @contextmanager
@@ -338,9 +336,9 @@ def print_zero_shot(scores: ZeroShot) -> None:
 
 
 def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refused: Any) -> ZeroShot:
-    """Score embedding models without training on `zero-shot:PATH` (BEIR's layout, scored pairs) and
-    `mteb:NAME[=FOLDER]`, and write results as MTEB's JSON, `out/zero-shot/MODEL/TASK.json`. Raises `InputError` for an
-    option of training.
+    """Score embedding models without training on `zero-shot:PATH` (BEIR's layout, or scored pairs) and
+    `mteb:NAME[=FOLDER]`. Write the results as MTEB's JSON, `out/zero-shot/MODEL/TASK.json`. Raises `InputError` for
+    training options (`refused`).
     """
     if keys := [name for name, value in refused.items() if value]:
         raise InputError(f"{', '.join(keys)}: zero-shot tasks train nothing; leave this out")
@@ -399,12 +397,12 @@ def search(
     """Find passages that answer a question, with BM25 and an embedding model. Documents are embedded once and stored in
     an index; a later search embeds only those that changed.
 
-    `source` may also be texts or rows in memory, which are copied beside the index, and `questions` such rows or texts.
+    `source` may also be texts or rows in memory, which are copied beside the index; so may `questions`.
 
     Args:
         source: An index, or documents to index: a file, a folder or a glob.
         question: The question.
-        questions: A file of questions, in place of QUESTION: a .txt with one per line, or rows with a column
+        questions: A file of questions, instead of QUESTION: a .txt file with one per line, or rows with a column
             `question`, `query` or `text`.
         model: An embedding model: a folder or a Hub id. Not needed for an existing index.
         index: The folder of the index; SOURCE.index by default.
@@ -413,7 +411,7 @@ def search(
         rerank: A cross-encoder that reorders the best 10 passages (or `--top`, if larger): a folder or
             a Hub id.
         where: A condition on a column of the documents, such as year>=2020 or source=news; all conditions must hold.
-        language: The language of BM25's stop words and stems, such as en; none leaves words as they are. Detected by
+        language: The language of BM25's stop words and stems, such as en; none leaves words unchanged. Detected by
             default.
         top: The number of passages.
         rebuild: Build the index again.
@@ -435,7 +433,7 @@ def search(
 def find_index(
     source: Any, model: Any, index: str | Path | None, language: str | None, rebuild: bool, text_field: str
 ) -> "Index":
-    """Open the index that `search` uses, or build it. Mistakes are reported before PyTorch is loaded."""
+    """Open the index that `search` uses, or build it. Report mistakes before loading PyTorch."""
     if index is None and not are_names(source):
         raise InputError("texts in memory have no name for their index: name a folder, such as index='my.index'")
     names = name_sources(source, Path(f"{index}.texts"), text_field)

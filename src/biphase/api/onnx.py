@@ -1,6 +1,6 @@
-"""Write a model folder's ONNX files, and say in its card what they are worth: score the user's task with the original
-weights and with 8 bits, both by onnxruntime. Without data of the task, the card says how similar the outputs for some
-texts are, and that the loss was not measured.
+"""Write a model folder's ONNX files, and a chapter of its card about their quality: the scores on the user's task with
+the original weights and with 8 bits, both by onnxruntime. Without data of the task, the card says how similar the
+outputs for some texts are, and that the loss on a task was not measured.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from biphase.hub import load_model_config
 
 
 def add_onnx(folder: Path, int8: bool, test: Path | None) -> None:
-    """Write the ONNX files of a model folder and a chapter of its card. Raises `InputError` for a file that computes
-    something else than PyTorch, and for data of another task."""
+    """Write the ONNX files of a model folder and a chapter of its card. Raises `InputError` for a file whose outputs
+    differ from PyTorch's, and for data of another task."""
     task = find_task_data(folder, test) if int8 else None
     proof = write_onnx(folder)
     whole = OnnxNetwork(folder / ONNX_FILE, load_model_config(folder))
@@ -34,7 +34,7 @@ def add_onnx(folder: Path, int8: bool, test: Path | None) -> None:
 
 
 def describe_int8(folder: Path, whole: OnnxNetwork, batches: Sequence[Features], task: ScoredTask | None) -> str:
-    """Say what 8 bits cost on the task, or without a task how similar the outputs are, and what they save."""
+    """Write what 8 bits cost on the task, or without a task how similar the outputs are; and what they save."""
     int8 = OnnxNetwork(folder / INT8_FILE, whole.config)
     faster = time_batches(whole, batches) / time_batches(int8, batches)
     smaller = megabytes(folder / ONNX_FILE) / megabytes(folder / INT8_FILE)
@@ -46,7 +46,7 @@ def describe_int8(folder: Path, whole: OnnxNetwork, batches: Sequence[Features],
 
 
 def describe_agreement(whole: OnnxNetwork, int8: OnnxNetwork, batches: Sequence[Features]) -> str:
-    """Say how similar the outputs of two networks for some texts are: the share of equal labels, or the cosine."""
+    """Write how similar the outputs of two networks for some texts are: by the share of equal labels, or the cosine."""
     alike: list[float] = []
     num_texts = sum(len(features["input_ids"]) for features in batches)
     for features in batches:
@@ -58,6 +58,6 @@ def describe_agreement(whole: OnnxNetwork, int8: OnnxNetwork, batches: Sequence[
             similar = first.argmax(-1) == second.argmax(-1) if is_label else (first * second).sum() / norms
             alike += np.atleast_1d(similar).tolist()
     if is_label:
-        return f"the same label as the fp32 file for {np.mean(alike):.1%} of those of {num_texts} English texts"
+        return f"the same label as the fp32 file in {np.mean(alike):.1%} of the labels of {num_texts} English texts"
     mean, least = f"{np.mean(alike):.4f} on average", f"{min(alike):.4f} at least"
-    return f"the cosine with what the fp32 file gives is {mean}, {least}, for {num_texts} English texts"
+    return f"the cosine with the output of the fp32 file is {mean}, {least}, for {num_texts} English texts"

@@ -1,5 +1,5 @@
-"""What a program has in memory becomes settings and tasks: a task is written once, with its data and a description,
-under a name that ends in a hash of what it holds."""
+"""Settings and rows in memory → configurations and task files. A task is written once, with its data and description,
+into a folder whose name ends in a hash of its contents."""
 
 import hashlib
 import json
@@ -35,12 +35,12 @@ from biphase.tasks.spec import TASK_SPLITS, Task, task_table
 Settings = TypeVar("Settings", bound=Strict)
 
 Changes = Sequence[str] | Mapping[str, Any]
-"""Settings to override:  `{"schedule.peak_lr": 1e-3}`, or as on the command line `["schedule.peak_lr=1e-3"]`."""
+"""Settings to override: `{"schedule.peak_lr": 1e-3}`, or as on the command line `["schedule.peak_lr=1e-3"]`."""
 
 
 def read_settings(kind: type[Settings], source: Any, changes: Changes) -> Settings:
-    """Read a checked configuration from a YAML file, a tree in memory or a configuration, after changes to single
-    keys."""
+    """Read a configuration from a YAML file, a tree in memory or another configuration, change single keys, and check
+    the result."""
     overrides = list_changes(changes)
     if isinstance(source, kind):
         source = source.model_dump(mode="json")
@@ -50,14 +50,14 @@ def read_settings(kind: type[Settings], source: Any, changes: Changes) -> Settin
 
 
 def list_changes(changes: Changes | None) -> list[str]:
-    """List changes as the command line takes them."""
+    """List changes in the form of the command line, `KEY=VALUE`."""
     if isinstance(changes, Mapping):
         return [f"{key}={write_value(value)}" for key, value in changes.items()]
     return [changes] if isinstance(changes, str) else list(changes or ())
 
 
 def write_value(value: Any) -> str:
-    """Write a value as YAML in one line, with quotes where they are needed."""
+    """Write a value as one line of YAML, with quotes where they are needed."""
     value = to_jsonable_python(value, fallback=plain_value)
     text = yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
     return text.removesuffix("...\n").strip()
@@ -67,22 +67,22 @@ LABEL_NAMES = (
     *("label", "labels", "class", "category", "sentiment", "stars", "rating", "intent", "topic", "topics", "genres"),
     *("ner_tags", "pos_tags", "tags", "score", "similarity", "answer", "answerKey", "entities", "spans", "ents"),
 )
-"""What the column with the label may be called, the first that is there."""
+"""The usual names of the column with the label; the first one present counts."""
 WORD_NAMES = ("tokens", "words")
 CHOICE_LISTS = ("choices", "options", "endings")
 CHOICE_COLUMN = re.compile(r"(choice|option|ending|answer|solution|sol)_?[0-9a-eA-E]|[A-E]")
-"""The name of a column with one of several choices: `choice1`, `option_b`, `ending0`, `A`."""
+"""The name of a column that holds one of several choices: `choice1`, `option_b`, `ending0`, `A`."""
 QUESTION_TEMPLATE = "Question: {question}\nContext: {context}"
 OTHER_SPLITS = {"validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 MOST_CLASSES = 200
-"""A column with more different values is hardly one of labels."""
+"""The most classes of a task: a column with more different values is unlikely to hold labels."""
 
 
 def describe_data(data: Path, label: str | None, family: str | None = None) -> dict[str, Any]:
-    """Describe a file of rows, or a folder in BEIR's layout, by the keys of a task, of the family or problem type where
-    one is named.
+    """Describe a file of rows, or a folder in BEIR's layout, by the keys of a task; `family` is its family or problem
+    type, if given.
 
-    Raises `InputError` where the data does not show them, naming what to say.
+    Raises `InputError` if the data does not determine the keys; the message names the one to give.
     """
     if (data / "corpus.jsonl").exists() or (data / "qrels").is_dir():
         named = {split: f"qrels/{name}" for split, name in find_splits(data / "qrels" / "train.tsv").items()}
@@ -96,10 +96,11 @@ def describe_data(data: Path, label: str | None, family: str | None = None) -> d
 def describe_rows(
     placed: Sequence[PlacedRow], data: str, label: str | None, family: str | None = None, template: str | None = None
 ) -> tuple[dict[str, Any], str]:
-    """Describe rows by the keys of a task, with the template that is given, or one of all columns of texts; and name
-    the column that every split needs.
+    """Describe rows by the keys of a task, with the given template, or one with all text columns. Return also the name
+    of the column that every split needs.
 
-    Errors call a row by its place, and all of them `data`. `files.0` has what is to be said beside the names of files.
+    Error messages call the rows `data`, and a single row by its location. `files.0` has further keys for the task's
+    files, beside their names.
     """
     if not placed:
         raise InputError(f"{data} has no rows; give some to train on")
@@ -110,7 +111,7 @@ def describe_rows(
     if label is None:
         raise InputError(f"which column of {data} is the label? Name it as `label`: {', '.join(columns)}")
     filled = [pair for pair in placed if not is_missing(column(*pair, label, "name one as `label`"))]
-    placed = placed if family == "multi_label_classification" else filled  # of which a row may have no label
+    placed = placed if family == "multi_label_classification" else filled  # with several labels a row may have none
     if not placed:
         raise InputError(f"{data}: no row has a label in '{label}': name another column as `label`")
     labels = values_of(placed, label)
@@ -125,7 +126,7 @@ def describe_rows(
 
 
 def describe_tags(tags: set[str], **columns: str) -> dict[str, Any]:
-    """Describe a task of words by the tags that occur, in any scheme, and by the names of the columns that it reads."""
+    """Describe a token classification task by the tags that occur, in any scheme, and by the names of its columns."""
     renamed = {name: role for role, name in columns.items() if name != role}
     keys: dict[str, Any] = {"family": "token_classification", "files.0": {"rename": renamed} if renamed else {}}
     if types := sorted({tag[2:] for tag in tags if tag[1:2] == "-"}):
@@ -139,18 +140,18 @@ IN_A_FILE = "in a task file (`biphase init task --family FAMILY` writes one)"
 def describe_texts(
     placed: Sequence[PlacedRow], data: str, label: str, labels: list[Any], family: str | None, template: str | None
 ) -> dict[str, Any]:
-    """Describe a task of texts or of multiple choice. Raises `InputError` for columns that look like one choice
+    """Describe a task on texts, or a multiple-choice task. Raises `InputError` for columns that seem to hold one choice
     each."""
     columns = placed[0][1]
     single = [name for name in columns if name != label and CHOICE_COLUMN.fullmatch(name)]
     may_choose = family in (None, "multiple_choice")
-    if may_choose and len(single) > 1 and single != ["A", "B"]:  # which are as often two texts to compare
-        raise InputError(f"{data}: are {', '.join(single)} choices? Say it by `choices` and `classes` {IN_A_FILE}")
+    if may_choose and len(single) > 1 and single != ["A", "B"]:  # A and B are as often two texts to compare
+        raise InputError(f"{data}: are {', '.join(single)} choices? If so, give `choices` and `classes` {IN_A_FILE}")
     choices = next((name for name in CHOICE_LISTS if may_choose and isinstance(columns.get(name), list | dict)), None)
     texts = []
     for name in columns:
         values = [row.get(name) for _, row in placed]
-        # A column that only says the label in other words ("1 star" for 1) must not be read by a model.
+        # A model must not read a column that only repeats the label in other words ("1 star" for 1).
         pairs = set(zip(map(str, values), map(str, labels), strict=True))
         says_label = len({text for text, _ in pairs}) == len(set(map(str, labels))) == len(pairs) < len(values)
         if name not in (label, choices) and is_text(values) and not says_label:
@@ -163,30 +164,30 @@ def describe_texts(
         return keys | {"choices": [choices], "classes": classes}
     if not texts and not template:
         names = clipped(", ".join(field_names(columns)))
-        reason = f"{data}: no column besides '{label}' has texts of several words, or they only say the label"
-        raise InputError(f"{reason}; name them in a template; the columns are: {names}")
+        reason = f"{data}: no column besides '{label}' has texts of several words that do not only repeat the label"
+        raise InputError(f"{reason}; name columns in a template; the columns are: {names}")
     if len(texts) > 2 and not template:
-        err.print(f"template: {', '.join(texts)}: take out what says the answer, or is not known before it")
+        err.print(f"template: {', '.join(texts)}: remove columns that reveal the answer or are not known before it")
     keys = {"family": "sequence_classification", "template": template or "\n".join(f"{{{name}}}" for name in texts)}
     return {**keys, "label": label, **describe_labels(data, label, labels, family)}
 
 
 def values_of(placed: Sequence[PlacedRow], name: str) -> list[Any]:
-    """List the values of a column. Raises `InputError` where a row has nothing there, or in a list there, or neither
-    list nor text where the first row has a list."""
+    """List the values of a column. Raises `InputError` for a row with no value or with a list that lacks one; and, if
+    the first row has a list, for a row with neither a list nor a text."""
     values = [column(location, row, name, "give all rows the same columns") for location, row in placed]
     for (location, _), value in zip(placed, values, strict=True):
         is_other = isinstance(values[0], list) and not isinstance(value, list | str)
         if value is None or is_other or (isinstance(value, list) and None in value):
-            raise InputError(f"{location}: '{name}' is {excerpt(value)}, unlike the first row: mend it or take it out")
+            raise InputError(f"{location}: '{name}' is {excerpt(value)}, unlike the first row: fix or remove the row")
     return values
 
 
 def describe_labels(data: str, label: str, values: list[Any], family: str | None) -> dict[str, Any]:
-    """Say whether labels of texts are numbers, sets of classes or classes, by `family` or by what they are; and which
-    classes.
+    """Describe the labels of texts by the keys of a task: numbers, sets of classes, or classes, and which classes. The
+    kind is `family`, or follows from the values.
 
-    Raises `InputError` for texts that list several things: only a task file says what they are.
+    Raises `InputError` for labels that seem to list several things: only a task file can tell their kind.
     """
     if family is None and isinstance(values[0], list):
         family = "multi_label_classification"
@@ -198,7 +199,7 @@ def describe_labels(data: str, label: str, values: list[Any], family: str | None
         several = next((value for value in values if len(part_names(value)) > 1), None)
         if several is not None and not numbers:
             question = f"is '{several}' in '{label}' one class, several, or a number?"
-            raise InputError(f"{data}: {question} Say it by `problem_type`, `multi_hot` or `classes` {IN_A_FILE}")
+            raise InputError(f"{data}: {question} Give `problem_type`, `multi_hot` or `classes` {IN_A_FILE}")
     if family == "regression" or len(numbers) > MOST_CLASSES or not all(map(float.is_integer, numbers)):
         return {"problem_type": "regression"}
     if family == "multi_label_classification":
@@ -212,9 +213,9 @@ def describe_labels(data: str, label: str, values: list[Any], family: str | None
 
 
 def find_splits(train: Path, needed: str | None = None) -> dict[str, str]:
-    """Find the file and those beside it that are called as it is, with dev or test for train; `train.csv` for
-    `train.csv.gz`, as a task names files. One without the column that is needed, as benchmarks publish tests, is left
-    out, and told."""
+    """Find the file of each split: `train`, and files beside it with the same name but `dev`, `test` and the like for
+    `train`. Return their names as a task has them, `train.csv` for `train.csv.gz`. Leave out a file without the needed
+    column (benchmarks publish such tests), and print a message."""
     splits = {"train": train.name} if train.exists() else {}
     for split, words in OTHER_SPLITS.items():
         names = (train.name.replace("train", word) for word in words)
@@ -227,7 +228,7 @@ def find_splits(train: Path, needed: str | None = None) -> dict[str, str]:
 
 
 def is_text(values: list[Any]) -> bool:
-    """Tell whether a column has sentences, or lists of them, by most of its first values."""
+    """Tell whether a column holds running text, or lists of it, by the majority of its first values."""
     are_texts = []
     for value in islice(values, 1000):
         parts = value if isinstance(value, list) and value else [value]
@@ -236,13 +237,13 @@ def is_text(values: list[Any]) -> bool:
 
 
 def part_names(value: Any) -> list[str]:
-    """List the labels of a list, as `make_text` reads it; of another value its own."""
+    """List the labels in a list, as `make_text` reads it; any other value is one label."""
     labels = list_labels(value)
     return [name for name in map(plain_label, [value] if labels is None else labels) if name]
 
 
 def plain_label(value: Any) -> str:
-    """Turn a label into the text that names it: 1 for 1.0."""
+    """Write a label as the name of its class: `1` for 1.0."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
 
 
@@ -255,24 +256,23 @@ def write_task(
     missing: Literal["refuse", "drop"] = "refuse",
     group: str | None = None,
 ) -> tuple[str, str]:
-    """Write the YAML file and the data folder of a task that rows describe by their columns (`describe_rows`); return
-    their names.
+    """Write the YAML file and the data folder of a task made from rows (`describe_rows`); return both paths.
 
     Args:
         data: rows to train on, or a mapping of splits (`train`, `validation`, `test`) to rows: a DataFrame, a
-            `datasets.Dataset`, a list of dictionaries, or a file in a form that tasks have. Missing splits are drawn.
-        folder: where tasks of one's own are kept.
-        template: columns in braces that make the input, in place of all columns of texts.
+            `datasets.Dataset`, a list of dictionaries, or a file in a form that tasks accept. Missing splits are drawn.
+        folder: the folder for the user's own tasks.
+        template: the input, with columns in braces; by default all text columns.
         label: the column with the label, or with the list of tags.
-        missing: what becomes of rows without label or text, as the key of a task says.
+        missing: the task's key `missing`: whether rows without label or text are refused or dropped.
         group: the column whose values stay together in drawn splits.
 
     Raises:
-        InputError: another split, columns that are no task, or the name of a task that biphase has.
+        InputError: for another split, for columns that make no task, and for the name of a task that biphase has.
     """
     name = name or "own"
     if name in task_table() or name.endswith((".yaml", ".yml")):
-        raise InputError(f"'{name}' is a task that says what its data is: give its folder as data, or another name")
+        raise InputError(f"'{name}' is a task with data of its own: give its folder as data, or choose another name")
     splits = dict(data) if isinstance(data, Mapping) else {"train": data}
     if "train" not in splits or not splits.keys() <= set(TASK_SPLITS):
         raise InputError(f"data has the splits {', '.join(map(repr, splits))}; name them train, validation and test")
@@ -287,7 +287,7 @@ def write_task(
     keys, needed = describe_rows(placed["train"], "train", label, template=template)
     for split, written in placed.items():
         if not written or needed not in written[0][1]:
-            raise InputError(f"{split}: its rows have no label: leave it out, or predict them")
+            raise InputError(f"{split}: its rows have no label: leave the split out, or predict its rows")
     layout = {split: f"{split}.jsonl" for split in TASK_SPLITS if split in contents} | keys.pop("files.0")
     metric = KINDS[keys.get("problem_type", keys["family"])].metrics[0]
     tree = {"name": name, "metric": metric, **keys, "template": template or keys.get("template", ""), "files": [layout]}
@@ -305,8 +305,7 @@ def write_task(
 
 
 def labelled_rows(data: Any, split: str, label: str | None) -> Iterator[PlacedRow]:
-    """Yield the rows of a split, each with its place; a label that is a number or a truth value as the text that names
-    it."""
+    """Yield the rows of a split, each with its location. Turn labels that are numbers or truth values into text."""
     if isinstance(data, str | Path):
         placed = rows_of_file(Path(data))
     else:

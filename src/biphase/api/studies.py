@@ -35,7 +35,7 @@ def study(
     *,
     data: Annotated[Mapping[str, Any] | None, PythonOnly] = None,
 ) -> "OpenStudy":
-    """Open a controlled study: from one file to plan, runs and report. Its hypotheses must be about its own arms
+    """Open a controlled study: one file defines its plan, runs and report. Its hypotheses must be about its own arms
     and tasks.
 
     `file` may also be a mapping of the same keys.
@@ -44,8 +44,8 @@ def study(
         file: A YAML file, the name of a bundled study, such as mini, or the folder of a study.
         changes: Settings to override, such as pretraining_seeds=3.
         folder: The study's folder; study-NAME by default.
-        data: By task in `evaluation.tasks`: rows as `finetune` takes them, which are copied into the study's folder, or
-            the folder with the task's published data.
+        data: Task in `evaluation.tasks` → the folder with its published data, or rows as `finetune` takes them, which
+            are copied into the study's folder.
     """
     from biphase.studies.plan import plan_study
     from biphase.studies.spec import load_study
@@ -60,7 +60,7 @@ def study(
         evaluation = settings.evaluation
         if evaluation is None or rows.keys() - {*evaluation.tasks}:
             unnamed = rows.keys() - {*(evaluation.tasks if evaluation else ())}
-            raise InputError(f"data: {min(unnamed)} is none of `evaluation.tasks`: add it")
+            raise InputError(f"data: {min(unnamed)} is not in `evaluation.tasks`: add it")
         tasks, folders = place_data(rows, [*evaluation.tasks], study_folder)
         added = {"tasks": tuple(tasks), "data_dirs": evaluation.data_dirs | dict(folders)}
         settings = settings.model_copy(update={"evaluation": evaluation.model_copy(update=added)})
@@ -76,10 +76,10 @@ class OpenStudy:
     planned: "Plan" = field(repr=False)
     folder: Path
     words: tuple[str, ...]
-    """File, changes and folder as the command line takes them; for a study from memory, the file in its folder."""
+    """The file, changes and folder as words of the command line; for a study from memory, the file in its folder."""
 
     def command(self, verb: str) -> str:
-        """Return the command `biphase study VERB` for the same study."""
+        """Return the command `biphase study VERB` for this study."""
         return shlex.join(["biphase", "study", verb, *self.words])
 
     def estimate(self, device: str | None = None, efficiency: float | None = None) -> "Estimate":
@@ -88,11 +88,11 @@ class OpenStudy:
         return estimate(self.planned, study_machine(self.planned.study, device, efficiency))
 
     def plan(self, device: str | None = None, efficiency: float | None = None) -> "pandas.DataFrame":
-        """Return what the study trains and evaluates and what it costs: a row for each group of arms, and one for
-        evaluation. Print the differences that it can detect.
+        """Return the size and cost of the study: a row for each group of arms, and one for evaluation. Print the
+        differences that it can detect.
 
         Args:
-            device: The device, such as H100 or CPU, or a run, whose measured speed is used.
+            device: The device, such as H100 or CPU, or a run whose measured speed to use.
             efficiency: Useful FLOP/s as a share of the device's peak.
         """
         import pandas
@@ -143,8 +143,8 @@ class OpenStudy:
         return self.folder
 
     def declare(self) -> dict[str, Any]:
-        """Record the hypotheses in the study's folder, as `run` does when it begins. Return them with a hash over them
-        and their arms, budgets and tasks, and sentences on when they were declared."""
+        """Record the hypotheses in the study's folder, as `run` does when it begins. Return them with their hash, which
+        also covers their arms, budgets and tasks, and with sentences about when they were declared."""
         from biphase.studies.declarations import DECLARED, declare, list_words, tell_declaration
         from biphase.studies.folder import claim_study_folder
 
@@ -154,26 +154,26 @@ class OpenStudy:
         declare(planned, claim_study_folder(self.folder, planned.study))
         digest, told = tell_declaration(planned, self.folder)
         words = list_words(planned.study.hypotheses)
-        remedy = "before training, publish the words and the hash where they get a date"
+        remedy = "before training, publish the words and the hash somewhere that dates them"
         console.err.print(f"{self.folder / DECLARED} is plain text, which its author can change: {remedy}")
         return {"study": planned.study.name, "hash": digest, "hypotheses": words, "declared": told}
 
     def progress(self) -> "StudyStatus":
-        """Return the progress of the study, and its failures."""
+        """Return the study's progress and failures."""
         from biphase.studies.folder import read_state
         from biphase.studies.run import status
 
         return status(read_state(self.planned, self.folder))
 
     def status(self) -> "pandas.DataFrame":
-        """Return what is done, running and failed: a row for the training runs and one for each task. `seconds_left` is
-        for one worker."""
+        """Return how many units are done, running and failed: a row for the training runs and one for each task.
+        `seconds_left` is for one worker."""
         import pandas
 
         return pandas.DataFrame(self.progress().lines)
 
     def report(self, out: AnyPath | None = None) -> Path:
-        """Write tables, figures, verdicts and one HTML page from what is finished so far; return the page.
+        """Write tables, figures, verdicts and one HTML page from what is finished so far; return the path of the page.
 
         Args:
             out: The folder for the report; report/ in the study's folder by default.
@@ -191,8 +191,8 @@ class OpenStudy:
         return page
 
     def bundle(self, out: AnyPath | None = None) -> Path:
-        """Write an archive with the report and everything that it is made from; return it. Unpacked, it is a study's
-        folder, from which `report` rebuilds the page without shards or weights.
+        """Write an archive with the report and everything that it is made from; return its path. Unpacked, it is a
+        study's folder, from which `report` rebuilds the page without shards or weights.
 
         Args:
             out: The .tar.gz or .tar.xz file to write; study-NAME.tar.gz by default.
@@ -226,13 +226,12 @@ def advise(
     Args:
         text: Your text: shards, a file or a folder. Shards give an exact number of tokens.
         hours: The compute budget in hours.
-        device: The device, such as H100, or a run, whose measured speed is used. By default this machine's CPU,
-            whose speed is measured for ten seconds.
+        device: The device, such as H100, or a run whose measured speed to use. By default this machine's CPU, whose
+            speed is measured for ten seconds.
         devices: The number of devices; by default 1, or all cores of a CPU.
         efficiency: Useful FLOP/s as a share of the device's peak.
         flops: A budget in FLOPs instead of hours and a device.
-        study: The folder of one of your studies; its scores are used to choose the curriculum for training from
-            scratch.
+        study: The folder of one of your studies, whose scores choose the curriculum for training from scratch.
         from_scratch: Train from scratch even if a public model could be continued.
         text_field: The JSON field or column that holds the text.
     """
@@ -243,10 +242,10 @@ def advise(
 
     machine_options = {"device": device, "devices": devices, "efficiency": efficiency}
     if needless := [name for name, value in machine_options.items() if value is not None and hours is None]:
-        raise InputError(f"`{needless[0]}` only counts with `hours`: give these too, or leave it out")
+        raise InputError(f"`{needless[0]}` only counts with `hours`: give both, or leave it out")
     if are_names(text) and not isinstance(text, str | Path):
         if len(text) > 1:
-            raise InputError(f"advice is about one text, and {len(text)} are given: give the folder that holds them")
+            raise InputError(f"advice is about one text, but there are {len(text)}: give the folder that holds them")
         text = text[0] if text else text
     amount = None if text is None else measure_text(text, text_field)
     evidence = () if study is None else read_evidence(Path(study))
@@ -259,12 +258,12 @@ def advise(
 
 
 MEASURED = "3m"
-"""The preset that measures a CPU: small enough for a few steps on a slow or busy one."""
+"""The preset that measures a CPU, small enough for a few steps on a slow or busy one."""
 
 
 def measure_cpu(cores: int | None = None, seconds: float = 10) -> "Machine":
-    """Measure this machine's CPU by training a small network, and return a machine with this number of such cores; by
-    default, all cores of this machine."""
+    """Measure this machine's CPU by training a small network. Return a machine with `cores` such cores, or with all
+    cores of this machine."""
     import numpy as np
     import torch
 
@@ -281,7 +280,7 @@ def measure_cpu(cores: int | None = None, seconds: float = 10) -> "Machine":
     dtype = choose_dtype("auto", device)
     model = PackedModel(make_model(MEASURED, {}, TokenIds(vocab_size, 0, 1, 2, None), 256, seed=0))
     optimizers = make_optimizers(Optimizer(), model)
-    # Four samples of 256 random tokens, of which every third is predicted.
+    # Four samples of 256 random tokens; every third token is a target.
     bounds_S1, tokens_T = np.arange(0, 1025, 256), torch.randint(3, vocab_size, (1024,))
     positions_T, targets_N = torch.arange(1024) % 256, torch.arange(0, 1024, 3)
     layout = lay_out(bounds_S1, causal=False)
@@ -297,9 +296,9 @@ def measure_cpu(cores: int | None = None, seconds: float = 10) -> "Machine":
         durations.append(time.perf_counter() - begin)
     threads = torch.get_num_threads()
     flops = count_flops(model.network).batch(np.diff(bounds_S1), len(targets_N), causal=False)
-    speed = flops / median(durations[1:]) / threads  # the first step takes longer, and does not count
+    speed = flops / median(durations[1:]) / threads  # the first step does not count, because it takes longer
     on = f"preset {MEASURED} and {show_count(threads, 'thread')}"
-    source = f"measured here for {sum(durations):.0f} s with {on}, and with everything else that was running"
+    source = f"measured here for {sum(durations):.0f} s with {on}, beside everything else that was running"
     return Machine("CPU", cores or threads, float(speed), 1.0, source)
 
 
@@ -326,7 +325,7 @@ def equivalent(
             1, percent if every task has one above 1; biphase rejects other tables.
         lower_is_better: Treat scores as losses; tables show them with a minus sign.
         over: The source of noise: seeds, or tasks (each treated as one seed).
-        rename: Their column names → ours.
+        rename: The table's column names → ours.
     """
     from biphase.report.foreign import judge_table
 

@@ -17,15 +17,15 @@ from biphase.corpus.rows import BYTE_ORDER_MARK, Row, TableForm
 from biphase.errors import InputError, first_line, told_as
 
 TABLE_FORMS = {".csv": TableForm(), ".tsv": TableForm("\t", csv.QUOTE_ALL)}
-"""The form of a table by its ending, if the rows come from a file with another ending."""
+"""Ending → the form of a table, for rows that come from a file with another ending."""
 ENDINGS = (".jsonl", ".parquet", *TABLE_FORMS, ".xlsx")
 LONGEST_CELL = 32_767
-"""Characters that a cell of a spreadsheet holds."""
+"""The most characters that a cell of a spreadsheet holds."""
 OTHER_FILE = "write a .jsonl file"
 
 
 def refuse_ending(path: Path) -> None:
-    """Raises `InputError` for an unknown ending, or one that needs a missing package."""
+    """Raise `InputError` for an unknown ending, or one that needs a missing package."""
     if path.suffix.lower() not in ENDINGS:
         raise InputError(f"{path}: name a {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]} file")
     if path.suffix.lower() == ".xlsx":
@@ -34,12 +34,12 @@ def refuse_ending(path: Path) -> None:
 
 
 def write_rows(rows: Iterable[Row], sink: TextIO, ending: str, form: TableForm | None) -> None:
-    """Write rows in the form of an ending; write .csv and .tsv in `form` if one is given."""
+    """Write rows in the form that an ending stands for; .csv and .tsv in `form` if one is given."""
     if ending in TABLE_FORMS:
         write_table(rows, sink, form or TABLE_FORMS[ending])
     elif ending == ".xlsx":
         write_sheet(rows, sink)
-    elif ending == ".parquet":  # all at once: the types of its columns are those of all rows
+    elif ending == ".parquet":  # all at once, because the types of columns depend on all rows
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -48,14 +48,14 @@ def write_rows(rows: Iterable[Row], sink: TextIO, ending: str, form: TableForm |
         except pa.ArrowException as error:
             raise InputError(f"the rows do not fit one table ({first_line(error)}); {OTHER_FILE}") from None
     else:
-        for row in rows:  # in ASCII on a terminal, which obeys some characters
+        for row in rows:  # in ASCII on a terminal, because it obeys some control characters
             sink.write(json.dumps(row, ensure_ascii=sink.isatty(), default=str) + "\n")
         sink.flush()
 
 
 def flat_rows(rows: Iterable[Row]) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the header and the rows as cells, each with its place: probabilities in a column for each label, lists as
-    JSON. Raises `InputError` for a column that the first row lacks."""
+    """Yield the header and then each row as (its name for messages, its cells): probabilities in a column for each
+    label, lists as JSON. Raises `InputError` for a column that the first row lacks."""
     names: list[str] = []
     for number, row in enumerate(rows, start=1):
         flat = dict(row)
@@ -72,13 +72,13 @@ def flat_rows(rows: Iterable[Row]) -> Iterator[tuple[str, list[Any]]]:
 
 
 def write_sheet(rows: Iterable[Row], sink: TextIO) -> None:
-    """Write rows as the only sheet of a workbook. Texts stay texts, whatever they begin with."""
+    """Write rows as the only sheet of a workbook. Texts remain texts, whatever they begin with."""
     from openpyxl import Workbook
     from openpyxl.cell import WriteOnlyCell
 
     book = Workbook(write_only=True)
     sheet = book.create_sheet("predictions")
-    with closing(sheet):  # otherwise openpyxl repeats an error from inside
+    with closing(sheet):  # otherwise openpyxl raises a second error after one in this block
         for location, values in flat_rows(rows):
             cells = []
             for value in values:
@@ -88,16 +88,16 @@ def write_sheet(rows: Iterable[Row], sink: TextIO) -> None:
                 with told_as(f"{location} does not fit a sheet", OTHER_FILE):
                     cells.append(WriteOnlyCell(sheet, None if is_no_number else value))
                 if is_text:
-                    cells[-1].data_type = "s"  # otherwise a leading = makes it a formula
+                    cells[-1].data_type = "s"  # otherwise a leading = would make the text a formula
             sheet.append(cells)
     book.save(sink.buffer)
 
 
 def write_table(rows: Iterable[Row], sink: TextIO, form: TableForm) -> None:
-    """Write rows as a table of text. An apostrophe precedes a text that a spreadsheet would compute, as OWASP
+    """Write rows as .csv or .tsv. Put an apostrophe before a text that a spreadsheet would compute, as OWASP
     recommends."""
     quote, num_inert = None if form.quoting == csv.QUOTE_NONE else '"', 0
-    shape: Any = {"delimiter": form.delimiter, "lineterminator": "\r\n", "quotechar": quote}  # quotes a lone \r too
+    shape: Any = {"delimiter": form.delimiter, "lineterminator": "\r\n", "quotechar": quote}  # also quotes a lone \r
     lines: Any = SimpleNamespace(write=lambda line: sink.write(line[:-2] + form.line_end))
     table = csv.writer(lines, quoting=form.quoting, **shape)
     sink.write(BYTE_ORDER_MARK if form.has_mark else "")
@@ -113,11 +113,11 @@ def write_table(rows: Iterable[Row], sink: TextIO, form: TableForm) -> None:
 
 
 def show_cell(value: Any, form: TableForm) -> Any:
-    """Return a value as a cell of a table of text, with the table's decimal mark."""
+    """Return a value as a cell of a .csv or .tsv table, with the table's decimal mark."""
     if isinstance(value, float):
         return str(value).replace(".", form.decimal)
     return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
 FORMULA = re.compile(r"[=@\t\r]|[-+](?![\d\s.,()]*([eE][-+]?\d+)?$)")
-"""The beginning of a text that a spreadsheet would compute, unlike a number, a telephone number or a dash."""
+"""The beginning of a text that a spreadsheet would compute, but not of a number, a telephone number or a dash."""

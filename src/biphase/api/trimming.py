@@ -1,4 +1,4 @@
-"""Copy a model folder with a smaller vocabulary, and say in its card what that saves and costs."""
+"""Copy a model folder with a smaller vocabulary, and state in its card what that saves and costs."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -26,15 +26,16 @@ Texts = Callable[[], Iterable[str]]
 def trim_folder(
     source: Path, folder: Path, read_texts: Texts, read_unseen: Texts, names: str, minimum_count: int, test: Path | None
 ) -> None:
-    """Write a copy of a model folder with the tokens that occur at least `minimum_count` times in texts, which are read
-    twice. The card says how many tokens unseen texts take.
+    """Write a copy of a model folder with the tokens that occur at least `minimum_count` times in texts.
 
     Args:
+        read_texts: The function that reads these texts; it is called twice.
+        read_unseen: The function that reads further texts; the card says how many tokens they take.
         names: The names of the texts, for the card.
 
     Raises:
-        InputError: no fast tokenizer of a known kind, or texts without use for this.
-        FailedProofError: the copy reads or computes a text of kept tokens differently.
+        InputError: no fast tokenizer of a known kind, or unsuitable texts.
+        FailedProofError: the copy tokenizes a text of kept tokens differently, or computes another output for it.
     """
     task = find_task_data(source, test)
     ids = choose_ids(source, read_texts(), minimum_count)
@@ -43,7 +44,7 @@ def trim_folder(
         whole, smaller = trim_weights(part, ids)
         trim_tokenizer(part, ids)
         trim_id_records(part, ids)
-        with told_if_slow("comparing what the tokenizers and the networks make of the texts"):
+        with told_if_slow("comparing the tokenizers and the networks on the texts"):
             texts = measure_texts(compare_texts(source, part, read_texts(), ids))
             unseen = measure_texts(compare_texts(source, part, read_unseen(), ids))
             networks = load_plain(source), load_plain(part)
@@ -63,11 +64,11 @@ def trim_folder(
             lengths += f"; of {show_count(unseen['number'], 'unseen text')}: {show_means(unseen)}"
         lines = [
             f"{len(ids):,} of {networks[0].config.vocab_size:,} tokens are kept: those that {often} in "
-            f"{show_count(texts['number'], 'text')} ({names}), what they are made of, special ones, and bytes or "
-            f"single characters for what is in no text. {whole:,} → {smaller:,} parameters; weights and tokenizer "
+            f"{show_count(texts['number'], 'text')} ({names}), their parts, special tokens, and bytes or single "
+            f"characters for all other text. {whole:,} → {smaller:,} parameters; weights and tokenizer "
             f"{format_bytes(sizes[0])} → {format_bytes(sizes[1])}.",
-            f"Of these texts {same} are the same tokens as before; for kept tokens transformers computes the same, at "
-            f"most {gap:.1e} of an output's mean size apart. {lengths}.",
+            f"Of these texts, {same} have the same tokens as before; for kept tokens transformers' outputs differ by "
+            f"at most {gap:.1e} of their mean size. {lengths}.",
             f"{loss}; {seconds[0] / seconds[1]:.1f} times as fast here, {sizes[0] / sizes[1]:.1f} times smaller.",
         ]
         write_golden(part)
@@ -77,7 +78,7 @@ def trim_folder(
 
 
 def measure_texts(read: Iterable[tuple[list[int | None], list[int]]]) -> Counter[str]:
-    """Count the texts, those with the same tokens as before, and the tokens before and after."""
+    """Count the texts, the texts with the same tokens as before, and the tokens before and after."""
     counts = Counter[str]()
     for old, new in read:
         counts.update(number=1, same=old == new, before=len(old), after=len(new))
@@ -85,6 +86,6 @@ def measure_texts(read: Iterable[tuple[list[int | None], list[int]]]) -> Counter
 
 
 def show_means(counts: Counter[str]) -> str:
-    """Show the mean before and after: `153.2 → 158.0 (+3.1 %)`."""
+    """Show the mean number of tokens before and after: `153.2 → 158.0 (+3.1 %)`."""
     before, after = (counts[key] / counts["number"] for key in ("before", "after"))
     return f"{before:,.1f} → {after:,.1f} ({after / before - 1:+.1%})"

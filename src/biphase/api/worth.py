@@ -1,6 +1,6 @@
-"""Compare a model with another form of it (8 bits, fewer tokens) by score on the user's own task, and by time.
+"""Compare a model with another form of itself (8 bits, fewer tokens) by its score on the user's own task, and by time.
 
-The task's data is a fine-tuned model's test split or a labelled file, or an embedding model's judged texts.
+The data are a fine-tuned model's test split or a labelled file, or judged texts for an embedding model.
 """
 
 import time
@@ -26,22 +26,22 @@ from biphase.tasks.splits import Collection, TaskData
 
 @dataclass(frozen=True)
 class ScoredTask:
-    """A task with data on which two networks are compared."""
+    """A task with the data on which to compare two networks."""
 
     name: str
     metric: str
     classes: tuple[str, ...]
     judge: Callable[..., Rows]
-    """Predict each example with the model in `folder` (by default the model in question), or with another `network`
-    that is called like those of transformers."""
+    """The function that predicts each example: with the model in `folder` (by default the user's model), or with a
+    `network` that is called like transformers' networks."""
 
 
 TIMED_RUNS = 3
-"""The number of timed passes; the fastest counts."""
+"""The number of timed passes, of which the fastest counts."""
 
 
 def time_batches(network: Callable[..., Any], batches: Sequence[Mapping[str, Tensor]]) -> float:
-    """Return the seconds that a network takes for padded batches, after an untimed pass."""
+    """Return the seconds that a network takes for these padded batches, after an untimed pass."""
     seconds = []
     for _ in range(1 + TIMED_RUNS):
         started = time.perf_counter()
@@ -52,7 +52,7 @@ def time_batches(network: Callable[..., Any], batches: Sequence[Mapping[str, Ten
 
 
 def tell_loss(task: ScoredTask, before: Rows, after: Rows) -> str:
-    """Describe the difference of two scores of the same examples, with its interval."""
+    """Write the difference between two scores on the same examples, with its interval."""
     first_N, second_N = (linearize(*contributions(rows, task.metric, task.classes)) for rows in (before, after))
     scores = f"{100 * first_N.mean():.2f} → {100 * second_N.mean():.2f}"
     of_what = f"{len(first_N):,} test examples of {task.name}"
@@ -61,7 +61,7 @@ def tell_loss(task: ScoredTask, before: Rows, after: Rows) -> str:
 
 def find_task_data(folder: Path, test: Path | None) -> ScoredTask | None:
     """Find the data of a model's task: `test`, or else the test split of a kept model whose task comes with biphase.
-    Return None for no data."""
+    Return None if there are no data."""
     is_embedder = (folder / "modules.json").exists()
     if (folder / RECORD).exists() and not is_embedder:
         kept = find_kept(str(folder), test or Path())
@@ -86,7 +86,7 @@ def find_task_data(folder: Path, test: Path | None) -> ScoredTask | None:
 
 
 def read_test_split(kept: KeptModel, test: Path | None) -> ScoredTask:
-    """Read a labelled file, or the test split from a folder with the task's data or from the package, and from other
+    """Read a labelled file, or the test split from a folder with the task's data or from the package. Read from other
     splits only what encoding needs."""
     task, config = kept.task, kept.config
     data: TaskData | Collection

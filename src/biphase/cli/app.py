@@ -1,7 +1,7 @@
 """The command line: its commands and its errors.
 
 The commands themselves are functions in `MODULES`. A module is loaded only when one of its commands is called, so help
-and mistyped names are answered at once.
+and errors about mistyped names appear at once.
 """
 
 import ast
@@ -42,7 +42,7 @@ PATH = {
     "Embeddings": ("embed", "search"),
     "Studies and reports": ("study", "report"),
 }
-"""The commands in the order in which a text becomes a score."""
+"""Title of a section of the help → its commands, in the order in which a text becomes a score."""
 GROUPS = {
     "init": ("Write a recipe, a study, a task or a Slurm script to start from.", "init task reviews.csv"),
     "tokenizer": ("Train a tokenizer or copy an existing one.", "tokenizer train corpus/ --out tokenizer"),
@@ -53,18 +53,19 @@ GROUPS = {
     "study": ("Run a controlled study: one file defines its plan, runs and report.", "study plan mini"),
     "report": ("Report on published scores: the paper's, or those in your own files.", "report results scores.csv"),
 }
-"""The first words of commands of two words, with a description and an example."""
+"""First word of two-word commands → its description and an example."""
 MODULES = ("commands", "init")
-"""The modules beside this one whose functions are commands: `demo`, `study_plan` for `study plan`."""
+"""The modules beside this one whose functions are commands: `demo`, or `study_plan` for `study plan`."""
 OPTIONS: dict[str, str] = {}
-"""The option of each parameter of the running command; error messages name it instead of the parameter."""
+"""Parameter of the running command → its option, which error messages name instead."""
 
 MOST_CHARACTERS = 2000
-"""The longest error message: it may quote a file without line ends."""
+"""The most characters of an error message, which may quote a file without line ends."""
 
 
 def make_app() -> App:
-    """Make the app with all commands; names and descriptions come from the source of `MODULES`, without loading it."""
+    """Make the app with all commands. Read their names and descriptions from the source of `MODULES` without importing
+    them."""
     app = App(
         name="biphase",
         help="Turn text or a decoder into a text encoder within a compute budget, and measure how good it is.",
@@ -113,9 +114,9 @@ app = make_app()
 
 
 def run_command(words: Sequence[str]) -> None:
-    """Run the command that the words after `biphase` name. Raises `InputError` for words that no command takes."""
+    """Run the command given by the words after `biphase`. Raises `InputError` for words that no command accepts."""
     for word in words:
-        with told_as(f"'{word}' is not UTF-8, the only form of names that all libraries take", "give another name"):
+        with told_as(f"'{word}' is not UTF-8, the only encoding that all libraries accept", "choose another name"):
             word.encode()
     try:
         command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
@@ -136,19 +137,19 @@ def run_command(words: Sequence[str]) -> None:
 
 
 def main() -> NoReturn:
-    """Run the `biphase` command and exit: with code 2 and one line for an error that the user can mend, 75 while
-    another process does the same work, 128 and the number of the signal that stopped it (130 after Ctrl-C, 143 after
-    SIGTERM); with 1 and a traceback for a mistake of ours."""
+    """Run the `biphase` command and exit. The exit code is 2, with one line, for an error that the user can fix; 75
+    while another process does the same work; 128 plus the number of the signal that stopped it (130 after Ctrl-C, 143
+    after SIGTERM); 1, with a traceback, for a bug in biphase."""
     prepare_process()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
-            stream.reconfigure(encoding="utf-8")  # LC_ALL=C: else an arrow in a help text ends the command
+            stream.reconfigure(encoding="utf-8")  # with LC_ALL=C, an arrow in a help text would end the command
     if "torch" not in sys.modules:
         announce_loading(" ".join(["biphase", *sys.argv[1:2]]))
     try:
         if is_one_of_several() and environment_number("LOCAL_RANK", 0) > 0:
-            silence()  # one of the processes of a machine tells what is wrong with the command
-        with memory_told("end what else takes memory here, or take a larger machine"):
+            silence()  # only one of a machine's processes reports errors in the command
+        with memory_told("end other programs that take memory, or use a larger machine"):
             run_command(sys.argv[1:])
             sys.exit()
     except KeyboardInterrupt:
@@ -167,25 +168,25 @@ def main() -> NoReturn:
     except BaseException as error:
         if not is_raised_in_rust(error):
             raise
-        complain(f"a tokenizer or a model is damaged ({first_line(error)}); take its files from where they are whole")
+        complain(f"a tokenizer or a model is damaged ({first_line(error)}); replace its files with undamaged ones")
 
 
 def explain_system_error(error: OSError | RuntimeError) -> str:
-    """Explain what the system refused (a full disk, a folder in place of a file, a name that is too long), where, and
-    what to do about it. Raise any other error again, for it is a mistake of ours."""
+    """Explain an error of the system (a full disk, a folder in place of a file, a name that is too long), where it
+    occurred, and what to do about it. Raise any other error again, because it is a bug in biphase."""
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):
-        reason = str(error)  # so `Path.resolve` of Python 3.11 and 3.12; with 3.13 it is an OSError of what opens it
+        reason = str(error)  # from `Path.resolve` in Python 3.11 and 3.12; in 3.13, opening the file raises an OSError
     elif isinstance(error, RuntimeError) or error.errno is None:
         raise error
     else:
         name = str(error.filename or "while writing")
-        name = re.sub(r"(^|/)\.([^/]+?)(\.\d+)?\.part$", r"\1\2", name)  # a file on its way to its name
+        name = re.sub(r"(^|/)\.([^/]+?)(\.\d+)?\.part$", r"\1\2", name)  # a file that is not yet renamed
         reason = f"{error.strerror}: {name}"
-    return f"{reason}; mend this, or give another place: what was finished is kept, rerun to go on"
+    return f"{reason}; fix this, or choose another place: finished work is kept, so rerun to continue"
 
 
 def complain(line: str, code: int = 2) -> NoReturn:
-    """Say the line, in which the option stands for a parameter of the command, and end the process."""
+    """Print the line, with options in place of the command's parameters, and end the process."""
     take_turn(is_shared=code > 128)
     text = re.sub(r"`(\w+)`", lambda name: OPTIONS.get(name[1], name[0]), " ".join(line.split()))
     err.print(f"biphase: {clipped(text, MOST_CHARACTERS)}")

@@ -1,6 +1,6 @@
-"""The commands: each takes parameters, defaults and descriptions from functions of Python, and shows what they return.
+"""The commands. Each takes its parameters, defaults and descriptions from Python functions, and shows their results.
 
-`cli.app` names the commands, and loads this module when one of them is called.
+`cli.app` lists the commands, and loads this module when one of them is called.
 """
 
 import re
@@ -54,7 +54,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def in_one_word(read: Callable[[str], Any], description: str) -> Parameter:
-    """Make an option of values separated by commas; when repeated, it has the values of all its words."""
+    """Make an option that takes values separated by commas; if it is repeated, the values add up."""
     return Parameter(
         converter=lambda _, tokens: read(",".join(token.value for token in tokens)), n_tokens=1, help=description
     )
@@ -77,15 +77,15 @@ def like(
     shows: Callable[[Any], str | None] | None = None,
     fails: Callable[[Any], str] | None = None,
 ) -> Callable[..., Any]:
-    """Make a command of a function. It takes the parameters of other functions, with their types, defaults and
-    descriptions, and then its own. An annotation of its own wins over theirs. A function without parameters only gives
-    a description, and its command calls the first of the others.
+    """Return a decorator that turns a function into a command. The command takes the parameters of other functions,
+    with their types, defaults and descriptions, and then its own; its own annotations override theirs. A function
+    without parameters provides only a description, and its command calls the first of the others.
 
     Args:
         functions: The functions that parameters come from.
         arguments: The names of positional arguments; all others are options.
-        shows: Print the answer for people; with it, the command also has `--format json`.
-        fails: Return why an answer ends the command with code 2, or "".
+        shows: The function that prints the answer for people; with it, the command also has `--format json`.
+        fails: The function that returns why an answer ends the command with code 2, or "".
     """
 
     def make_command(written: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,19 +126,20 @@ def like(
 
 
 def split_annotation(annotation: Any) -> tuple[Any, list[Parameter]]:
-    """Return the type that the command line reads, None for a parameter of Python alone, and settings of cyclopts."""
+    """Return the type that the command line reads (None for a parameter that only Python has), and the settings for
+    cyclopts."""
     if get_origin(annotation) is Annotated:
         type_, *marks = get_args(annotation)
         types = [mark.type for mark in marks if isinstance(mark, OnCommandLine)]
         return (types or [type_])[0], [mark for mark in marks if isinstance(mark, Parameter)]
     if get_origin(annotation) in (Union, UnionType):
-        [type_] = {*get_args(annotation)} - {type(None)}  # several types need `OnCommandLine`
+        [type_] = {*get_args(annotation)} - {type(None)}  # a union of several types needs `OnCommandLine`
         return split_annotation(type_)[0] | None, []
     return annotation, []
 
 
 def as_option(parameter: PythonParameter, type_: Any, settings: list[Parameter], is_argument: bool) -> PythonParameter:
-    """Turn a parameter of Python into one of the command line."""
+    """Turn a parameter of a Python function into a parameter of the command line."""
     default = parameter.default
     if default is False or default == ():
         settings.append(Parameter(show_default=False))
@@ -146,7 +147,7 @@ def as_option(parameter: PythonParameter, type_: Any, settings: list[Parameter],
         shown = (show_rate(value) if isinstance(value, float) else str(value) for value in default)
         settings.append(Parameter(show_default=", ".join(shown)))
     passing: Any = parameter.POSITIONAL_ONLY if is_argument else parameter.KEYWORD_ONLY
-    if is_argument and get_origin(type_) is Sequence:  # as `*words`: options may only then stand between them
+    if is_argument and get_origin(type_) is Sequence:  # as `*words`, so that options may stand between them
         settings.append(Parameter(required=default is parameter.empty))
         type_, passing, default = str, parameter.VAR_POSITIONAL, parameter.empty
     annotation: Any = Annotated[(type_, *settings)]
@@ -361,7 +362,7 @@ def score(model: str, data: Path, **options: Any) -> Any:
 
 MODELS = (
     "Models: RUN[@STEP], model folders or Hub ids (ID@REVISION), followed by settings to override for all cells. "
-    "Without a model, summarize what --out holds."
+    "Without a model, summarize the scores in --out."
 )
 TASKS = "Names or YAML files, separated by commas; zero-shot:FOLDER or mteb:NAME. By default the paper's twelve tasks."
 

@@ -1,4 +1,4 @@
-"""`biphase doctor`: the facts that a bug report needs, by topic, a line each; a problem begins with `!`."""
+"""`biphase doctor`: the facts that a bug report needs, by topic, a line for each; `!` marks a problem."""
 
 import os
 import platform
@@ -18,9 +18,9 @@ VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS", "OMP_WAIT_POLICY"),
     *("GOMP_SPINCOUNT", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "XDG_CACHE_HOME", "BIPHASE_CACHE"),
 )
-"""Environment variables that change what runs, how fast, or where from. None holds a secret."""
+"""Environment variables that change which code and files are used, or how fast it runs. None contains a secret."""
 LOCAL_LOCKS = {"nolock", "localflock", "noflock", "local_lock=flock", "local_lock=all"}
-"""Mount options of NFS and Lustre with locks that other machines, or all processes, do not see."""
+"""Mount options of NFS and Lustre under which other machines, or all other processes, do not see locks."""
 GIB = 1 << 30
 
 
@@ -28,7 +28,7 @@ def examine(folder: Path = Path()) -> dict[str, dict[str, str]]:
     """Collect facts about this machine, by topic.
 
     Args:
-        folder: The folder that you want to work in; its disk and its locks are checked.
+        folder: The folder that you want to work in; the command checks its disk and its locks.
     """
     from huggingface_hub.constants import HF_HUB_CACHE
 
@@ -64,7 +64,7 @@ def examine(folder: Path = Path()) -> dict[str, dict[str, str]]:
 
 
 def describe_computing() -> dict[str, str]:
-    """Describe the devices, and what `auto` chooses on the first one and why."""
+    """Describe the devices, what `auto` chooses on the first one, and why."""
     import torch
 
     from biphase.device import choose_device, choose_dtype, explain_dtype, missing_for_compile
@@ -78,7 +78,7 @@ def describe_computing() -> dict[str, str]:
         capability = f"compute capability {properties.major}.{properties.minor}"
         facts[f"cuda:{number}"] = f"{properties.name}, {properties.total_memory / GIB:,.0f} GiB, {capability}"
     if not facts:
-        facts["GPUs"] = f"none is seen; this PyTorch is built for {torch.version.cuda or torch.version.hip or 'CPUs'}"
+        facts["GPUs"] = f"none found; this PyTorch is built for {torch.version.cuda or torch.version.hip or 'CPUs'}"
     device = choose_device("auto")
     dtype = choose_dtype("auto", device)
     _, compiles = decide_compile(ComputeConfig(), device, dtype, 2 * COMPILE_PAYS_AFTER_FLOPS)
@@ -93,7 +93,7 @@ def describe_computing() -> dict[str, str]:
 def nearest_existing(path: Path) -> Path:
     path = path.resolve()
     here = (folder for folder in (path, *path.parents) if os.path.lexists(folder))
-    return next(folder for folder in here if S_ISDIR(folder.stat().st_mode))  # of a link to itself: an OSError
+    return next(folder for folder in here if S_ISDIR(folder.stat().st_mode))  # OSError for a link to itself
 
 
 def free_space(folder: Path) -> str:
@@ -104,21 +104,22 @@ def free_space(folder: Path) -> str:
 
 
 def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> tuple[str, set[str]]:
-    """Return the kind and the mount options of a folder's file system, if the system knows them."""
+    """Return the kind and the mount options of a folder's file system, or `unknown file system` and no options."""
     mounted: dict[str, tuple[str, set[str]]] = {}
     for line in mounts.read_text(encoding="utf-8").splitlines() if mounts.exists() else ():
         _, mount_point, kind, options, *_ = line.split()
-        mounted[mount_point.replace("\\040", " ")] = kind, set(options.split(","))  # how a space is written there
+        mounted[mount_point.replace("\\040", " ")] = kind, set(options.split(","))  # \040 stands for a space
     around = [path for path in (folder, *folder.parents) if str(path) in mounted]
     return mounted[str(around[0])] if around else ("unknown file system", set())
 
 
 def describe_locks(folder: Path, kind: str, options: set[str]) -> str:
-    """Test whether a held lock (flock) is refused to a second process, as claims of runs and cells require."""
+    """Test whether a second process is denied a lock (flock) that another holds, because claims of runs and cells rely
+    on that; describe the result."""
     try:
         with TemporaryDirectory(dir=folder) as scratch, locked(Path(scratch) / "lock"):
             if not is_locked(Path(scratch) / "lock"):
-                return "! a held lock was given a second time: two processes could train into one folder"
+                return "! a held lock was granted a second time: two processes could train into one folder"
     except OSError as error:
         return f"! flock does not work here ({error.strerror}): runs cannot be claimed; use another file system"
     if local := LOCAL_LOCKS & options:
@@ -130,15 +131,15 @@ def describe_locks(folder: Path, kind: str, options: set[str]) -> str:
 
 
 def describe_hub() -> dict[str, str]:
-    """Tell whether the Hub answers."""
+    """Describe whether the Hub answers, by its address."""
     from huggingface_hub import constants, get_session
     from huggingface_hub.errors import HTTPError
 
-    state = "not asked: HF_HUB_OFFLINE is set, only what is in the cache is used"
+    state = "not asked: HF_HUB_OFFLINE is set, so only the cache is used"
     if not constants.HF_HUB_OFFLINE:
         try:
             answer = get_session().head(constants.ENDPOINT, timeout=5)
             state = f"reachable (it answers {answer.status_code})"
         except (OSError, ValueError, HTTPError) as error:
-            state = f"! not reachable ({first_line(error)}): use local folders, or what is in the cache"
+            state = f"! not reachable ({first_line(error)}): use local folders, or files in the cache"
     return {constants.ENDPOINT: state}

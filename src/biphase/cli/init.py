@@ -1,4 +1,4 @@
-"""`biphase init`: write a recipe, a study or a task to start from, by filling in a bundled one."""
+"""`biphase init`: write a recipe, a study or a task to start from, by filling in a bundled file."""
 
 import math
 import re
@@ -31,7 +31,7 @@ from biphase.tasks.spec import Task
 BUNDLED_NAMES = {
     kind: sorted(path.stem for path in (BUNDLED / kind).glob("*.yaml")) for kind in ("recipes", "studies", "tasks")
 }
-"""Names of bundled files by kind."""
+"""Kind → the names of its bundled files."""
 SHARDS_QUESTION = "Folder of shards (from `biphase prepare`)"
 
 
@@ -86,8 +86,8 @@ def has_shards(folder: Path) -> bool:
 
 
 def fit_to_text(recipe: Recipe, shards: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return changes to a recipe so that it reads the text no more often than `biphase study advise` recommends, and a
-    comment on how often; nothing if the shards are not here."""
+    """Return changes with which a recipe reads the text no more often than `biphase study advise` recommends, and a
+    comment that says how often it does; return neither if there are no shards yet."""
     from biphase.corpus.shards import read_shard_manifest
     from biphase.studies.advise import MOST_EPOCHS, choose_steps
 
@@ -138,7 +138,7 @@ def init_study(
     study = parse_config(Study, tree, origin=name)
     shards = ask_user(shards, SHARDS_QUESTION, study.recipe["data"]["shards"])
     changes: dict[str, Any] = {"name": out.stem, "title": out.stem, "recipe.data.shards": shards}
-    if study.notes:  # of that study's text and tasks
+    if study.notes:  # they are about the bundled study's text and tasks
         changes["notes"] = []
     for index, group in enumerate(study.arms):
         if model and group.parents:
@@ -150,7 +150,7 @@ def init_study(
         names = changes["evaluation.tasks"] = by_commas(tasks)
         if settings := study.evaluation.per_task:
             changes["evaluation.per_task"] = {task: settings[task] for task in settings if task in names}
-    if shards and has_shards(Path(shards)) and "planning" in tree:  # which says the vocabulary's size
+    if shards and has_shards(Path(shards)) and "planning" in tree:  # the shards have a vocabulary size of their own
         changes["planning"] = {key: value for key, value in tree["planning"].items() if key != "vocab_size"}
     text = with_values(text, changes)
     pairs = parse_data_dirs(data_dir or ())
@@ -226,7 +226,7 @@ def init_slurm(study: Path, folder: Path, /, *, jobs: int = 8, out: Path = Path(
 
 def origin_of(model: str, is_run: bool) -> dict[str, str]:
     """Return a recipe's `init` for a preset, a run, a folder or a Hub id (`ID@REVISION`). Raises `InputError` for a run
-    that is not there."""
+    that does not exist."""
     model = name_run(model) if is_run else model
     path, version = split_reference(model)
     if is_run or version.isdecimal() or (Path(path) / "config.yaml").exists():
@@ -238,18 +238,18 @@ def origin_of(model: str, is_run: bool) -> dict[str, str]:
 
 
 def ask_user(value: str | None, question: str, default: str | None) -> str | None:
-    """Return the value, or on a terminal the user's answer, or the default."""
+    """Return the value if there is one; or else, on a terminal, the user's answer; or else the default."""
     if value is not None or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return default if value is None else value
     return Prompt.ask(question, default=default or "", console=console.err) or None
 
 
 def starting_text(kind: str, name: str) -> str:
-    """Read a bundled file, without the comments above its first key."""
+    """Read a bundled file without the comments above its first key."""
     names = BUNDLED_NAMES[kind]
     if name not in names:
         remedy = "; name the file to write as --out" if name.endswith((".yaml", ".yml")) else nearest(name, names)
-        raise InputError(f"'{name}' is none of the bundled {kind}{remedy}")
+        raise InputError(f"'{name}' is not one of the bundled {kind}{remedy}")
     return re.sub(r"\A(#.*\n)+", "", (BUNDLED / kind / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
@@ -272,7 +272,7 @@ def with_values(text: str, changes: Mapping[str, Any]) -> str:
 
 
 def write_start(path: Path, origin: str, text: str, *commands: str) -> None:
-    """Write the file, but never over another, and print the next command."""
+    """Write a new file, with its commands as comments, and print the next command. Never overwrite a file."""
     head = [f"# Made from {origin}, which comes with biphase.", *(f"#   {command}" for command in commands)]
     with open(path, "x", encoding="utf-8") as file:
         file.write("\n".join([*head, text]))

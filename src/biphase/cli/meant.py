@@ -1,4 +1,4 @@
-"""A mistaken command → the command that was meant: what each kind of file or folder is for."""
+"""A mistaken command → the command that the user probably meant, by the kind of file or folder that it names."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,24 +29,25 @@ USES: dict[str, tuple[str, set[str], str]] = {
     "task": ("a task", {"task check", "finetune DATA"}, "finetune MODEL {}"),
     "table": ("a table", TEXT_VERBS | ROW_VERBS - {"finetune DATA"}, "init task {}"),
 }
-"""By kind of file or folder: its name, the commands that take it, and a command that uses it."""
+"""Kind of file or folder → its name, the commands that take it, and a command to suggest."""
 MEANT_COMMANDS = {
     ("model", "embed"): "embed embed model={} out=FOLDER",
     ("model", "pretrain"): "init recipe --model {}",
     ("model", "search"): "search TEXT QUESTION --model {}",
     ("task", "evaluate"): "evaluate MODEL --tasks {}",
 }
-"""The command that was probably meant, by kind and mistaken command."""
+"""(kind, mistaken command) → the command that the user probably meant."""
 TELLING_KEYS = {"arms": "study file", "curriculum": "recipe", "stages": "embedding recipe", "family": "task"}
-"""The key that tells each kind of YAML file."""
+"""Key of a YAML file → the kind of file that it reveals."""
 TABLE_ENDINGS = {".csv", ".tsv", ".xlsx", ".parquet", ".jsonl"}
 GROUPED = (["init"], ["tokenizer"], ["task"], ["study"], ["report"])
-"""The first words of commands of two words."""
+"""The first words of two-word commands."""
 
 
 def find_meant(words: Sequence[str]) -> str | None:
-    """Say which command was meant, if an argument is a file or a folder of a kind that the command does not take. Look
-    at the first argument, at the data of commands that take a model and data, and at all models of `evaluate`."""
+    """Return a message that suggests another command if an argument is a file or folder of a kind that this command
+    does not take; else None. Look at the first argument, at the data of commands that take a model and data, and at all
+    models of `evaluate`."""
     num_verbs = 1 + (words[:1] in GROUPED)
     verb, rest = " ".join(words[:num_verbs]), words[num_verbs:]
     places = {
@@ -66,7 +67,7 @@ def find_meant(words: Sequence[str]) -> str | None:
 
 
 def kind_of_word(word: str) -> str | None:
-    """Tell the kind of a folder, a file or the name of a bundled file; None for anything else."""
+    """Return the kind of a folder, a file, or the name of a bundled file; None for anything else."""
     from biphase.api.folders import find_kind
     from biphase.tasks.spec import task_table
 

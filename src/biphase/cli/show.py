@@ -1,4 +1,4 @@
-"""Print what a verb returned."""
+"""Print the results of commands."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,17 +15,17 @@ from biphase.report import verdicts
 from biphase.tasks.families import KINDS
 
 LONG_CHARACTERS = 60
-"""Facts with a longer part are printed one part a line."""
+"""The most characters in a part of a fact; if a part is longer, each part gets its own line."""
 PASSAGE_CHARACTERS = 300
-"""The characters shown of a passage."""
+"""The number of characters shown of a passage."""
 ANSWER_KEYS = ("question_id", "question", "by", "rank", "score", "id", "text")
 """The keys of a passage that do not come from its document."""
 MOST_LABELS = 12
-"""The number of labels shown of a split, most frequent first."""
+"""The number of labels shown of a split, the most frequent first."""
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """Print named facts: records as a table, nested or long facts one part a line, others one a line."""
+    """Print named facts: records as a table, nested or long facts with a line for each part, others on one line."""
     for key, value in facts.items():
         name = name_fact(key)
         parts: list[Any] = []
@@ -43,7 +43,7 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 
 
 def print_folder(facts: Mapping[str, Any]) -> None:
-    """Print the facts of a folder, and the scores of a cell per class."""
+    """Print the facts about a folder, its warnings, and for a cell the scores per class."""
     report = facts.get("classes")
     if not isinstance(report, ClassReport):
         print_facts({**facts, "warnings": None})
@@ -55,7 +55,7 @@ def print_folder(facts: Mapping[str, Any]) -> None:
 
 
 def print_checks(checks: Sequence[AnswerCheck]) -> None:
-    """Print the distance of each answer from the golden vectors."""
+    """Print the distance of each answer from the golden vectors, and the verdicts."""
     for check in checks:
         rows = [[tell_fact(*cell) for cell in {**row, "cosine": f"{row['cosine']:.6f}"}.items()] for row in check.texts]
         if rows:
@@ -64,7 +64,7 @@ def print_checks(checks: Sequence[AnswerCheck]) -> None:
 
 
 def print_file_score(score: FileScore) -> None:
-    """Print the metrics of a fine-tuned model on a file, the primary one first, and scores per class."""
+    """Print a fine-tuned model's metrics on a file, the primary one first, and its scores per class."""
     print_facts(fields_of(score, "model task num_examples num_left_out num_truncated"))
     for metric in sorted(score.metrics, key=lambda name: name != score.metric):
         out.print(score.show(metric))
@@ -73,12 +73,12 @@ def print_file_score(score: FileScore) -> None:
 
 
 def name_fact(key: str) -> str:
-    """Turn a key into words; leave an environment variable as it is."""
+    """Turn a key into words; leave the name of an environment variable unchanged."""
     return key.removeprefix("num_").replace("_", " ") if key.islower() else key
 
 
 def tell_fact(name: str, value: Any) -> str:
-    """Format a fact; a number whose name begins with `seconds` as a duration."""
+    """Write a fact as text; a number whose name begins with `seconds` becomes a duration."""
     match value:
         case None:
             return ""
@@ -100,7 +100,7 @@ def tell_fact(name: str, value: Any) -> str:
 
 
 def print_evaluation(answer: ZeroShot | MissingCells | ScoreSummary) -> None:
-    """Print the tables of `evaluate`."""
+    """Print the result of `evaluate`."""
     if isinstance(answer, MissingCells):
         print_facts(vars(answer))
         if answer.unknown_trainings:
@@ -117,7 +117,7 @@ def print_evaluation(answer: ZeroShot | MissingCells | ScoreSummary) -> None:
 
 
 def print_task(facts: dict[str, Any]) -> None:
-    """Print the facts of `check_task`, the most frequent labels of each split, and warnings of leaks."""
+    """Print the facts of `check_task`, the most frequent labels of each split, and warnings about leaks."""
     shared = {part: number for part, number in facts["also_in_train"].items() if number}
     lines: dict[str, Any] = {**facts, "labels": None, "classes": len(facts["classes"]), "also_in_train": shared}
     for part, counts in facts["labels"].items():
@@ -141,14 +141,14 @@ def print_passages(passages: list[dict[str, Any]]) -> None:
         out.print(f"{passage['rank']:>2}  {passage['score']:.4f}  {passage['id']}")
         columns = [
             key for key in passage if key not in ANSWER_KEYS and passage[key] == passage[key]
-        ]  # NaN: the document lacks it
+        ]  # NaN differs from itself: the document lacks this column
         if columns:
             out.prose(f"    {' · '.join(f'{key} {passage[key]}' for key in columns)}")
         out.prose(f"    {text[:PASSAGE_CHARACTERS]}{' …' if len(text) > PASSAGE_CHARACTERS else ''}")
 
 
 def parse_data_dirs(pairs: Sequence[str]) -> list[tuple[str, str]]:
-    """Split each `snli=path` into ("snli", "path")."""
+    """Split each pair such as `snli=path` into ("snli", "path")."""
     parts = []
     for pair in pairs:
         task, _, folder = pair.partition("=")

@@ -1,4 +1,4 @@
-"""Claims about scores → verdicts: each claim as inequalities, each inequality tested, findings corrected together.
+"""Claims about scores → verdicts. A claim becomes inequalities; each is tested, with a correction over all findings.
 
 An inequality says that a weighted sum of mean scores lies above a bound; its test is two-sided. A finding says that all
 its inequalities hold. A finding is one question, so Holm's correction is over findings, not over inequalities. Claims
@@ -22,7 +22,7 @@ from biphase.report.statistics import SIGNIFICANCE, Interval, holm, is_significa
 ClaimVerdict = Literal["supported", "contradicted", "undecided"]
 
 ON_PAR = 0.01
-"""Scores within a point count as about equal: our convention."""
+"""The difference within which scores count as about equal, one point: our convention."""
 
 
 @dataclass(frozen=True)
@@ -35,22 +35,22 @@ class Inequality:
     lacks_above: tuple[str, ...] = ()
     """Missing scores that prevent the verdict "above the bound"."""
     lacks_below: tuple[str, ...] = ()
-    """Missing scores that prevent the verdict "below"."""
+    """Missing scores that prevent the verdict "below the bound"."""
     num_asked: int = 1
-    """The number of inequalities from which this one was chosen as the best."""
+    """The number of inequalities among which this one was chosen as the strongest."""
     p_contrary: float = math.nan
-    """The p-value of the contrary, if that has another test."""
+    """The p-value of the contrary if a different test gives it (`strongest`); else nan."""
     adjusted: float = math.nan
-    """The p-value of its side, corrected as in `judge_claims`."""
+    """The smaller p-value of both sides, corrected as in `judge_claims`."""
     verdict: ClaimVerdict = "undecided"
     needs: str = ""
-    """What would decide it; empty if it is decided."""
+    """Missing scores, or further seeds and examples, that would decide it; empty if it is decided."""
     by_task: Mapping[str, Contrast] = field(default_factory=dict, repr=False, compare=False)
-    """Its contrast on each task alone, for a mean over tasks."""
+    """Task → the contrast on that task alone, for a mean over tasks."""
     arms: frozenset[str] = frozenset()
     """The arms whose scores it compares."""
     beside: str = ""
-    """The baseline at a multiple of the arm's FLOPs."""
+    """For a compute equivalent: the baseline at a multiple of the arm's FLOPs, in words."""
 
     @property
     def estimate(self) -> float:
@@ -58,17 +58,18 @@ class Inequality:
 
     @cached_property
     def interval(self) -> Interval:
-        """The uncorrected 95 % interval of the estimate, and the test of "the estimate equals the bound"."""
+        """The estimate with its uncorrected 95 % interval, and the p-value of "the estimate equals the bound"."""
         return self.contrast.against(self.bound)
 
     @property
     def carriers(self) -> str:
-        """A sentence on the tasks that alone do not support it; empty unless it is supported."""
+        """A sentence about the tasks that do not show the difference alone; empty unless it is supported."""
         return tell_carriers(self.by_task, self.bound) if self.verdict == "supported" else ""
 
     @property
     def alone(self) -> str:
-        """The result of its own test if corrections leave it undecided: `contradicted when tested alone, p = 0.002`."""
+        """The result of its uncorrected test if corrections leave it undecided, such as
+        `contradicted when tested alone, p = 0.002`; else empty."""
         lacks = {"supported": self.lacks_above, "contradicted": self.lacks_below}
         for (word, lacking), p_value in zip(lacks.items(), self.sides, strict=True):
             if self.verdict == "undecided" and is_significant(p_value) and not lacking:
@@ -77,13 +78,13 @@ class Inequality:
 
     @property
     def p_value(self) -> float:
-        """The two-sided p-value of that test, times `num_asked` (Bonferroni); nan without a test."""
+        """The two-sided p-value of `interval`, times `num_asked` (Bonferroni); nan without a test."""
         return min(self.interval.p_value * self.num_asked, 1.0)
 
     @property
     def sides(self) -> tuple[float, float]:
-        """The p-values of "it holds" and of "it does not": the test's own on the side of the estimate, 1 on the other;
-        nan without a test."""
+        """The p-values of the verdicts "it holds" and "it does not hold": that of the test on the side of the estimate,
+        1 on the other side; nan without a test."""
         holds = self.p_value if self.estimate > self.bound or math.isnan(self.p_value) else 1.0
         fails = self.p_value if self.estimate <= self.bound or math.isnan(self.p_value) else 1.0
         return holds, fails if math.isnan(self.p_contrary) else self.p_contrary
@@ -96,7 +97,7 @@ class Claim:
     statement: str
     inequalities: tuple[Inequality, ...]
     untested: tuple[str, ...] = ()
-    """Parts of the claim without scores."""
+    """Parts of the claim that lack scores."""
 
     @property
     def verdict(self) -> ClaimVerdict:
@@ -106,14 +107,14 @@ class Claim:
 
 @dataclass(frozen=True)
 class Finding:
-    """The claims of one statement."""
+    """One statement with its claims; it holds if all claims do."""
 
     key: str
     statement: str
     rule: str
     claims: tuple[Claim, ...]
     scope: str = ""
-    """The scope of the verdict if the statement is wider: `at size 1m`."""
+    """The scope of the verdict, if the statement is more general: `at size 1m`."""
 
     @property
     def verdict(self) -> ClaimVerdict:
@@ -121,7 +122,7 @@ class Finding:
 
     @property
     def needs(self) -> list[str]:
-        """What would decide it, a line for each inequality."""
+        """Lines on what would decide the finding: one for each undecided inequality and for each untested part."""
         lines = []
         for claim in self.claims:
             lines += [f"{one.label}: {one.needs}" for one in claim.inequalities if one.needs]
@@ -130,7 +131,7 @@ class Finding:
 
     @property
     def is_tested(self) -> bool:
-        """Whether any scores test the finding."""
+        """Whether any of its inequalities has scores."""
         return any(claim.inequalities for claim in self.claims)
 
     @property
@@ -140,15 +141,16 @@ class Finding:
 
     @property
     def num_tests(self) -> int:
-        """Number of its inequalities that can be tested."""
+        """The number of its inequalities that have a test."""
         return sum(not math.isnan(inequality.sides[1]) for inequality in self.inequalities)
 
     @property
     def p_value(self) -> float:
         """The p-value of the finding as a whole, not corrected for other findings; nan without a test.
 
-        It is the smaller of two: "all inequalities hold" has the largest of their p-values (the intersection-union
-        test, Berger 1982); "one does not hold" has the smallest, times their number.
+        It is the smaller of two p-values. That of "all inequalities hold" is the largest of theirs (the
+        intersection-union test, Berger 1982); that of "one does not hold" is the smallest of theirs, times their
+        number.
         """
         if not self.num_tests:
             return math.nan
@@ -158,18 +160,18 @@ class Finding:
 
 
 Verdicts = tuple[tuple[Finding, ...], str, str]
-"""The findings of a report, the answer to its question in a sentence or two, and a note for its readers."""
+"""The findings of a report, the answer to its question in a sentence or two, and a note on the tests."""
 
 
 def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Return the findings with all verdicts.
 
-    All inequalities of a finding must hold, so the p-value of one above its bound is corrected for the other findings
-    (Holm). One below its bound contradicts the finding alone, so its p-value is also corrected for the inequalities of
-    its finding (Bonferroni). An inequality is supported (contradicted) if that p-value is below 5 % and no score is
-    missing or has lost seeds (`lacks_above`, `lacks_below`). A claim, and likewise a finding, is supported if all its
-    parts are, contradicted if one part is, and otherwise undecided. With one pretraining seed a verdict is about these
-    checkpoints, not about another pretraining of the same arm (`name_noise`).
+    All inequalities of a finding must hold. So the p-value of an inequality above its bound is corrected only for the
+    other findings (Holm). A single inequality below its bound contradicts the finding, so its p-value is also corrected
+    for the inequalities of its finding (Bonferroni). An inequality is supported (contradicted) if that p-value is below
+    5 % and no score is missing or has lost seeds (`lacks_above`, `lacks_below`). A claim, and likewise a finding, is
+    supported if all its parts are, contradicted if one part is, and otherwise undecided. With one pretraining seed a
+    verdict is about these checkpoints, not about another pretraining of the same arm (`name_noise`).
     """
     p_values = [finding.p_value for finding in findings]
     with_verdicts = []
@@ -184,8 +186,8 @@ def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def name_noise(findings: Iterable[Finding]) -> str:
-    """Name the noise in the tests, and their subject: `fine-tuning seeds and test examples (4 of 5
-    tests). Verdicts are about these checkpoints`."""
+    """Name the sources of noise in the tests, and the subject of the verdicts:
+    `fine-tuning seeds and test examples (4 of 5 tests). Verdicts are about recipes`; empty without tests."""
     inequalities = chain.from_iterable(finding.inequalities for finding in findings)
     tested = [inequality.contrast for inequality in inequalities if not math.isnan(inequality.p_value)]
     if not tested:
@@ -208,8 +210,8 @@ def count_tested(findings: Iterable[Finding]) -> int:
 
 
 def decide(inequality: Inequality, other_p_values: Sequence[float], num_tests: int) -> Inequality:
-    """Return an inequality with its verdict, or with what would decide it. Correct its p-values for those of the other
-    findings and for `num_tests`, the tests of its own finding."""
+    """Return the inequality with its verdict, and with its needs if it is undecided. Correct its p-values for those of
+    the other findings and for `num_tests`, the number of tests in its own finding."""
     holds, fails = inequality.sides
     holds = float(holm([holds, *other_p_values])[0])
     fails = float(holm([fails * num_tests, *other_p_values])[0])
@@ -221,7 +223,7 @@ def decide(inequality: Inequality, other_p_values: Sequence[float], num_tests: i
     lacks_above = () if verdict == "contradicted" else inequality.lacks_above
     lacks_below = () if verdict == "supported" else inequality.lacks_below
     needs = list(dict.fromkeys((*lacks_above, *lacks_below)))
-    if verdict == "undecided":  # at the level of Holm's correction for the first finding
+    if verdict == "undecided":  # at the strictest level of Holm's correction
         num_findings = 1 + sum(not math.isnan(p_value) for p_value in other_p_values)
         num_asked = inequality.num_asked if inequality.estimate > inequality.bound else num_tests
         needs.append(what_decides(inequality.contrast, inequality.bound, SIGNIFICANCE / (num_findings * num_asked)))
@@ -241,8 +243,7 @@ def combine(verdicts: Sequence[str]) -> ClaimVerdict:
 
 def group_verdicts(findings: Sequence[Finding], words: Mapping[str, str]) -> str:
     """Group findings by verdict: `A and B are supported; none is contradicted; C is undecided; D could not be tested,
-    for lack of scores`.
-    `words` are the findings in words, by key."""
+    for lack of scores`. `words`: key of a finding → the finding in words."""
     groups = []
     for verdict in get_args(ClaimVerdict):
         names = [words[finding.key] for finding in findings if finding.is_tested and finding.verdict == verdict]
@@ -255,16 +256,15 @@ def group_verdicts(findings: Sequence[Finding], words: Mapping[str, str]) -> str
 
 
 def tell_verdict(verdict: ClaimVerdict, inequalities: Iterable[Inequality]) -> str:
-    """Write `supported`, or `supported for these checkpoints` if a tested model was pretrained once."""
+    """Write `supported`, or `supported for these checkpoints` if any tested model was pretrained once."""
     has_one_pretraining = any(inequality.contrast.num_pretrainings < 2 for inequality in inequalities)
     is_of_checkpoints = verdict != "undecided" and has_one_pretraining
     return f"{verdict} for these checkpoints" if is_of_checkpoints else verdict
 
 
 def tell_finding(finding: Finding) -> str:
-    """Write a verdict with the difference that is least above its bound, and the tasks that show it:
-    `Supported for these checkpoints: CLM first and MLM after it beats MLM alone: +8.69 points [+4.72, +12.66], in 5 of
-    5 seeds.`"""
+    """Write a finding's verdict, the difference that is least above its bound, and the tasks that show it: `Supported
+    for these checkpoints: CLM then MLM beats MLM alone: +8.69 points [+4.72, +12.66], in 5 of 5 seeds.`"""
     told = f"{tell_verdict(finding.verdict, finding.inequalities).capitalize()}: {finding.statement}"
     measured = [inequality for inequality in finding.inequalities if not math.isnan(inequality.estimate)]
     if not measured:
@@ -279,12 +279,12 @@ def tell_finding(finding: Finding) -> str:
 
 
 def strongest(rivals: Sequence[Inequality]) -> Inequality:
-    """Turn "at least one of these inequalities holds", all with one bound, into a single inequality: the one with the
-    strongest evidence. It is corrected for this choice (Bonferroni). Its contrary is "none is more than `ON_PAR` above
+    """Turn "at least one of these inequalities holds" into a single inequality: the one with the strongest evidence,
+    corrected for this choice (Bonferroni). All have the same bound. The contrary is "none is more than `ON_PAR` above
     the bound".
 
-    The strongest has the smallest p-value among those above the bound with a test and without missing scores; without
-    such, the highest estimate.
+    The strongest has the smallest p-value among those that are above the bound, have a test and lack no scores. If
+    there are none, it has the highest estimate.
     """
 
     def evidence(rival: Inequality) -> tuple[float, float]:
@@ -294,7 +294,7 @@ def strongest(rivals: Sequence[Inequality]) -> Inequality:
     best = min(rivals, key=evidence)
     bound = best.bound
     # The contrary must hold for every rival, so its p-value is the largest of theirs. A rival without a test counts as
-    # 1, unless none has a test. 0.01, nan, 0.2 → 1; 0.01, 0.03, 0.2 → 0.2; nan, nan → nan.
+    # p = 1, unless no rival has a test: 0.01, nan, 0.2 → 1; 0.01, 0.03, 0.2 → 0.2; nan, nan → nan.
     contrary = []
     for rival in rivals:
         p_value = rival.contrast.against(bound + ON_PAR).p_value

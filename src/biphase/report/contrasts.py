@@ -1,11 +1,11 @@
 """Scores of several models → a difference between them and its test: all verdicts use this one test.
 
-Equally good models differ by four sources of noise: the pretraining seed, the fine-tuning seed, the test examples, and
-the validation examples and seeds that choose the learning rate. A test accounts for the sources that the scores show,
-and names them. The same test gives averages their intervals, measures how well a task separates models, and estimates
-how many seeds or examples would decide a difference.
+Four sources of noise make equally good models differ: the pretraining seed, the fine-tuning seed, the test examples,
+and the validation examples and seeds that choose the learning rate. A test accounts for the sources that the scores
+show, and names them. The same test gives averages their intervals, measures how well a task separates models, and
+estimates how many seeds or examples would decide a difference.
 
-Letters: R independent repetitions (pretraining seeds where there are several, else fine-tuning seeds), N examples.
+Letters: R independent repetitions (pretraining seeds if there are several, else fine-tuning seeds), N examples.
 """
 
 import bisect
@@ -53,27 +53,27 @@ class Contrast:
     degrees: float
     """The degrees of freedom of the t-distribution."""
     size: float
-    """The largest score in it; a spread far below is rounding."""
+    """The largest score in the sum; a spread far smaller than it counts as rounding error."""
     test: Literal["paired t", "Welch", "jackknife t"]
     """`paired t` if all scores are paired by seed. Known test examples are always paired."""
     num: int
-    """The least number of seeds of a score: pretraining seeds if there are several, else fine-tuning seeds."""
+    """The fewest seeds of any score: pretraining seeds if there are several, else fine-tuning seeds."""
     num_pretrainings: int = 1
-    """The least number of pretraining seeds of a score."""
+    """The fewest pretraining seeds of any score."""
     num_examples: int = 0
     """The number of test examples in the test; 0 if their contributions are unknown."""
     example_variance: float = 0.0
-    """The part of the squared error from the test examples."""
+    """The part of the squared error that comes from the test examples."""
     choice_variance: float = 0.0
-    """The part of the squared error from the choice of rates."""
+    """The part of the squared error that comes from the choice of rates."""
     choice_degrees: float = math.nan
-    """The degrees of freedom of that part; nan if the test leaves it out, or there was no choice."""
+    """The degrees of freedom of `choice_variance`; nan if the test leaves it out, or there was no choice."""
     lent: int = 0
-    """The degrees of freedom that other arms lend the spread over seeds."""
+    """The degrees of freedom that other arms lend to the spread over seeds."""
     has_one_seed: bool = False
-    """Whether a score has a single fine-tuning seed for all its pretrainings."""
+    """Whether some score has a single fine-tuning seed for all its pretrainings."""
     by_seed: tuple[float, ...] = ()
-    """The sum under each seed; () unless all scores are paired by seed."""
+    """The sum for each seed; () unless all scores are paired by seed."""
 
     @property
     def noise(self) -> tuple[Noise, ...]:
@@ -85,37 +85,38 @@ class Contrast:
         return tuple(sources)
 
     def against(self, bound: float = 0.0) -> Interval:
-        """The estimate, its 95 % interval, and the two-sided p-value of "it equals `bound`"."""
+        """Return the estimate, its 95 % interval, and the two-sided p-value of the hypothesis "it equals `bound`"."""
         tested = t_test(self.estimate - bound, self.error, self.degrees, self.size)
         return replace(tested, value=self.estimate, low=tested.low + bound, high=tested.high + bound)
 
     @property
     def side(self) -> Side:
-        """The side of zero on which it lies (`judge_difference`)."""
+        """The side of zero on which the estimate lies (`judge_difference`)."""
         return judge_difference(self.estimate, self.against().p_value)
 
     def tell_seeds(self, bound: float = 0.0) -> str:
-        """Write in how many seeds it lies above a bound: `, in 11 of 12 seeds`; empty unless seeds are paired."""
+        """Write in how many seeds the sum lies above a bound: `, in 11 of 12 seeds`; empty unless seeds are paired."""
         num_above = sum(value > bound + ROUNDING * self.size for value in self.by_seed)
         return f", in {num_above} of {self.num} seeds" if len(self.by_seed) > 1 else ""
 
     def over_examples(self) -> Interval:
-        """Test these runs over test examples alone, without the noise of seeds."""
+        """Test the difference between these runs over test examples alone, without the noise of seeds."""
         error = math.sqrt(self.example_variance) if self.num_examples > 1 else math.nan
         return t_test(self.estimate, error, self.num_examples - 1, self.size)
 
 
 def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
-    """Σ weight · mean over the scores of different models, with its error from seeds and test examples together.
+    """Return Σ weight · mean over the scores of different models, with its error from seeds and test examples together.
 
     Scores with the same seeds are paired by seed; others count as independent. Test examples are paired. The squared
     error is a + b - c, and never below a or b: the variance of a mean over two crossed random factors. a is the
-    variance of the sum from R repetitions (Student's, or Welch's for groups of seeds), b that from N examples, and c
-    the part that both contain (seeds that differ on single examples). The variance of the choice of rates
-    (`of_choices`) is added; without it, other arms with the same seeds lend a degrees of freedom (`moderate`).
-    `mix_degrees` combines the degrees of freedom. With unknown examples this is the t test over seeds alone.
+    variance of the sum over R repetitions (Student's, or Welch's for groups of seeds), b its variance over N examples,
+    and c the part that both contain (seeds that differ on single examples). The variance of the choice of rates
+    (`of_choices`) is added. Without that variance, other arms with the same seeds lend degrees of freedom to a
+    (`moderate`). `mix_degrees` combines the degrees of freedom. If examples are unknown, this is the t test over seeds
+    alone.
     """
-    # An average counts as its scores.
+    # An average counts as the scores behind it.
     terms = [(weight / len(mean.parts), score) for weight, mean in terms for score in mean.parts]
     groups = group_by_seeds(terms)
     choice_variance, choice_degrees = of_choices(terms)
@@ -128,7 +129,7 @@ def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
         example_variance, example_degrees = add_parts(example_parts)
     over_examples = max(example_variance - shared, 0.0), example_degrees
     paired = groups[0] if groups is not None and len(groups) == 1 else []
-    # One seed has no spread, so the error is nan.
+    # A single seed shows no spread, so the error is nan.
     total = max(seed_variance + example_variance - shared, seed_variance, example_variance) if num > 1 else math.nan
     return Contrast(
         estimate=float(estimate),
@@ -149,12 +150,12 @@ def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
 
 
 def have_one_seed(scores: Iterable[Result]) -> bool:
-    """Tell whether one of these has a single fine-tuning seed."""
+    """Tell whether any of these scores has a single fine-tuning seed."""
     return any(len({*part.seeds}) == 1 for score in scores for part in score.parts)
 
 
 def seed_interval(terms: Iterable[tuple[float, Result]]) -> Interval:
-    """Σ weight · mean with its 95 % interval over seeds alone, the ± of every shown score. Verdicts also account for
+    """Return Σ weight · mean with its 95 % interval over seeds alone, as every ± shows it. Verdicts also account for
     test examples (`contrast`)."""
     terms = [(weight / len(mean.parts), score) for weight, mean in terms for score in mean.parts]
     parts, _, estimate = over_seeds(terms, group_by_seeds(terms), lends=False)
@@ -163,9 +164,9 @@ def seed_interval(terms: Iterable[tuple[float, Result]]) -> Interval:
 
 
 def over_seeds(terms: Terms, groups: list[Terms] | None, lends: bool) -> tuple[list[tuple[float, int]], int, float]:
-    """Return the variance of the sum from each group of repetitions with its degrees of freedom; the least number of
-    repetitions; and the sum. `lends`: other arms lend degrees of freedom."""
-    if groups is None:  # means and spreads alone, as published
+    """Return, for each group of repetitions, the variance of the sum and its degrees of freedom; the fewest
+    repetitions of a group; and the sum. `lends`: whether other arms lend degrees of freedom."""
+    if groups is None:  # only means and spreads are known, as for published scores
         parts = [((weight * score.std) ** 2 / score.num, score.num - 1) for weight, score in terms]
         return parts, min(score.num for _, score in terms), sum(weight * score.mean for weight, score in terms)
     rows = [np.sum([weight * score.repeated for weight, score in group], axis=0) for group in groups]
@@ -178,27 +179,28 @@ def over_seeds(terms: Terms, groups: list[Terms] | None, lends: bool) -> tuple[l
 
 
 FEW_DEGREES = 4
-"""A spread over seeds with fewer degrees of freedom borrows from other arms; `mix_degrees` has another rule for it."""
+"""The fewest degrees of freedom with which a spread over seeds stands alone. With fewer it borrows from other arms, and
+`mix_degrees` follows another rule."""
 
 LENT_DEGREES, LENT_FACTOR = 3, 2
-"""The most degrees of freedom that the arms of a study lend a difference, and the factor on their mean variance. In
-simulations fewer than 6 % of equal arms are called different, even if one has seeds twice as noisy as the others'."""
+"""The most degrees of freedom that the arms of a study lend to a difference, and the factor on their mean variance. In
+simulations the test calls fewer than 6 % of equal arms different, even if one arm's seeds are twice as noisy."""
 
 
 def count_lent(degrees: int, num_arms: int) -> int:
-    """Return the degrees of freedom that `num_arms` arms lend a difference with `degrees` of its own."""
+    """Return the degrees of freedom that `num_arms` arms lend to a difference with `degrees` of its own."""
     return max(min(LENT_DEGREES, (num_arms - 2) * degrees), 0) if degrees < FEW_DEGREES else 0
 
 
 def moderate(own: float, degrees: int, group: Terms) -> tuple[float, int]:
-    """Shrink the variance of a group's sum over repetitions towards that of all arms with the same seeds; return it
-    with the degrees of freedom that these lend. This is moderated variance (Smyth 2004) with a fixed prior.
+    """Shrink the variance of a group's sum over repetitions towards that of all arms with the same seeds. Return it
+    with the degrees of freedom that those arms lend. This is moderated variance (Smyth 2004) with a fixed prior.
 
-    The prior is the largest of two: the mean variance of all arms' differences, and that of the differences between
-    each arm of the sum and the others, because arms of one trunk vary less among themselves. The result is never below
-    the sum's own variance, so noisy arms stay noisy. In the sum, all arms must have the same weights on the datasets up
-    to a factor, and the factors must add up to zero, as in differences of scores and of averages: effects of a seed on
-    all arms then cancel. Any other sum keeps its own variance.
+    The prior is the larger of two variances: the mean variance of all arms' differences, and the mean variance of the
+    differences between an arm of the sum and the others, because arms of one trunk vary less among themselves. The
+    result is never below the sum's own variance, so noisy arms stay noisy. In the sum, all arms must have the same
+    weights on the datasets up to a factor, and these factors must add up to zero, as they do in differences of scores
+    and of averages: then a seed's effects on all arms cancel. Any other sum keeps its own variance.
     """
     cohorts = {score.dataset: score.cohort for _, score in group}
     names = set.intersection(*map(set, cohorts.values()))
@@ -221,7 +223,8 @@ def moderate(own: float, degrees: int, group: Terms) -> tuple[float, int]:
 
 
 def apart(rows_NR: np.ndarray, names: Sequence[str], arms: Sequence[str]) -> list[float]:
-    """List, for each of `arms`, the mean variance over repetitions of its differences to the others."""
+    """Return, for each of `arms`, the mean variance over repetitions of its differences from the other arms; `rows_NR`
+    has a row of scores for each of `names`."""
     gaps = [np.delete(rows_NR - rows_NR[names.index(arm)], names.index(arm), axis=0) for arm in arms if arm in names]
     return [float(gap_NR.var(axis=1, ddof=1).mean()) for gap_NR in gaps]
 
@@ -231,12 +234,12 @@ Part = tuple[float, float]
 
 
 def mix_degrees(seeds: Part, examples: Part, choice: Part) -> float:
-    """Return the degrees of freedom of the sum of three variances; some may be 0.
+    """Return the degrees of freedom of the sum of three variances; some variances may be 0.
 
-    Satterthwaite's rule applies if seeds have `FEW_DEGREES` or more and there was no choice of rates. Otherwise
-    Student's 95 % quantile of the result is the mean of the parts' quantiles, weighted by their variances (Cochran and
-    Cox 1950): Satterthwaite's rule finds too many differences if a part with few degrees dominates, or if seeds chose
-    rates for each other.
+    Satterthwaite's rule applies if seeds have at least `FEW_DEGREES` and there was no choice of rates. Otherwise the
+    parts' 95 % quantiles of Student's t, averaged with their variances as weights, give the quantile of the result
+    (Cochran and Cox 1950). Satterthwaite's rule would find too many differences if a part with few degrees dominates,
+    or if seeds chose rates for each other.
     """
     spread = [(variance, degrees) for variance, degrees in (seeds, examples, choice) if variance > 0]
     total = sum(variance for variance, _ in spread)
@@ -249,12 +252,12 @@ def mix_degrees(seeds: Part, examples: Part, choice: Part) -> float:
 
 
 def group_by_seeds(terms: Terms) -> list[Terms] | None:
-    """Group the terms by repetitions; terms of a group are paired. None if samples are unknown."""
+    """Group the terms by their repetitions; the terms of a group are paired. Return None if samples are unknown."""
     groups: dict[tuple[int, ...], Terms] = {}
     for weight, score in terms:
         if not score.samples:
             return None
-        # Equal numbers of fine-tuning and pretraining seeds do not pair them.
+        # -1 keeps pretraining seeds apart from fine-tuning seeds with the same values.
         is_repeated = len(set(score.pretraining_seeds)) > 1
         seeds = tuple(score.seeds or range(len(score.samples)))
         key = (-1, *sorted(set(score.pretraining_seeds))) if is_repeated else seeds
@@ -263,8 +266,8 @@ def group_by_seeds(terms: Terms) -> list[Terms] | None:
 
 
 def over_test_sets(groups: list[Terms]) -> tuple[list[tuple[float, int]], float] | None:
-    """Return the variance of the sum from the examples of each test set with its degrees of freedom, and the part that
-    seeds and examples share. None unless all scores have the contributions of their examples."""
+    """Return, for each test set, the variance of the sum over its examples and the degrees of freedom; and the part
+    that seeds and examples share. Return None unless all scores have the contributions of their examples."""
     tables = {id(score): score.examples and score.examples.read() for group in groups for _, score in group}
     usable = {key: table for key, table in tables.items() if table and table.values_SN.shape[1] > 1}
     if len(usable) < len(tables):
@@ -273,7 +276,7 @@ def over_test_sets(groups: list[Terms]) -> tuple[list[tuple[float, int]], float]
     for fingerprint in dict.fromkeys(table.fingerprint for table in usable.values()):
         means_N: Any = 0.0
         for group in groups:
-            # The contribution of each example to the sum under each repetition.
+            # The contribution of each example to the sum, for each repetition.
             sums_RN: Any = 0.0
             for weight, score in group:
                 if usable[id(score)].fingerprint == fingerprint:
@@ -287,11 +290,11 @@ def over_test_sets(groups: list[Terms]) -> tuple[list[tuple[float, int]], float]
 
 
 def of_choices(terms: Terms) -> tuple[float, float]:
-    """Return the variance of the sum from the choice of rates by validation examples and seeds, and its least degrees
-    of freedom. Each score counts as if it had its own validation examples.
+    """Return the variance of the sum that comes from choosing rates by validation examples and seeds, and its least
+    degrees of freedom. Each score counts as if it had its own validation examples.
 
-    0 and nan unless known for all scores of a single pretraining. The spread over pretraining seeds that chose their
-    own rates already contains it.
+    Return 0 and nan unless the variance is known for all scores of a single pretraining. If pretraining seeds chose
+    their own rates, the spread over them already contains it.
     """
     weights: dict[int, float] = {}
     for weight, score in terms:
@@ -305,17 +308,19 @@ def of_choices(terms: Terms) -> tuple[float, float]:
 
 
 def difference(a: Result, b: Result) -> Contrast:
-    """Contrast the mean of `a` minus the mean of `b`."""
+    """Return the contrast of the mean of `a` minus the mean of `b`."""
     return contrast([(1.0, a), (-1.0, b)])
 
 
 def jackknife(
     statistic: Callable[[np.ndarray], float], num: int, size: float, pretraining_seeds: Sequence[int] = ()
 ) -> Contrast:
-    """Estimate a function of `num` samples, with its standard error by Tukey's jackknife: it leaves out one sample at a
-    time, or with several pretraining seeds all samples of one, because these are the independent repetitions.
+    """Estimate a function of `num` samples, with its standard error by Tukey's jackknife. The jackknife leaves out one
+    independent repetition at a time: a sample or, with several pretraining seeds, all samples of one of these seeds.
 
-    `pretraining_seeds`: the seed of each sample, as in `Result`.
+    Args:
+        statistic: the function; its argument has the indices of the samples to use.
+        pretraining_seeds: the pretraining seed of each sample, as in `Result`.
     """
     samples_S = np.arange(num)
     several = len(set(pretraining_seeds)) > 1
@@ -331,7 +336,7 @@ def jackknife(
 
 
 def judge_difference(estimate: float, p_value: float) -> Side:
-    """Return the side of zero on which the two-sided test of "it is zero" puts an estimate: the rule of every verdict.
+    """Return the side of zero on which an estimate lies by the two-sided test against zero: the rule of every verdict.
 
     "within noise" never means "equal": look at the interval. "untested": no p-value (one seed, no spread).
     """
@@ -345,8 +350,8 @@ def judge_difference(estimate: float, p_value: float) -> Side:
 def say_difference(
     gap: Interval, first: tuple[str, float], second: tuple[str, float], *, is_ahead: bool, where: str = ""
 ) -> str:
-    """Write the verdict on two models as a sentence; `gap` is the difference of their scores:
-    `A is ahead of B on genre: 71.20 % against 70.00 %, +1.20 points [+0.40, +2.00]`."""
+    """Write the verdict on two models as a sentence: `A is ahead of B on genre: 71.20 % against 70.00 %, +1.20 points
+    [+0.40, +2.00]`. `gap` is the difference between their scores."""
     (name, score), (rival, rival_score) = first, second
     verb = "is ahead of" if is_ahead else "cannot be distinguished from"
     scores = f"{show_share(score)} % against {show_share(rival_score)} %"
@@ -354,7 +359,7 @@ def say_difference(
 
 
 def tell_carriers(by_task: Mapping[str, Contrast], bound: float = 0.0) -> str:
-    """Write which tasks show a difference of means above a bound if each is tested alone; empty if all do.
+    """Write which tasks show a difference above a bound when each is tested alone; empty if all do, or with one task.
 
     `When the tasks are tested separately, only a shows the difference: +15.63 points [+9.40, +21.86]. The other, b,
     does not: +1.75 points [−0.55, +4.05].`
@@ -377,8 +382,8 @@ def tell_carriers(by_task: Mapping[str, Contrast], bound: float = 0.0) -> str:
 
 
 def with_averages(results: ResultSet) -> ResultSet:
-    """Add the average over the datasets of each family, and the mean over all tasks, for arms with all datasets. Keep
-    the averages that exist."""
+    """Add the average over the datasets of each family, and the mean over all tasks, for arms with all these datasets.
+    Keep averages that exist already."""
     groups: dict[tuple[ReportArm, Metric], dict[tuple[str, str], Result]] = {}
     for result in results.results:
         cells = groups.setdefault((result.arm, result.metric), {})
@@ -401,8 +406,9 @@ def with_averages(results: ResultSet) -> ResultSet:
 def average(cells: Sequence[Result], family: Family = "", dataset: str = ALL_TASKS) -> Result:
     """Average an arm's results on several datasets.
 
-    With the same seeds on all datasets, the average has a sample for each seed. With different seeds it has no samples
-    but an interval over independent repetitions, paired by pretraining seed. Published means count as independent.
+    With the same seeds on all datasets, the average has a sample for each seed. With different seeds it has no samples,
+    only an interval over independent repetitions, which pairs datasets by pretraining seed. Published means count as
+    independent.
     """
     first = cells[0]
     mean_result = Result(first.arm, family, dataset, first.metric, cells=tuple(cells) if first.samples else ())
@@ -415,24 +421,25 @@ def average(cells: Sequence[Result], family: Family = "", dataset: str = ALL_TAS
     num = min(cell.num for cell in cells)
     if all(cell.samples for cell in cells):
         return replace(mean_result, summary=replace(seed_interval((1 / len(cells), cell) for cell in cells), num=num))
-    # 3. Only means and half-widths.
+    # 3. Published means and half-widths.
     mean = float(np.mean([cell.mean for cell in cells]))
     half_width = NORMAL_QUANTILE * math.sqrt(sum(cell.std**2 / cell.num for cell in cells)) / len(cells)
     return replace(mean_result, summary=Interval(mean, mean - half_width, mean + half_width, num=num), cells=())
 
 
 POWER = 0.8
-"""The probability of a decision with a number of seeds or examples that is called enough."""
+"""The probability of a decision from which a number of seeds or examples counts as enough."""
 
 MOST_SEEDS, MOST_EXAMPLES = 1_000, 1_000_000
 
 
 def measure_signal(scores: Iterable[Result]) -> tuple[float, str]:
-    """Measure how clearly a task separates several models; nan with fewer than two, or with unknown noise.
+    """Measure how clearly a task separates several models.
 
-    Return the standard deviation of their means over the standard error of one mean: about 1 if all models are equally
-    good. The standard error is that of a difference over √2, averaged over neighbours in rank. Return also what would
-    separate the best from the worst model; empty if an F test of the squared ratio already finds that models differ.
+    Return the standard deviation of their means divided by the standard error of one mean: about 1 if all models are
+    equally good; nan with fewer than two models, or with unknown noise. The standard error is that of a difference
+    divided by √2, averaged over neighbours in rank. Return also what would separate the best model from the worst;
+    empty if an F test of the squared ratio already finds that models differ.
     """
     ranked = sorted(scores, key=lambda score: score.mean)
     neighbours = [difference(upper, lower) for lower, upper in itertools.pairwise(ranked)]
@@ -441,10 +448,10 @@ def measure_signal(scores: Iterable[Result]) -> tuple[float, str]:
         return math.nan, ""
     spread, noise = np.std([score.mean for score in ranked], ddof=1), math.sqrt(float(np.mean(np.square(errors))) / 2)
     ratio = float(spread) / noise
-    # Each model but the first and the last has two neighbours: k models of n seeds have k (n - 1) degrees of freedom,
-    # their k - 1 differences 2 (n - 1) each.
+    # k models with n seeds each have k (n - 1) degrees of freedom. Their k - 1 differences between neighbours have
+    # 2 (n - 1) each, so the sum over these is scaled by k / (2 (k - 1)).
     num = len(ranked)
-    # Neighbours whose difference is the same for all seeds show no noise, and have no degrees.
+    # Neighbours whose difference is the same for all seeds show no noise and have no degrees of freedom.
     degrees = float(np.nansum([gap.degrees for gap in neighbours])) * num / (2 * (num - 1))
     decides = is_significant(float(special.fdtrc(num - 1, degrees, ratio**2)))
     level = SIGNIFICANCE / (num * (num - 1) // 2)
@@ -452,10 +459,10 @@ def measure_signal(scores: Iterable[Result]) -> tuple[float, str]:
 
 
 def what_decides(pair: Contrast, bound: float, level: float) -> str:
-    """Write how many seeds, test examples or both would put a contrast on one side of a bound at this level, if
-    estimate and spreads stay as measured."""
+    """Write how many seeds, test examples or both would put a contrast on one side of a bound at this level if the
+    estimate and the spreads stayed as measured."""
     if math.isnan(pair.against(bound).p_value) or not pair.error > 0:
-        return "scores that differ between seeds, of two seeds or more" if pair.num > 1 else "two seeds or more"
+        return "two seeds or more with different scores" if pair.num > 1 else "two seeds or more"
     seeds = "pretraining seeds" if pair.num_pretrainings > 1 else "seeds"
     stay = "if the true difference and the spread are those seen here"
     more_seeds = range(pair.num + 1, MOST_SEEDS + 1)
@@ -463,7 +470,7 @@ def what_decides(pair: Contrast, bound: float, level: float) -> str:
     if index < len(more_seeds):
         return f"about {more_seeds[index]} {seeds} instead of {pair.num}, {stay}"
     if pair.num_examples:
-        # In steps of 5 %: more examples alone, then more of both.
+        # In steps of 5 %: first more examples alone, then more examples and seeds.
         factors = [1.05**step for step in range(1, 1 + int(math.log(MOST_EXAMPLES / pair.num_examples, 1.05)))]
         for power in (0, 1):
             enough = [factor for factor in factors if is_enough(pair, bound, level, factor**power, factor)]
@@ -478,9 +485,9 @@ def what_decides(pair: Contrast, bound: float, level: float) -> str:
 
 
 def is_enough(pair: Contrast, bound: float, level: float, times_seeds: float, times_examples: float) -> bool:
-    """Tell whether these multiples of seeds and test examples would decide with probability `POWER`."""
+    """Tell whether these multiples of seeds and test examples would decide the contrast with probability `POWER`."""
     of_examples = pair.example_variance / times_examples
-    of_choice = pair.choice_variance  # more of either does not change it
+    of_choice = pair.choice_variance  # neither more seeds nor more test examples change it
     of_seeds = max(pair.error**2 - pair.example_variance - of_choice, 0.0) / times_seeds
     num = pair.num * times_seeds
     if pair.num_examples or of_choice:
@@ -495,11 +502,13 @@ def is_enough(pair: Contrast, bound: float, level: float, times_seeds: float, ti
 
 
 USUAL_NOISE = {"networks of 210M and more": (0.005, 0.005), "networks of 1M on small tasks": (0.012, 0.018)}
-"""Standard deviations of a score over pretraining seeds and over fine-tuning seeds: the median of the paper's 600
-scores over fine-tuning seeds (assumed for pretraining too), and our own 1M networks."""
+"""Networks → the standard deviations of a score over pretraining seeds and over fine-tuning seeds. Those of large
+networks are the median of the paper's 600 scores over fine-tuning seeds, assumed for pretraining too; those of small
+networks are measured with our own."""
 
 EXAMPLE_VARIANCE = 0.21
-"""The variance of the difference of two models on one example: both are right on 70 %, errors correlate by one half."""
+"""The variance of the difference between two models on one example, if both are right on 70 % of the examples and
+their errors have correlation 0.5."""
 
 
 def smallest_difference(

@@ -1,9 +1,9 @@
-"""The share of a baseline's compute that gives an arm the baseline's score; for one arm, and for all as a table.
+"""Compute-equivalents: an arm's compute over the compute that the baseline needs for the same score.
 
 The baseline of a network is MLM alone at one masking ratio, with three budgets or more. Its ladder is a monotone curve
-through its scores against the logarithm of compute, without extrapolation. The interval has all shares at which the
-test of all verdicts (`contrasts`) finds no difference between the arm and the interpolated baseline, so it covers all
-noise that the scores show.
+through its scores against the logarithm of compute, without extrapolation. The interval contains every share at which
+the test behind all verdicts (`contrasts`) finds no difference between the arm and the interpolated baseline, so it
+covers all noise that the scores show.
 """
 
 import itertools
@@ -26,55 +26,56 @@ from biphase.report.tables import Cell, Row, Table, interval_cell
 from biphase.style import LOOKS, SERIES
 
 Compute = Literal["flops", "tokens"]
-"""Units of compute: fields of `ReportArm`."""
+"""A unit of compute, named as its field in `ReportArm`."""
 
 AXES: dict[Compute, str] = {"flops": "FLOPs", "tokens": "tokens"}
-"""Units of compute in words, the preferred one first."""
+"""Unit of compute → its name in text, the preferred unit first."""
 
 MOST_APART = 4
-"""The largest factor between two neighbouring rungs. At a factor of 16, on a bent curve, the interval covers the truth
-in 0 to 29 % (docs/LOG.md)."""
+"""The largest factor between neighbouring rungs. At a factor of 16, on a bent curve, the interval covers the true share
+in 0 to 29 % of simulations (docs/LOG.md)."""
 
 POINTS_BETWEEN, HALVINGS = 10, 6
-"""The number of tested points between two rungs, and how often the gap between two points with different verdicts is
-halved."""
+"""The number of tested points between two rungs, and the number of times that the search halves the gap between two
+points with different verdicts."""
 
 
 LEVEL = 0.25
-"""A stretch of a ladder is level if its slope is at most this part of the whole ladder's. On simulated ladders that are
-level, then rise, this hides three of four shares or more; on straight and on bent ones, up to one of ten."""
+"""The slope of a level stretch of a ladder, at most, as a fraction of the whole ladder's slope. On simulated ladders
+that are level and then rise, this rule hides at least three shares in four; on straight and on bent ones, at most one
+in ten."""
 
 
 Rungs = dict[float, Result]
-"""A ladder: the compute of each budget of a baseline → its mean score over data sets, least compute first."""
+"""A ladder: compute of each of the baseline's budgets → its mean score over data sets, least compute first."""
 
 
 @dataclass(frozen=True)
 class Equivalent:
-    """The share of the baseline's compute with which an arm reaches the baseline's score."""
+    """An arm's compute as a share of what the baseline needs for the same score."""
 
     axis: Compute
-    """The unit of compute."""
     score: Result
-    """The arm's mean score over data sets; `cells` are its scores on each."""
+    """The arm's mean score over data sets; its `cells` are the scores on each data set."""
     compute: float
-    """The compute of all the arm's training."""
+    """The compute of the arm's whole training."""
     ladder: Rungs
     heights: tuple[float, ...]
     """The baseline's scores, made monotone."""
     share: float
-    """The arm's compute over the baseline's for the same score: 0.6 saves 40 %."""
+    """The arm's compute divided by the baseline's compute for the same score: 0.6 saves 40 %."""
     beyond: Literal["", "above", "below"]
-    """Whether the score lies above or below the whole ladder; the share is then the one at the ladder's end."""
+    """`above` or `below` if the score lies beyond the whole ladder; `share` then refers to the nearer end."""
     low: float
-    """The ends of the 95 % interval; 0 and infinity beyond the ends of the ladder, nan without a test."""
+    """The lower end of the 95 % interval: 0 if it lies beyond the ladder, nan without a test."""
     high: float
+    """The upper end: infinity if it lies beyond the ladder, nan without a test."""
     noise: tuple[Noise, ...]
-    """The noise in the interval."""
+    """The sources of noise that the interval covers."""
 
     @property
     def reach(self) -> tuple[float, float]:
-        """The least and the most compute of the interval within the ladder."""
+        """The least and the most baseline compute in the interval, cut to the ladder."""
         most = self.compute / self.low if self.low else math.inf
         return max(min(self.ladder), self.compute / self.high), min(max(self.ladder), most)
 
@@ -96,11 +97,11 @@ def compute_equivalent(
     axis: Compute = "flops",
     datasets: Sequence[str] | None = None,
 ) -> Equivalent:
-    """Find the compute equivalent of an arm on the ladder of a baseline, by the mean over their common data sets.
+    """Find the compute equivalent of an arm on a baseline's ladder, by the mean over their common data sets.
 
     Args:
         baseline: one recipe at several budgets.
-        datasets: the data sets of the mean; None: all with scores of the arm and of the whole ladder.
+        datasets: the data sets to average; None: all on which the arm and the whole baseline have scores.
 
     Raises:
         InputError: fewer than two budgets, budgets too far apart, unknown compute, or no common data set.
@@ -109,8 +110,8 @@ def compute_equivalent(
     heights = optimize.isotonic_regression([step.mean for step in ladder.values()]).x
     mean, compute = score.mean, getattr(arm, axis)
     beyond: Literal["", "above", "below"] = "above" if mean > heights[-1] else "below" if mean < heights[0] else ""
-    # The least compute at which the rising curve reaches the score, or the nearer end of the ladder. `interp` takes the
-    # last of equal points, so it reads the curve from above.
+    # The least compute at which the rising curve reaches the score, or the nearer end of the ladder. Among equal points
+    # `interp` takes the last, so the arrays run from the highest score down.
     log = np.interp(-mean, -heights[::-1], np.log([*ladder])[::-1])
     share, interval = compute / math.exp(log), find_interval(score, compute, ladder)
     return Equivalent(axis, score, compute, ladder, tuple(heights.tolist()), share, beyond, *interval)
@@ -119,8 +120,8 @@ def compute_equivalent(
 def contrast_at_share(
     results: ResultSet, arm: ReportArm, baseline: Sequence[ReportArm], share: float, datasets: Sequence[str] | None
 ) -> Contrast:
-    """Contrast the arm's score with the baseline's at the arm's FLOPs over `share`: above zero if the arm's equivalent
-    is less than `share`. Raises `InputError` if that lies beyond the ladder."""
+    """Contrast the arm's score with the baseline's score at the arm's FLOPs divided by `share`. The contrast is above
+    zero if the arm's equivalent is less than `share`. Raises `InputError` if those FLOPs lie beyond the ladder."""
     score, ladder = make_ladder(results, arm, baseline, "flops", datasets)
     compute = (arm.flops or math.nan) / share
     if not min(ladder) <= compute <= max(ladder):
@@ -129,23 +130,23 @@ def contrast_at_share(
 
 
 def shared_datasets(results: ResultSet, arms: Sequence[ReportArm], required: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the data sets that all arms have, or the `required` ones. Raises `InputError` if one of these is missing,
-    or the arms share none."""
+    """Return the data sets on which all arms have scores, or the `required` ones. Raises `InputError` if an arm lacks a
+    required data set, or if the arms share none."""
     by_arm = [results.scores.get(arm.name, {}) for arm in arms]
     shared = set(itertools.chain(*results.datasets.values())).intersection(*by_arm)
     if required is not None and (lost := sorted(set(required) - shared)):
         raise InputError(f"no scores of {', '.join(arm.name for arm in arms)} on {', '.join(lost)}; finish their cells")
     names = tuple(name for name in by_arm[0] if name in shared and (required is None or name in required))
     if not names:
-        raise InputError(f"{', '.join(arm.name for arm in arms)} have no common data set; evaluate them on the same")
+        raise InputError(f"{', '.join(arm.name for arm in arms)} share no data set; evaluate all on the same ones")
     return names
 
 
 def make_ladder(
     results: ResultSet, arm: ReportArm, baseline: Sequence[ReportArm], axis: Compute, datasets: Sequence[str] | None
 ) -> tuple[Result, Rungs]:
-    """Return the mean score of an arm over data sets, and the ladder of a baseline by the same mean. Raises
-    `InputError` as `compute_equivalent`."""
+    """Return an arm's mean score over data sets, and a baseline's ladder by the same mean. Raises `InputError` like
+    `compute_equivalent`."""
     names = shared_datasets(results, (arm, *baseline), datasets)
     means = {}
     for member in (*baseline, arm):
@@ -157,12 +158,12 @@ def make_ladder(
     refuse_gaps(budgets)
     ladder = {compute: means[name] for compute, name in budgets}
     if len(ladder) < max(2, len(budgets)):
-        raise InputError("a ladder needs two budgets of the baseline or more, each once")
+        raise InputError("a ladder needs at least two budgets of the baseline, each only once")
     return means[arm.name], ladder
 
 
 def refuse_gaps(rungs: Sequence[tuple[float, str]]) -> None:
-    """Raise `InputError` for neighbouring budgets, each with the name of its arm, that are too far apart."""
+    """Raise `InputError` if neighbouring rungs, (budget, name of the arm), are too far apart to interpolate."""
     for (less, lower), (more, upper) in itertools.pairwise(sorted(rungs)):
         if more > 1.01 * MOST_APART * less:
             raise InputError(
@@ -172,8 +173,8 @@ def refuse_gaps(rungs: Sequence[tuple[float, str]]) -> None:
 
 
 def find_interval(score: Result, compute: float, ladder: Rungs) -> tuple[float, float, tuple[Noise, ...]]:
-    """Find the ends of the interval for an arm of this compute, and the noise in its test. The interval has all shares
-    at which the test finds the arm neither above nor below the baseline."""
+    """Return both ends of the interval of an arm's share, and the sources of noise in its test. The interval contains
+    every share at which the test finds the arm neither above nor below the baseline."""
     # 1. Test the arm at points between the rungs, then between two points with different verdicts.
     ends = [*ladder]
     between = [np.linspace(*pair, POINTS_BETWEEN, endpoint=False) for pair in itertools.pairwise(np.log(ends))]
@@ -202,15 +203,15 @@ def find_interval(score: Result, compute: float, ladder: Rungs) -> tuple[float, 
 
 
 def contrast_at(score: Result, ladder: Rungs, compute: float) -> Contrast:
-    """Contrast an arm's score with the baseline's at a compute within its ladder: a weighted sum of two rungs."""
+    """Contrast an arm's score with the baseline's at this compute, interpolated between the two nearest rungs."""
     (less, lower), (more, upper) = next(pair for pair in itertools.pairwise(ladder.items()) if compute <= pair[1][0])
     part = math.log(compute / less) / math.log(more / less)
     return contrast([(1.0, score), (part - 1, lower), (-part, upper)])
 
 
 def show_multiple(equivalent: Equivalent) -> str:
-    """Show `0.73 [0.61, 0.82]`, `0.64 (at most 1.17)`, `above the ladder (at most 0.52)`; on a level ladder without a
-    point, `at least 0.41 (level ladder)`."""
+    """Show `0.73 [0.61, 0.82]`, `0.64 (at most 1.17)` or `above the ladder (at most 0.52)`; on a level ladder only the
+    interval: `at least 0.41 (level ladder)`."""
     ends = show_ends(equivalent)
     if equivalent.is_level:
         return f"{ends} (level ladder)"
@@ -235,7 +236,7 @@ LEAST_RUNGS = 3
 """The fewest budgets of MLM alone that make a ladder."""
 
 LEAST_SAVING = 0.05
-"""If the logarithm of a share is nearer to zero, no task is named as the one that accounts for it."""
+"""The smallest logarithm of a share, in absolute value, for which the text names a task that accounts for it."""
 
 
 @dataclass(frozen=True)
@@ -243,9 +244,9 @@ class Price:
     """The compute equivalents of an arm."""
 
     mean: tuple[Equivalent, ...]
-    """By the mean over all data sets, in each known unit of compute."""
+    """The equivalent by the mean over all data sets, in each known unit of compute."""
     by_part: Mapping[str, Equivalent]
-    """By each of several families and data sets, in the first of these units."""
+    """Family or data set → its equivalent in the first of these units; empty with a single data set."""
 
 
 @dataclass(frozen=True)
@@ -253,15 +254,17 @@ class PriceList:
     """The compute equivalents of all arms of a network."""
 
     baseline: tuple[ReportArm, ...]
-    """Least compute first."""
+    """The arms of the ladder, least compute first."""
     prices: tuple[Price, ...]
-    """Most steps first, then the least share first; arms above the whole ladder come before those on it."""
+    """The prices of the other arms: most steps first, then the smallest share first. Within a budget, arms above the
+    whole ladder come first and arms below it last."""
     compared: tuple[Equivalent, ...]
-    """The arms of the largest budget below the baseline's largest, or else of the smallest; least share first."""
+    """The arms of the largest budget below the baseline's largest, or else of the smallest budget; smallest share
+    first."""
     declared: tuple[Equivalent, ...] = ()
-    """The arms that hypotheses of the study compare with this baseline; the headline prefers them to `compared`."""
+    """The arms that the study's hypotheses compare with this baseline; the headline prefers them to `compared`."""
     without: Mapping[str, Equivalent] = field(default_factory=dict)
-    """Each of several data sets → the equivalent of the headline's first arm without it."""
+    """Data set → the equivalent of the headline's first arm without that data set; empty with a single data set."""
 
     @property
     def label(self) -> str:
@@ -279,13 +282,13 @@ class PriceList:
 def list_prices(
     results: ResultSet, declared: Mapping[str, Sequence[str]] | None = None, method: str = ""
 ) -> tuple[list[PriceList], list[str]]:
-    """List the prices of each network with a baseline and another arm, smallest first, by the primary metric; and a
-    sentence for each baseline that allows none. Leave out arms that continue another arm: their compute lies beyond the
-    ladder.
+    """List the prices of each network that has a baseline and another arm, smallest network first, by the primary
+    metric; and a sentence for each baseline that cannot price any arm. Leave out arms that continue another arm,
+    because their compute lies beyond the ladder.
 
     Args:
-        declared: arm of a hypothesis → the arms of the baseline that the hypothesis compares it with.
-        method: the baseline in a table of results; empty: MLM alone (`choose_baseline`).
+        declared: arm of a hypothesis → the baseline arms that the hypothesis compares it with.
+        method: the baseline's name in a table of results; empty: MLM alone (`choose_baseline`).
     """
     decayed = [arm for arm in results.models if arm.setup != "efficiency" and arm.objective != "none"]
     lists, lacking = [], []
@@ -308,7 +311,7 @@ def list_prices(
 def head_prices(
     results: ResultSet, baseline: tuple[ReportArm, ...], prices: list[Price], declared: Mapping[str, Sequence[str]]
 ) -> PriceList:
-    """Choose the arms of the headline, and measure the first of them without each data set."""
+    """Choose the arms of the headline, and price the first of them again without each data set."""
     # 1. The arms of the largest budget below the baseline's largest.
     means = [price.mean[0] for price in prices]
     budgets = sorted({mean.score.arm.pretrain_steps for mean in means})
@@ -329,8 +332,8 @@ def head_prices(
 
 
 def choose_baseline(arms: Sequence[ReportArm]) -> tuple[ReportArm, ...]:
-    """Choose MLM alone at the masking ratio with the most budgets, at a tie the usual one; () with fewer than
-    `LEAST_RUNGS` budgets. A budget with two such arms does not count."""
+    """Choose MLM alone at the masking ratio with the most budgets; the usual ratio wins a tie. Return () with fewer
+    than `LEAST_RUNGS` budgets. A budget with two such arms does not count."""
     plain = [arm for arm in arms if arm.objective == "mlm" and arm.is_plain and arm.mask_percent is not None]
     counts = Counter((arm.mask_percent, arm.pretrain_steps) for arm in plain)
     ladders: dict[int | None, list[ReportArm]] = {reference_mask(arms): []}  # first, so that it wins a tie
@@ -342,9 +345,9 @@ def choose_baseline(arms: Sequence[ReportArm]) -> tuple[ReportArm, ...]:
 
 
 def price_arms(results: ResultSet, baseline: Sequence[ReportArm], priced: Sequence[ReportArm]) -> list[Price]:
-    """Price the arms of a network with known compute and all data sets of the baseline. Raises `InputError` if the
-    baseline has a gap."""
-    # 1. Units of compute that are known for the whole baseline, and grow with its steps.
+    """Price the arms that have known compute and scores on all data sets of the baseline. Raises `InputError` if two
+    budgets of the baseline are too far apart."""
+    # 1. Units of compute that are known for every arm of the baseline, and grow with its steps.
     datasets = shared_datasets(results, baseline, None)
     axes = []
     for axis in AXES:
@@ -369,7 +372,7 @@ def price_arms(results: ResultSet, baseline: Sequence[ReportArm], priced: Sequen
             prices.append(Price(mean, {part: price_on(known_axes[0], names) for part, names in parts.items()}))
 
     def rank(price: Price) -> tuple[float, ...]:
-        """Sort key: an arm above the whole ladder comes before the arms on it, an arm below it after them."""
+        """Return the sort key of `PriceList.prices`."""
         mean = price.mean[0]
         order = {"above": 0, "": 1, "below": 2}[mean.beyond]
         return -mean.score.arm.pretrain_steps, order, mean.share, -mean.score.mean
@@ -378,7 +381,7 @@ def price_arms(results: ResultSet, baseline: Sequence[ReportArm], priced: Sequen
 
 
 def tell_kinds(price_list: PriceList) -> str:
-    """Write the shares of the declared arms by kind of task, beside those of the other arms with as many steps:
+    """Write the declared arms' shares for each kind of task, beside those of other arms with as many steps:
     `A has the score of MLM alone (40 % masked) at these shares of its FLOPs: on token classification 0.62 [0.55, 0.69],
     where B has 1.09 [0.95, 1.32]; on …`"""
     first, declared = price_list.declared[0], [mean.score.arm for mean in price_list.declared]
@@ -401,10 +404,10 @@ def tell_kinds(price_list: PriceList) -> str:
 def price_sentence(price_list: PriceList) -> str:
     """Write `A reaches the score of MLM alone (40 % masked) at 0.71 [0.62, 0.83] of its FLOPs, averaged over 3 tasks`.
 
-    For several arms the sentence has their range, because the best of several shares is too good. A further sentence
-    leaves out the task that changes the first arm's share most, ` Without genre, the share of A is 0.93.`, and says so
-    if more than half of the share (by its logarithm) depends on that task. Declared arms get a share for each of
-    several kinds of task.
+    For several arms the sentence gives the range of their shares, because the best of several is biased. A second
+    sentence leaves out the task whose omission moves the first arm's share furthest towards 1:
+    ` Without genre, the share of A is 0.93.` It says so if that task accounts for more than half of the share's
+    logarithm. Declared arms with several kinds of task get a share for each kind (`tell_kinds`).
     """
     chosen = price_list.declared or price_list.compared
     alone = price_list.alone
@@ -446,12 +449,12 @@ def price_sentence(price_list: PriceList) -> str:
 
 
 def ladder_panel(price_list: PriceList) -> Panel:
-    """Make the panel of the baseline's score against its compute, and of the distance of the compared arms to it."""
+    """Plot the baseline's score against its compute, and the distance of the compared arms to that ladder."""
     compared = price_list.compared[: len(SERIES)]
     first = compared[0]
     marks, distances = [], []
     for (compute, score), height in zip(first.ladder.items(), first.heights, strict=True):
-        # The interval stays that of the score where the curve was made monotone.
+        # Where the curve was made monotone, the interval is still that of the measured score.
         marks.append((compute, replace(score.interval, value=height), MARKER_SIZE))
     series = [(f"{price_list.label} alone", LOOKS["mlm"], marks)]
     for equivalent, look in zip(compared, SERIES, strict=False):
@@ -475,13 +478,13 @@ def ladder_panel(price_list: PriceList) -> Panel:
 
 
 def price_tables(price_list: PriceList) -> list[Table]:
-    """Make a table of shares by the mean, a row for each arm; and one of shares by family and task."""
+    """Make a table of shares by the mean, with a row for each arm; and a table of shares by family and task."""
     baseline, label = price_list.baseline, price_list.label
     counted = {equivalent.axis for price in price_list.prices for equivalent in price.mean}
     axes = [axis for axis in AXES if axis in counted]
     parts = [*price_list.prices[0].by_part]
     has_steps = bool(baseline[0].objective)
-    # 1. A row for each arm in both tables, and a record for each of its shares.
+    # 1. A row for each arm in both tables, and a CSV record for each of the arm's shares.
     rows, rows_by_part = [], []
     records: list[Sequence[object]] = [PRICE_COLUMNS]
     for price in price_list.prices:
@@ -494,7 +497,7 @@ def price_tables(price_list: PriceList) -> list[Table]:
         rows_by_part.append(Row((score.arm.name,), cells, arm=score.arm))
         for part, equivalent in [*(("mean", mean) for mean in price.mean), *price.by_part.items()]:
             records.append(price_record(price_list, part, equivalent))
-    # 2. The note of both.
+    # 2. The note below both tables.
     compared = price_list.compared[0]
     num_datasets, noise = len(compared.score.cells), compared.noise
     where = f"the mean over {num_datasets} data sets" if num_datasets > 1 else compared.score.cells[0].dataset
@@ -522,12 +525,12 @@ PRICE_COLUMNS = (
     *("arm", "size", "baseline", "steps", "on", "score", "half_width", "counted_in", "compute", "beyond", "share"),
     *("low", "high", "noise"),
 )
-"""The columns of records: one for each arm and unit of compute, and for each family and task. An open or unknown end of
-the interval is empty, and so is the share on a level ladder."""
+"""The columns of the CSV file. It has a record for each arm's mean in each unit of compute, and for each family and
+task. An open or unknown end of the interval is empty; on a level ladder the share is empty too."""
 
 
 def price_record(price_list: PriceList, part: str, equivalent: Equivalent) -> Sequence[object]:
-    """Return the record of an equivalent by the mean, a family or a data set."""
+    """Return the CSV record of an equivalent; `part` is `mean`, a family or a data set."""
     score = equivalent.score
     mean = interval_cell(score.interval)
     point = ("level", "") if equivalent.is_level else (equivalent.beyond, f"{equivalent.share:.4f}")

@@ -1,8 +1,8 @@
 """Results → figures as SVG and PDF, and the scores that further figures need.
 
-A row of `FIGURES` names the arms of a figure, their series and their place on the axis; `words.yaml` has its words. A
-figure has a panel for each family: series of marks with their intervals. The figures are those of the paper (2 to 12),
-for any study with these comparisons.
+A row of `FIGURES` selects the arms of a figure, their series and their place on the axis; `words.yaml` has its texts. A
+figure has a panel for each family, with series of marks and their intervals. The figures are those of the paper (2 to
+12), for any study with the same comparisons.
 """
 
 import math
@@ -35,39 +35,40 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PanelKind = Literal["lines", "bars", "points", "rings"]
-"""`lines` join the marks; `bars` rise from zero, side by side in groups; `points` are spreads; `rings` are hollow."""
+"""The look of a panel: marks joined by `lines`; `bars` from zero, side by side in groups; spreads as `points`; hollow
+`rings`."""
 
 
 Mark = tuple[float, Interval, float]
-"""The place on the x axis, the value with its interval, and the size of the marker in points."""
+"""A mark: its place on the x axis, its value with the interval, and the size of its marker in points (1/72 inch)."""
 MARKER_SIZE = 5.0
 
 
 @dataclass(frozen=True)
 class Panel:
-    """The panel of a family in a figure."""
+    """A panel of a figure, usually that of a family."""
 
     kind: PanelKind
     series: Sequence[tuple[str, Look, Sequence[Mark]]]
-    """The name in the legend, the look, and the marks of each series."""
+    """Each series: its name in the legend, its look and its marks."""
     settings: Mapping[str, Any]
     """The title, labels and ticks of its axes, as arguments of matplotlib's `Axes.set`."""
     distances: Sequence[tuple[float, float, float, Look]] = ()
-    """Horizontal dotted lines: both ends, the height in percent, and a look."""
+    """Horizontal dotted lines: both ends, the height in percent, and the look of each."""
     is_share: bool = False
-    """Whether values lie between 0 and 100 %, as accuracy and F1, unlike correlations and differences."""
+    """Whether values lie between 0 and 100 %, like accuracy and F1, unlike correlations and differences."""
 
     @property
     def says_something(self) -> bool:
-        """Whether it has enough to compare: three marks, or two in a series."""
+        """Whether there is enough to compare: three marks, or two in a series."""
         sizes = [len(marks) for _, _, marks in self.series]
         return sum(sizes) > 2 or max(sizes, default=0) > 1
 
 
 Arms = tuple[ReportArm, ...]
-"""An arm, for its score, or two arms, for their difference."""
+"""One arm, for its score; or two arms, for their difference."""
 Plots = Sequence[Callable[["Axes"], object]]
-"""A function for each panel of a figure, which draws it."""
+"""The functions that draw the panels of a figure."""
 
 
 @dataclass(frozen=True)
@@ -75,23 +76,24 @@ class FigureRow:
     """The arms, series and x axis of a figure."""
 
     choose: Callable[[ResultSet], Iterable[Arms]]
-    """The arms of its marks, in the order of the legend."""
+    """The function that chooses the arms of the marks, in the order of the legend."""
     series: Callable[[ReportArm], str]
-    """The name of an arm's series; `by_size` adds the size if there are several."""
+    """The function that names an arm's series."""
     x: str
-    """The field of an arm that is its place on the axis; bars and names have equal distances."""
+    """The field of an arm that gives its place on the x axis; bars and names are equally spaced."""
     kind: PanelKind = "lines"
     look: str = "objective"
-    """The field of an arm that names the look of its series; if empty, looks take turns."""
+    """The field of an arm that names the look of its series; if empty, series take the looks of `SERIES` in turn."""
     by_size: bool = False
+    """Whether sizes have series of their own."""
     is_logarithmic: bool = False
     dodge: float = 0.0
-    """The distance of neighbouring series, to separate intervals; on a logarithmic axis a share of the value."""
+    """The distance between neighbouring series, which keeps intervals apart; on a logarithmic axis a share of x."""
 
 
 def choose_objectives(results: ResultSet) -> list[Arms]:
-    """Choose CLM, then MLM at the usual ratio, at the largest budget of each size that has both, smallest first. Of
-    several arms of an objective, choose the one with the usual recipe, or none."""
+    """Choose CLM, then MLM at the usual ratio: for each size, smallest first, the arms at the largest budget that has
+    both. Among several arms with one objective choose the first plain one, or none."""
     compared = results.select(setup="objective")
     chosen: dict[str, list[Arms]] = {"clm": [], "mlm": []}
     for size in compared.sizes:
@@ -111,7 +113,7 @@ def choose_objectives(results: ResultSet) -> list[Arms]:
 
 
 def choose_arms(results: ResultSet, **where: str) -> list[Arms]:
-    """Choose the arms of a comparison: first CLM, then MLM, each from small to large."""
+    """Choose the arms with these fields: first CLM, then MLM, each from small to large."""
     arms = sorted(results.select(**where).arms, key=lambda arm: (arm.objective, num_parameters(arm.size)))
     return [(arm,) for arm in arms]
 
@@ -124,7 +126,8 @@ def choose_masks_after_clm(results: ResultSet) -> list[Arms]:
 
 
 def choose_gaps(results: ResultSet, setup: str, objectives: Sequence[str], steps: str) -> list[Arms]:
-    """Pair the arms of these objectives in a comparison, from little CLM to much, with MLM of their size and steps."""
+    """Pair the arms of these objectives in a comparison, from least CLM to most, with MLM of the same size and steps.
+    `steps`: the field of `ReportArm` that counts them."""
     budget_of = attrgetter("size", steps)
     arms = sorted(results.select(setup=setup).arms, key=lambda arm: (clm_percent(arm), num_parameters(arm.size)))
     mlm = {budget_of(arm): arm for arm in arms if arm.objective == "mlm"}
@@ -132,7 +135,7 @@ def choose_gaps(results: ResultSet, setup: str, objectives: Sequence[str], steps
 
 
 def choose_priced(results: ResultSet) -> list[Arms]:
-    """Choose decayed arms with known FLOPs: CLM, MLM at the reference ratio, and CLM then MLM."""
+    """Choose decayed arms with known FLOPs: CLM, then MLM, then CLM followed by MLM, at the usual masking ratio."""
     masks, objectives = (None, results.usual_mask), ("clm", "mlm", "clm+mlm")
     arms: dict[str, ReportArm] = {}
     for arm in results.arms:
@@ -142,7 +145,7 @@ def choose_priced(results: ResultSet) -> list[Arms]:
 
 
 def clm_percent(arm: ReportArm) -> int:
-    """Round the share of CLM in percent to the next 5: 5k of 22k counts as 25 %."""
+    """Return the share of CLM in percent, rounded to a multiple of 5: 5k of 22k counts as 25 %."""
     return 5 * round(20 * arm.clm_share)
 
 
@@ -187,12 +190,12 @@ FIGURES: dict[str, FigureRow] = {
         choose_priced, name_objective, "flops", "rings", "whole_objective", is_logarithmic=True
     ),
 }
-"""The figures by the names of their files, without loss curves."""
+"""Name of a file → its figure, for all figures but loss curves."""
 
 
 def figure_pool() -> Executor:
-    """Return a pool that draws figures beside other work: forks of this process on Linux while it has a single thread,
-    elsewhere a thread."""
+    """Return a pool that draws figures while other work goes on: forks of this process if it runs on Linux with a
+    single thread, else a thread."""
     if sys.platform != "linux" or threading.active_count() > 1:
         return ThreadPoolExecutor(1)
     fork = multiprocessing.get_context("fork")
@@ -200,7 +203,7 @@ def figure_pool() -> Executor:
 
 
 def begin_drawing(parent: int) -> None:
-    """Load matplotlib in a fork of the process `parent`, and end when `parent` does."""
+    """Load matplotlib in a fork of the process with the id `parent`, and make the fork end when `parent` does."""
     end_with_parent(parent, grace())
     import matplotlib.backends.backend_pdf
     import matplotlib.backends.backend_svg  # noqa: F401
@@ -209,8 +212,8 @@ def begin_drawing(parent: int) -> None:
 def list_figures(
     results: ResultSet, losses: Mapping[str, Sequence[Mapping[str, Any]]] | None = None
 ) -> tuple[dict[str, Plots], list[str]]:
-    """List the figures with enough to compare, by the name of their files; and the figures whose arms lack scores, with
-    what they need.
+    """Return the figures that have enough to compare, by the names of their files; and a sentence for each figure whose
+    arms have no scores, with the scores that it needs.
 
     `losses`: run → records as in metrics.jsonl, with a `seed` if there are several pretraining seeds.
     """
@@ -228,7 +231,7 @@ def list_figures(
 
 
 def fill_panels(name: str, results: ResultSet) -> list[Panel]:
-    """Make a panel of a figure for each family, with a mark for each arm that has a score; none with too few arms."""
+    """Make a figure's panel for each family, with a mark for each arm that has a score; no panel with too few arms."""
     row, words = FIGURES[name], read_words()["figures"][name]
     rows = list(row.choose(results))
     arms = [arm for arm, *_ in rows]
@@ -242,7 +245,8 @@ def fill_panels(name: str, results: ResultSet) -> list[Panel]:
     series = list_series(row, rows)
 
     def mark_arms(family: str, compared: Arms, aside: float) -> Mark | None:
-        """Make the mark of an arm's score, or of the difference of two, `aside` of its place on the axis."""
+        """Make the mark of an arm's score, or of the difference between two arms, `aside` from its place on the axis.
+        Return None if a score is missing."""
         interval = measure_arms(row, results, family, compared)
         if interval is None:
             return None
@@ -270,8 +274,8 @@ def fill_panels(name: str, results: ResultSet) -> list[Panel]:
 
 
 def set_x_axis(row: FigureRow, values: Sequence[Any]) -> dict[str, Any]:
-    """Return ticks, limits and scale of the x axis for these ascending values, as arguments of `Axes.set`; `xlabel` is
-    the unit."""
+    """Return ticks, limits and scale of the x axis for these ascending values, as arguments of `Axes.set`; `xlabel` has
+    only the unit."""
     scale = {"xscale": "log"} if row.is_logarithmic else {}
     if row.kind == "rings":
         ticks, labels, unit = round_ticks(values)
@@ -301,8 +305,8 @@ def list_series(row: FigureRow, rows: Sequence[Arms]) -> list[tuple[str, Look, l
 
 
 def measure_arms(row: FigureRow, results: ResultSet, family: str, arms: Arms) -> Interval | None:
-    """Measure an arm's score on a family, or the difference of two arms; None if a score is missing. For `points`
-    measure the spread of all test scores around the mean of their dataset; None if some are unknown."""
+    """Return an arm's score on a family, or the difference between two arms; None if a score is missing. For `points`
+    return the spread of all test scores around the mean of their dataset; None if some are unknown."""
     if row.kind != "points":
         scores = [score for arm in arms if (score := results.scores.get(arm.name, {}).get(family))]
         if len(scores) < len(arms):
@@ -323,12 +327,12 @@ def measure_arms(row: FigureRow, results: ResultSet, family: str, arms: Arms) ->
 
 
 def round_ticks(values: Sequence[float]) -> tuple[list[float], list[str], str]:
-    """Choose ticks of a logarithmic axis at round numbers. Return them, their labels in units of a power of ten, such
-    as 2, 5, 10 and 20, and that unit: ` (×10¹⁵)`."""
+    """Choose ticks at round numbers for a logarithmic axis. Return the ticks, their labels in units of a power of ten,
+    such as 2, 5, 10 and 20, and that unit: ` (×10¹⁵)`."""
     unit = math.floor(math.log10(min(values)))
     low, high = min(values) / 10.0**unit, max(values) / 10.0**unit
     decades = [step * 10**power for power in range(-1, 12) for step in (1, 2, 5)]
-    # Finer steps for values that lie close together, such as 2.2 and 2.4.
+    # Finer steps, for values that lie close together, such as 2.2 and 2.4.
     finer = [[step / parts for step in range(parts, 10 * parts + 1)] for parts in (2, 5, 10)]
     fewest = 3
     for steps in (decades, (1, 1.5, 2, 3, 4, 5, 7, 10, 15, 20), *finer):
@@ -356,7 +360,7 @@ def measure_reaches(intervals: Sequence[Interval]) -> np.ndarray:
 
 
 def plot_marks(panel: Panel, axes: "Axes") -> None:
-    """Draw the marks of each series with their intervals, joined by a line or not."""
+    """Draw the marks of each series with their intervals; `lines` join them."""
     for label, look, marks in panel.series:
         for number, size in enumerate(dict.fromkeys(size for _, _, size in marks)):
             of_size = [(x, interval) for x, interval, own_size in marks if own_size == size]
@@ -408,8 +412,8 @@ def plot_bars(panel: Panel, axes: "Axes") -> None:
 
 
 def share_out_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Callable[["Axes"], object]]:
-    """Make plots of five arms each, in the order of the study, for each objective, because their losses have different
-    scales. An arm has one look in all panels."""
+    """Yield plots of at most five arms each, in the order of the study. Each objective has plots of its own, because
+    losses of different objectives differ in scale. An arm has the same look in all plots."""
     arms = [*losses.items()]
     for objective in dict.fromkeys(row["objective"] for rows in losses.values() for row in rows):
         for begin in range(0, len(arms), len(SERIES)):
@@ -439,7 +443,7 @@ class Part:
 
 
 def save_figure(name: str, plots: Plots, folder: Path) -> list[Part]:
-    """Write `NAME.svg` and `NAME.pdf`, and return the figure in parts. Equal plots give equal bytes."""
+    """Write `NAME.svg` and `NAME.pdf` into a folder, and return the figure in parts. Equal plots give equal bytes."""
     import matplotlib
     from fontTools.subset import Options
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
@@ -447,7 +451,7 @@ def save_figure(name: str, plots: Plots, folder: Path) -> list[Part]:
 
     folder.mkdir(parents=True, exist_ok=True)
     svg = folder / f"{name}.svg"
-    # Rules of layout take most of the time of cutting a PDF's fonts, and drawn glyphs need none.
+    # Subsetting a PDF's fonts spends most of its time on layout tables, which drawn glyphs do not need.
     Options._drop_tables_default = list({*Options._drop_tables_default, "GPOS", "GSUB", "GDEF", "kern"})
     # The salt makes the ids in an SVG the same every time.
     with matplotlib.rc_context({"svg.hashsalt": name}, PLOT_STYLE):
@@ -460,8 +464,8 @@ def save_figure(name: str, plots: Plots, folder: Path) -> list[Part]:
 
 
 def draw_parts(figure: "Figure", name: str) -> Iterator[Part]:
-    """Draw the legend and each panel of a figure alone, with ids of their own. All panels have the same room around
-    their axes, so the axes stay aligned."""
+    """Draw the legend and each panel of a figure separately, each with its own ids. All panels have the same margins
+    around their axes, so the axes stay aligned."""
     import matplotlib
     from matplotlib.transforms import Bbox
 
@@ -483,7 +487,7 @@ def draw_parts(figure: "Figure", name: str) -> Iterator[Part]:
 
 
 def arrange_panels(plots: Plots) -> "Figure":
-    """Arrange panels in two columns under one legend, or one panel across."""
+    """Arrange panels in two columns below one legend; a single panel takes the full width."""
     from matplotlib.figure import Figure
 
     num_rows, num_columns = math.ceil(len(plots) / 2), min(len(plots), 2)

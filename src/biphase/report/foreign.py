@@ -1,7 +1,7 @@
 """A table of other people's scores → a verdict on every pair of methods, ranks with intervals, shares of compute.
 
 A row is one score of a method on a task, with its seed, compute and contributions of test examples if known. Tests,
-averages, prices and the page are those of our own studies; notes name what the table leaves unknown.
+averages, prices and the page are the same as for our own studies. Notes say what the table leaves unknown.
 """
 
 import itertools
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 COLUMNS = ("method", "task", "seed", "pretraining_seed", "score", *AXES, "examples")
 COLUMN_REMEDY = "name your column for it: rename={{'THEIRS': '{name}'}} in Python, --rename THEIRS={name}"
 SAME_MEAN = 1e-4
-"""The largest difference of a share and the mean of its examples: published scores are rounded to 0.01 %."""
+"""The largest difference between a share and the mean of its examples: published scores are rounded to 0.01 %."""
 Scale = Literal["share", "percent"]
 Over = Literal["seeds", "tasks"]
-"""What a test repeats; over tasks, each task counts as a seed."""
+"""The repetitions of a test; over tasks, each task counts as a seed."""
 MOST_PAIRS = 66
-"""The most pairs on a page; of more, the page shows neighbours in rank, and the CSV file has all."""
+"""The most pairs on a page; if there are more, the page shows neighbours in rank, and the CSV file has all pairs."""
 
 
 # Files → rows
 
 
 def read_tables(source: Any, rename: Mapping[str, str]) -> Iterator[PlacedRow]:
-    """Yield the rows of files, folders or objects in memory, under our names of columns. Of several files, a file names
-    the method of rows that name none."""
+    """Yield the rows of files, folders or objects in memory, with our names of columns. If there are several files, the
+    name of a file is the method of its rows that have none."""
     placed: Iterator[tuple[dict[str, str], PlacedRow]]
     if are_names(source):
         paths = [Path(source)] if isinstance(source, str | Path) else [*map(Path, source)]
@@ -64,7 +64,7 @@ def read_tables(source: Any, rename: Mapping[str, str]) -> Iterator[PlacedRow]:
 
 
 def file_rows(path: Path) -> Iterator[PlacedRow]:
-    """Yield the rows of a table; of EuroEval's results, a row for each iteration, which is a seed of all models."""
+    """Yield the rows of a table; for EuroEval's results, a row for each iteration, whose number is the seed."""
     for location, row in rows_of_file(path):
         if not isinstance(row.get("results"), dict):
             yield location, row
@@ -74,12 +74,12 @@ def file_rows(path: Path) -> Iterator[PlacedRow]:
                 metric = next(name for name in values if name.startswith("test_"))
                 yield location, {"method": row["model"], "task": row["dataset"], "seed": seed, "score": values[metric]}
         except (KeyError, TypeError, AttributeError, StopIteration):
-            raise InputError(f"{location}: no line of EuroEval's results (model, dataset, results.raw)") from None
+            raise InputError(f"{location}: not a line of EuroEval's results (model, dataset, results.raw)") from None
 
 
 def folder_rows(folder: Path) -> Iterator[PlacedRow]:
-    """Yield the rows of a folder of MTEB's results (`MODEL/REVISION/TASK.json`, whose experiments are seeds) or of
-    EncodEval's (`MODEL/FAMILY/TASK/lrRATE_sdSEED/results.json`, at the rate that validation chooses)."""
+    """Yield the rows of a folder of MTEB's results (`MODEL/REVISION/TASK.json`; its experiments count as seeds) or of
+    EncodEval's results (`MODEL/FAMILY/TASK/lrRATE_sdSEED/results.json`; those at the rate that validation chooses)."""
     grids: dict[tuple[str, str], dict[str, list[tuple[float, PlacedRow]]]] = defaultdict(lambda: defaultdict(list))
     for path in sorted(folder.rglob("*.json")):
         content, cell = read_json_file(path), re.search(r"lr([^_/]+)_sd(\d+)$", path.parent.name)
@@ -87,7 +87,7 @@ def folder_rows(folder: Path) -> Iterator[PlacedRow]:
             if cell:
                 test, method, task = content["test"], path.parts[-5], path.parts[-3]
                 row = {"method": method, "task": task, "seed": int(cell[2]), "score": test["score"]}
-                is_mean = abs(float(np.mean(test["scores_i"])) - test["score"]) <= SAME_MEAN  # not of every metric
+                is_mean = abs(float(np.mean(test["scores_i"])) - test["score"]) <= SAME_MEAN  # false for some metrics
                 placed = str(path), row | ({"examples": test["scores_i"]} if is_mean else {})
                 grids[method, task][cell[1]].append((content["validation"]["score"], placed))
             elif "task_name" in content:
@@ -110,12 +110,12 @@ def folder_rows(folder: Path) -> Iterator[PlacedRow]:
 
 
 class ForeignScore(NamedTuple):
-    """A row of a table, read."""
+    """A score, as read from a row of a table."""
 
     method: str
     task: str
     compute: tuple[float | None, ...]
-    """In the units of `AXES`, rounded to three digits, so that the seeds of a budget agree."""
+    """The compute in each unit of `AXES`, rounded to three digits so that the seeds of a budget agree."""
     seeds: tuple[Any, Any]
     """The seeds of pretraining and of fine-tuning; None if the table has none."""
     value: float
@@ -135,7 +135,8 @@ def parse_number(location: str, row: Row, name: str) -> float:
 
 
 def parse_examples(location: str, value: Any, score: float) -> list[float] | None:
-    """Return the contribution of each example, if given. Raises `InputError` unless the score is their mean."""
+    """Return the contribution of each example, or None if the table has none. Raises `InputError` unless the score is
+    the mean of these contributions."""
     if value is None or value == "":
         return None
     try:
@@ -173,8 +174,8 @@ def parse_rows(source: Any, rename: Mapping[str, str]) -> list[ForeignScore]:
 
 
 def find_factor(scores: Sequence[ForeignScore], scale: Scale | None) -> tuple[float, str]:
-    """Return the factor that turns scores into shares, and a sentence on the reason. Raises `InputError` if tasks have
-    different scales, or a score lies beyond 100."""
+    """Return the factor that turns scores into shares, and a sentence with the reason (empty if `scale` is given).
+    Raises `InputError` if tasks differ in scale, or if a score lies beyond 100."""
     if scale:
         return (1.0 if scale == "share" else 0.01), ""
     largest = dict[str, float]()
@@ -190,7 +191,8 @@ def find_factor(scores: Sequence[ForeignScore], scale: Scale | None) -> tuple[fl
 
 
 def mean_by_task(scores: Sequence[ForeignScore]) -> list[ForeignScore]:
-    """Make each task a seed of one task, with the mean over its own seeds. Leave out methods without all tasks."""
+    """Turn each task into a seed of a single task, with the mean over the task's own seeds as its score. Leave out
+    methods that lack a task."""
     values: dict[tuple[str, tuple[float | None, ...]], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for score in scores:
         values[score.method, score.compute][score.task].append(score.value)
@@ -203,8 +205,8 @@ def mean_by_task(scores: Sequence[ForeignScore]) -> list[ForeignScore]:
 
 
 def make_results(scores: Sequence[ForeignScore], factor: float) -> ResultSet:
-    """Make the results of each method, at each budget if any method has several. Values times `factor` are shares, more
-    is better. The same seed of two methods is a pair."""
+    """Make a result for each method, budget and task. Values times `factor` are shares, for which more is better.
+    Methods are paired by equal seeds."""
     budgets, cells = defaultdict(set), defaultdict(list)
     for score in scores:
         budgets[score.method].add(score.compute)
@@ -239,21 +241,21 @@ def make_results(scores: Sequence[ForeignScore], factor: float) -> ResultSet:
 
 @dataclass(frozen=True)
 class Standing:
-    """Verdicts on the methods of a table, by the mean over all tasks and at the same budget."""
+    """Verdicts on the methods of a table, by the mean over all tasks, between methods with the same budget."""
 
     results: ResultSet
     pairs: tuple[TaskComparison, ...]
-    """Every pair of methods with all tasks, the better mean first; p is adjusted for all pairs (Holm)."""
+    """Every pair of methods with all tasks, the better mean first. p-values are adjusted for all pairs (Holm)."""
     places: Mapping[str, tuple[int, int]]
     """Method → the ends of its rank's interval, the best mean first."""
     prices: tuple[PriceList, ...]
     notes: tuple[str, ...]
-    """Notes on how scores were read, and on what they leave unknown."""
+    """Sentences about how scores were read, and about what they leave unknown."""
     baseline: str = ""
 
     @property
     def sentences(self) -> list[str]:
-        """The answer: the best methods, the number of separated pairs, and the prices."""
+        """The answer: sentences about the best methods, the number of separated pairs, and the prices."""
         by_budget: dict[object, list[TaskComparison]] = defaultdict(list)
         for pair in self.pairs:
             by_budget[rivals(pair.a.arm)].append(pair)
@@ -266,7 +268,7 @@ class Standing:
 
     @property
     def frames(self) -> "dict[str, pandas.DataFrame]":
-        """`ranks`, `pairs` and, with a ladder, `compute-equivalents-methods`, as in the CSV files."""
+        """Name of a CSV file → its table: `ranks`, `pairs` and, with a ladder, `compute-equivalents-methods`."""
         import pandas
 
         shown = {table.name: table.records for table in self.tables if table.records}
@@ -276,7 +278,7 @@ class Standing:
         return "\n".join([*self.sentences, *self.notes])
 
     def report(self, out: str | Path = "results-report") -> Path:
-        """Write tables, a figure and one HTML page into a folder; return the page."""
+        """Write tables, a figure and one HTML page into a folder; return the path of the page."""
         words: dict[str, str] = read_words()["foreign_page"] | {"answer": " ".join(self.sentences)}
         page_text = PageText(**words, notes=self.notes, judgements=self.tables[:2], baseline=self.baseline)  # type: ignore[arg-type]
         return write_report(self.results, Path(out), page_text)[0]
@@ -284,8 +286,8 @@ class Standing:
 
 def compare_methods(results: ResultSet) -> tuple[tuple[TaskComparison, ...], dict[str, tuple[int, int]]]:
     """Judge every pair of methods at the same budget, and find the interval of each rank: from 1 + the number of
-    methods shown to be better, to the number of all but those shown to be worse. All rank intervals are right at once
-    with probability 95 %, because all verdicts are (Al Mohamad, Goeman and van Zwet 2022)."""
+    methods shown to be better, to the number of all methods minus those shown to be worse. All rank intervals are right
+    at once with probability 95 %, because all verdicts are (Al Mohamad, Goeman and van Zwet 2022)."""
     means = [scores[ALL_TASKS] for scores in results.scores.values() if ALL_TASKS in scores]
     ranked = sorted(means, key=lambda mean: -mean.mean)
     pairs = [(a, b) for a, b in itertools.combinations(ranked, 2) if rivals(a.arm) == rivals(b.arm)]
@@ -300,8 +302,8 @@ def compare_methods(results: ResultSet) -> tuple[tuple[TaskComparison, ...], dic
 
 
 def tell_pairs(pairs: Sequence[TaskComparison]) -> str:
-    """Write the best methods at a budget: `A, B are not separated at the top of 4 methods; 3 of 6 pairs separated,
-    1 of 3 neighbours in rank.`"""
+    """Write which methods are best at a budget: `A, B are not separated at the top of 4 methods; 3 of 6 pairs
+    separated, 1 of 3 neighbours in rank.`"""
     names, budget = ranked_names(pairs), pairs[0].a.arm.budget_class
     at = f"At {budget}: " if budget else ""
     if all(pair.verdict == "cannot be told" for pair in pairs):
@@ -315,7 +317,7 @@ def tell_pairs(pairs: Sequence[TaskComparison]) -> str:
 
 
 def ranked_names(pairs: Sequence[TaskComparison]) -> list[str]:
-    """List the methods of pairs, the best mean first."""
+    """List the methods of these pairs, the best mean first."""
     return list(dict.fromkeys(arm.name for pair in pairs for arm in (pair.a.arm, pair.b.arm)))
 
 
@@ -358,7 +360,7 @@ def rank_table(standing: Standing) -> Table:
 
 
 def tell_unknown(results: ResultSet, over: Over) -> Iterator[str]:
-    """Write notes on what the tests repeat, and on what the table leaves unknown."""
+    """Yield notes about the repetitions of the tests, and about what the table leaves unknown."""
     words, cells = read_words()["unknown"], [result for result in results.results if not result.cells]
     if over == "tasks":
         yield words["tasks"]
@@ -375,7 +377,7 @@ def tell_unknown(results: ResultSet, over: Over) -> Iterator[str]:
 def judge_table(
     table: Any, baseline: str | None, scale: Scale | None, lower_is_better: bool, over: Over, rename: Mapping[str, str]
 ) -> Standing:
-    """Judge the methods of a table; arguments as of `biphase.equivalent`."""
+    """Judge the methods of a table, with the arguments of `biphase.equivalent`."""
     scores = parse_rows(table, rename)
     factor, told = find_factor(scores, scale)
     signed = read_words()["unknown"]["sign"] if lower_is_better else ""

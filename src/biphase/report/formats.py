@@ -1,4 +1,4 @@
-"""Numbers → text: percent, points, intervals, p-values, sizes; and what the scores of a family measure, in words."""
+"""Numbers → text: percent, points, intervals, p-values, sizes; and the metrics of a family in words."""
 
 import csv
 import io
@@ -19,7 +19,7 @@ def show_share(share: float) -> str:
 
 
 def show_points(value: float) -> str:
-    """Show a difference of shares in percentage points with its sign: `+1.20`; `0.00` has none."""
+    """Show a difference of shares in percentage points with its sign: `+1.20`; `0.00` has no sign."""
     points = f"{100 * value:+.2f}"
     return MISSING if math.isnan(value) else points[1:] if float(points) == 0 else points.replace("-", "−")
 
@@ -37,7 +37,7 @@ def show_estimate(value: float) -> str:
 
 
 def show_superscript(text: str) -> str:
-    """Show `7.25e14` as `7.25 × 10¹⁴`; any other text as it is."""
+    """Show `7.25e14` as `7.25 × 10¹⁴`; return any other text unchanged."""
     return re.sub(r"^([\d.]+)e(\d+)$", lambda found: f"{found[1]} × 10{found[2].translate(SUPERSCRIPTS)}", text)
 
 
@@ -59,7 +59,7 @@ SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def show_p_value(p_value: float) -> str:
-    """Show `0.031`, or `< 0.001`. Near `SIGNIFICANCE` add digits until the side is clear: `0.0496`."""
+    """Show `0.031`, or `< 0.001`. Near `SIGNIFICANCE`, show more digits until the side is clear: `0.0496`."""
     if math.isnan(p_value):
         return MISSING
     if p_value < 0.001:
@@ -122,7 +122,8 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
 
 
 def group_measures(results: ResultSet, family: str) -> dict[str, list[str]]:
-    """Group the datasets of a family by their metrics in words. An unknown metric is the family's usual one."""
+    """Group the datasets of a family by their metric: metric in words → datasets. An unknown metric counts as the
+    family's usual one."""
     words, metric = read_words(), results.primary_metric
     measures = words["measures"][family]
     datasets: dict[str, dict[str, None]] = {}
@@ -135,7 +136,8 @@ def group_measures(results: ResultSet, family: str) -> dict[str, list[str]]:
 
 
 def tell_measures(results: ResultSet, family: str) -> str:
-    """Write `accuracy`, or `accuracy on genre and Matthews correlation on cola, which averages mix`."""
+    """Write the metrics of a family: `accuracy`, or `accuracy on genre and Matthews correlation on cola, which averages
+    mix`."""
     groups = group_measures(results, family)
     if len(groups) == 1:
         return next(iter(groups))

@@ -6,10 +6,11 @@
     trend(masking over mask) > 0 on retrieval
     compute_equivalent(stack, mlm40) < 0.6 at the largest budget
 
-The grammar is in `inequality.lark`. A name means an arm, an arm at several budgets, or a group of arms. A place on
-a term applies to that term; on the last term of a sum, or behind a bracket, to the whole sum. Places behind the number
-apply to the inequality; by default it is about every budget, every model, and the average over families. With `some`,
-one is enough; `every` is chosen before `some`. `report.hypotheses` has the functions. Nothing executes the text.
+The grammar is in `inequality.lark`. A name means an arm, an arm at several budgets, or a group of arms. A place after
+a term applies to that term; after the last term of a sum, or after a bracket, it applies to the whole sum. A place
+after the number applies to the inequality, which by default is about every budget, every model, and the average over
+families. `some` asks for at least one; `every` is chosen before `some`. `report.hypotheses` documents the functions.
+Nothing executes the text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,14 +32,14 @@ MOST_BRACKETS = 50
 Place = Mapping[str, Any]
 """The place of an inequality or of a term; missing keys are open:
 
-    tasks   a tuple of families, tasks, or `average`, or of one of `every family`, `some task` and the like
+    tasks   a tuple of families, tasks or `average`; or of one phrase such as `every family` or `some task`
     budget  `every`, `some`, `largest`, `smallest`, or steps
     model   `every`, `some`, `largest`, `smallest`, or a name
 """
 
 
 def find_quantifiers(place: Place) -> tuple[str, str, str]:
-    """Return `every` or `some` for tasks, budget and model; empty for a fixed or open one."""
+    """Return `every` or `some` for the tasks, the budget and the model of a place; empty for fixed or open ones."""
     first, *_ = place.get("tasks", ("",))
     words = (first.partition(" ")[0], place.get("budget"), place.get("model"))
     task, budget, model = (str(word) if word in QUANTIFIERS else "" for word in words)
@@ -53,11 +54,11 @@ class Operand:
     name: str
     place: Place = field(default_factory=dict)
     quantifier: str = ""
-    """`every` or `some` of a group's arms."""
+    """`every` or `some`, if it stands before the name of a group."""
     function: str = ""
     axis: str = ""
     arms: tuple[str, ...] = ()
-    """The arm, or all arms of the function."""
+    """The arm, or all arms over which the function goes."""
     kind: str = ""
     """The short name of the arm in its group."""
     task: str = ""
@@ -66,22 +67,22 @@ class Operand:
 
 @dataclass(frozen=True)
 class AskedInequality:
-    """An inequality as parsed, about names; once bound, about arms of a study at one place."""
+    """An inequality: about names as parsed, about arms of a study at one place once bound."""
 
     text: str
     operands: tuple[Operand, ...]
-    """Once bound, the `placed` ones, each with its arms and its task."""
+    """All operands as parsed; once bound, the `placed` ones, each with its arms and its task."""
     is_equivalent: bool
-    """Whether it bounds the compute equivalent of the first operand, with the second as baseline."""
+    """Whether it bounds the compute equivalent of the first operand, with the second operand as the baseline."""
     sign: float
     """1 for `>`, -1 for `<`."""
     bound: float
-    """A share of scores, or of compute."""
+    """The right side: a difference of scores as a share, or a share of compute."""
     place: Place
     label: str = ""
-    """The left side with the place, and with names of arms in place of `every` and `some`."""
+    """The left side with its place, and with names of arms instead of `every` and `some`."""
     baseline: tuple[str, ...] = ()
-    """For a compute equivalent: the arms of the baseline, smallest budget first."""
+    """The arms of a compute equivalent's baseline, smallest budget first; () for other inequalities."""
 
     @property
     def placed(self) -> tuple[Operand, ...]:
@@ -90,7 +91,7 @@ class AskedInequality:
 
 
 SyntaxTree = Any
-"""A `lark.Tree`: the name of its rule as `data`, trees and tokens as `children`, None for an absent `[ ]`."""
+"""A `lark.Tree`. Its `data` is the name of a rule; its `children` are trees, tokens, and None for an absent `[ ]`."""
 
 
 @cache
@@ -100,7 +101,7 @@ def make_parser() -> Lark:
 
 
 def parse_inequality(text: str) -> AskedInequality:
-    """Parse a line of text. Raises `InputError` that quotes the first word outside the grammar."""
+    """Parse a line of text. Raises `InputError` with the first word that is not in the grammar."""
     if text.count("(") > MOST_BRACKETS:
         raise InputError(f"more than {MOST_BRACKETS} brackets")
     line = " ".join(text.split())
@@ -140,16 +141,16 @@ def read_sum(tree: SyntaxTree) -> list[Operand]:
         factor, content, *places = part.children
         place = read_places(places)
         if any(find_quantifiers(place)) or len(place.get("tasks", ())) > 1:
-            raise InputError("a term has one place; write several behind the number")
+            raise InputError("a term has one place; write several after the number")
         scale = sign * float(factor or 1)
-        # A place nearer to the name wins over one behind the bracket around it.
+        # A place next to a name overrides the place after the bracket around it.
         for operand in read_sum(content) if content.data == "sum" else [read_arm(content)]:
             operands.append(replace(operand, weight=scale * operand.weight, place={**place, **operand.place}))
     return [replace(operand, place={**place, **operand.place}) for operand in operands]
 
 
 def read_arm(tree: SyntaxTree) -> Operand:
-    """Read an arm, or a function of arms over an axis."""
+    """Read an arm, or a function of arms over an axis, as an operand of weight 1."""
     if tree.data == "arm":
         quantifier, name = tree.children
         return Operand(1.0, name.strip(QUOTES), quantifier=str(quantifier or ""))
@@ -158,7 +159,7 @@ def read_arm(tree: SyntaxTree) -> Operand:
 
 
 def read_places(trees: Sequence[SyntaxTree]) -> Place:
-    """Read the tasks, the budget and the model that one place names."""
+    """Read the tasks, the budget and the model that a place names."""
     place: dict[str, Any] = {}
     for tree in trees:
         first = tree.children[0]

@@ -2,13 +2,13 @@
 
 Some terms are functions of several scores along an axis:
 
-    mean    of the arms
+    mean    the mean over the arms
     trend   the change from the lowest to the highest value of the axis, along the straight line of least squares
-    spread  the standard deviation, averaged over datasets: of an arm's scores over fine-tuning rates and seeds (`rate`:
-            the `stability_rates` without diverged trainings), or of the means of several arms over seeds
+    spread  a standard deviation, averaged over datasets. Over `rate`: of one arm's scores over fine-tuning rates and
+            seeds (`stability_rates`, without diverged trainings). Over other axes: of several arms' means over seeds
 
-All functions of one inequality use their common values of the axis. The interval of a spread leaves out one seed
-at a time (`contrasts.jackknife`). Letters: A operands, V values of the axis, S seeds.
+All functions of one inequality use the values that they share on the axis. The interval of a spread comes from leaving
+out one seed at a time (`contrasts.jackknife`). Letters: A operands, V values of the axis, S seeds.
 """
 
 import itertools
@@ -30,14 +30,14 @@ from biphase.report.results import FAMILY_CODES, MEAN_OF_FAMILIES, ReportArm, Re
 from biphase.report.statistics import stability_rates
 
 Spot = tuple[str, int]
-"""The model and the budget of an inequality; `""` and 0 if it holds for all."""
+"""The model and the budget (steps) of an inequality; `""` and 0 for an open one."""
 
 ArmsBySpot = Mapping[Spot, Mapping[str, str]]
-"""The arms of a name, by model and budget: one arm, or the members of a group by their short names."""
+"""Model and budget → the arms that a name means there, by their short names; one arm, or the members of a group."""
 
 
 class WeighedArm(NamedTuple):
-    """A term of a sum of scores."""
+    """A term in a weighted sum of scores."""
 
     weight: float
     arm: ReportArm
@@ -45,25 +45,25 @@ class WeighedArm(NamedTuple):
 
 
 def show_spot(spot: Spot) -> str:
-    """Show `1m, 1,200 steps`, or the part that is named."""
+    """Show `1m, 1,200 steps`, or whichever part is not open."""
     model, budget = spot
     return ", ".join(filter(None, [model, f"{budget:,} steps" if budget else ""]))
 
 
 def index_by_axis(arms: Sequence[ReportArm], axis: str) -> dict[float, ReportArm]:
     """Index arms by their values on an axis; without an axis, index the only arm by 0. Raises `InputError` for an arm
-    without a value, or two arms with the same."""
+    without a value, or two arms with the same value."""
     by_value: dict[float, ReportArm] = {}
     for arm in arms:
         value = {"": 0, "budget": arm.budget, "mask": arm.mask_percent}.get(axis, arm.clm_share)
         if value is None or value in by_value:
-            raise InputError(f"'{arm.name}' has no place of its own on the axis '{axis}'")
+            raise InputError(f"'{arm.name}' has no value of its own on the axis '{axis}'")
         by_value[value] = arm
     return by_value
 
 
 def weigh_arms(terms: Sequence[Operand], arms: Mapping[str, ReportArm]) -> list[WeighedArm]:
-    """Write the terms as a weighted sum of arms. Raises `InputError` for a function with too few values of its axis."""
+    """Turn the terms into a weighted sum of arms. Raises `InputError` if a function has too few values on its axis."""
     indexed = [index_by_axis([arms[name] for name in term.arms], term.axis) for term in terms]
     shared: dict[str, set[float]] = {}
     for term, by_value in zip(terms, indexed, strict=True):
@@ -75,8 +75,8 @@ def weigh_arms(terms: Sequence[Operand], arms: Mapping[str, ReportArm]) -> list[
             raise InputError(f"too few arms over {term.axis}")
         weights = np.full(len(values), 1 / len(values))
         if term.function == "trend":
-            # The slope of least squares is a weighted sum of scores; times the range of values it is the change along
-            # the straight line. Values 20, 30, 50: weights −0.86, −0.21, 1.07, which add up to zero.
+            # The least-squares slope is a weighted sum of scores. Multiplied by the range of values, it is the change
+            # along the straight line. For values 20, 30, 50 the weights are −0.86, −0.21, 1.07; they add up to zero.
             centred = values - values.mean()
             weights = centred / (centred**2).sum() * np.ptp(values)
         for weight, value in zip(weights.tolist(), values.tolist(), strict=True):
@@ -87,8 +87,8 @@ def weigh_arms(terms: Sequence[Operand], arms: Mapping[str, ReportArm]) -> list[
 def contrast_spreads(
     terms: Sequence[Operand], arms: Mapping[str, ReportArm], results: ResultSet
 ) -> tuple[Contrast, list[float]]:
-    """Contrast spreads: return their weighted sum, averaged over datasets, and the values of their axis. Raises
-    `InputError` unless every seed has a score at two values or more."""
+    """Return the contrast of a weighted sum of spreads, averaged over datasets, and the values used on their axis.
+    Raises `InputError` unless every seed has scores at two values or more."""
     axis, weights_A = terms[0].axis, np.array([term.weight for term in terms])
     tables, used, repeated = [], set[float](), set[tuple[int, ...]]()
     for dataset in list_datasets(terms[0].task, results):
@@ -125,8 +125,8 @@ def contrast_spreads(
 def read_along_axis(
     axis: str, arms: Sequence[ReportArm], dataset: str, results: ResultSet
 ) -> dict[float, tuple[Sequence[float], tuple[int, ...]]]:
-    """Read the score of each seed on a dataset at every value of an axis, with the pretraining seeds if there are
-    several."""
+    """Return value on the axis → the score of each seed on the dataset, with the pretraining seed of each score; ()
+    with a single pretraining."""
     scores = dict[float, tuple[Sequence[float], tuple[int, ...]]]()
     for value, arm in index_by_axis(arms, "" if axis == RATE else axis).items():
         if score := results.scores.get(arm.name, {}).get(dataset):
@@ -145,10 +145,10 @@ def bind(text: str, named_arms: Mapping[str, ArmsBySpot], tasks: Mapping[str, st
 
     Args:
         named_arms: known name → its arms.
-        tasks: the tasks of the study → the code of their family, such as TC.
+        tasks: task of the study → the code of its family, such as TC.
 
-    Raises `InputError` for a line outside the grammar; for an unknown arm, model or task, with the known ones; and for
-    names without a common model and budget.
+    Raises `InputError` for a line outside the grammar; for an unknown arm, model or task, with a list of the known
+    ones; and for names that share no model and budget.
     """
     try:
         asked = parse_inequality(text)
@@ -162,7 +162,7 @@ def bind(text: str, named_arms: Mapping[str, ArmsBySpot], tasks: Mapping[str, st
 def place_inequality(
     asked: AskedInequality, named_arms: Mapping[str, ArmsBySpot], tasks: Mapping[str, str]
 ) -> list[list[AskedInequality]]:
-    """Write the inequality for every place, in the groups of `bind`."""
+    """Return the inequality at every place, in the groups of `bind`."""
     groups: dict[tuple[object, ...], list[AskedInequality]] = {}
     spots = find_spots(asked, named_arms)
     for task in expand_tasks(asked.place.get("tasks", (MEAN_OF_FAMILIES,)), tasks):
@@ -175,7 +175,7 @@ def place_inequality(
                     weights[term.function, term.axis, term.arms, term_task] += term.weight
                 if not any(weights.values()):  # an arm minus itself
                     continue
-                # Inequalities that agree in each `every` and in each named place form a group.
+                # Inequalities form a group if they agree in every choice of `every` and in every named place.
                 at = zip(find_quantifiers(asked.place), (task, budget, model), strict=True)
                 every = [term.kind for term in terms if term.quantifier == "every"]
                 key = (*(value for word, value in at if word != "some"), *every)
@@ -183,20 +183,20 @@ def place_inequality(
                 baseline = find_baseline(asked, named_arms, model)
                 groups.setdefault(key, []).append(replace(asked, operands=tuple(terms), label=label, baseline=baseline))
     if not groups:
-        lack = "a second model or budget is needed, for here all names are one arm"
+        lack = "a second model or budget is needed, because here all names are one arm"
         raise InputError(lack + whole_names(asked, named_arms))
     return list(groups.values())
 
 
 def whole_names(asked: AskedInequality, named_arms: Mapping[str, ArmsBySpot]) -> str:
-    """Suggest whole names of arms: they can compare different models or budgets."""
+    """Return the end of a message, which suggests whole names of arms: they can compare models or budgets."""
     spots = itertools.chain(*(named_arms[operand.name].values() for operand in asked.operands))
     arms = {arm for members in spots for arm in members.values()}
     return f"; other models or budgets have whole names, such as {show_list(sorted(arms)[-2:])}"
 
 
 def check_name(operand: Operand, named_arms: Mapping[str, ArmsBySpot]) -> None:
-    """Raise `InputError` for a name of no arm, or of several arms if the operand needs one."""
+    """Raise `InputError` if a name means no arm, or several arms where the operand needs one."""
     refuse_unknown("unknown arm", operand.name, named_arms)
     if not named_arms[operand.name]:
         raise InputError(f"no arm is '{operand.name}'")
@@ -209,7 +209,7 @@ def check_name(operand: Operand, named_arms: Mapping[str, ArmsBySpot]) -> None:
 
 
 def label_choice(asked: AskedInequality, terms: Sequence[Operand], task: str, spot: Spot) -> str:
-    """Write the left side with the place, and with names of arms in place of `every` and `some`."""
+    """Write the left side with its place, and with names of arms instead of `every` and `some`."""
     kinds = iter([term.kind for term in terms if term.quantifier])
     left_side = re.split(r"[<>]", asked.text, maxsplit=1)[0].strip()
     filled_in = QUANTIFIED.sub(lambda match: next(kinds, match[0]), left_side)
@@ -218,7 +218,7 @@ def label_choice(asked: AskedInequality, terms: Sequence[Operand], task: str, sp
 
 
 def expand_tasks(words: Sequence[str], tasks: Mapping[str, str]) -> list[str]:
-    """Replace words by their tasks and codes of families; `average` stays."""
+    """Replace words with the tasks and codes of families that they mean; `average` stays."""
     families, task_names = list(dict.fromkeys(tasks.values())), [*tasks]
     names = {MEAN_OF_FAMILIES: [MEAN_OF_FAMILIES]} | {task: [task] for task in tasks}
     names |= dict.fromkeys(("every family", "some family"), families)
@@ -233,9 +233,9 @@ def expand_tasks(words: Sequence[str], tasks: Mapping[str, str]) -> list[str]:
 
 
 def find_spots(asked: AskedInequality, named_arms: Mapping[str, ArmsBySpot]) -> list[tuple[Spot, list[list[Operand]]]]:
-    """List the models and budgets of the inequality, with the choices of each operand there: those that all operands
-    have, or a single spot if each operand is one arm or has its own place. Raises `InputError` for an unknown model,
-    and if no spot is left."""
+    """List the spots of the inequality, with the choices of each operand there: the models and budgets that all
+    operands share, or a single spot if each operand is one arm or has its own place. Raises `InputError` for an unknown
+    model, and if no spot is left."""
     spots = [spot for operand in asked.placed for spot in named_arms[operand.name]]
     models = sorted(dict.fromkeys(model for model, _ in spots), key=num_parameters)
     wanted_model, wanted_budget = asked.place.get("model"), asked.place.get("budget")
@@ -246,7 +246,7 @@ def find_spots(asked: AskedInequality, named_arms: Mapping[str, ArmsBySpot]) -> 
     is_for_models = any("model" not in operand.place for operand in varied)
     budgets = sorted({budget for _, budget in spots}) if is_at_budgets else [0]
     candidates = itertools.product(models if is_at_budgets or is_for_models else [""], budgets)
-    # `The largest` on a term is chosen among these.
+    # The spots among which `the largest` of a term is chosen.
     shared = set(spots).intersection(*(named_arms[operand.name] for operand in varied)) or set(spots)
     # A spot with the same arms as an earlier one repeats the question.
     by_spot: dict[Spot, list[list[Operand]]] = {}
@@ -270,21 +270,21 @@ def find_spots(asked: AskedInequality, named_arms: Mapping[str, ArmsBySpot]) -> 
 
 
 def choose_among(asked: Any, ascending: Sequence[Any]) -> Any:
-    """Resolve `largest` and `smallest` among values in ascending order; return other values unchanged, and None for
-    `every` and `some`."""
+    """Resolve `largest` and `smallest` among values in ascending order. Return None for `every` and `some`, and other
+    values unchanged."""
     if asked in ("largest", "smallest") and ascending:
         return ascending[-1] if asked == "largest" else ascending[0]
     return None if asked in QUANTIFIERS else asked
 
 
 def is_one_arm(operand: Operand, arms_by_spot: ArmsBySpot) -> bool:
-    """Tell whether an operand names one arm, the same at every spot."""
+    """Tell whether an operand has the whole name of a single arm, which is then the same at every spot."""
     return len(arms_by_spot) == 1 and operand.name in next(iter(arms_by_spot.values())).values()
 
 
 def bind_operand(operand: Operand, arms_by_spot: ArmsBySpot, spot: Spot, shared: Set[Spot]) -> list[Operand]:
-    """List the operand's choices at a spot: with its arm, with each arm of its group, or with all arms of its function;
-    empty if it has no arm there."""
+    """List the operand's choices at a spot: one with its arm, one for each arm of its group, or one with all arms of
+    its function; none if it has no arm there."""
     (model, budget), place = spot, operand.place
     if is_one_arm(operand, arms_by_spot):
         (arms,) = arms_by_spot.values()
@@ -303,7 +303,8 @@ def bind_operand(operand: Operand, arms_by_spot: ArmsBySpot, spot: Spot, shared:
 
 
 def find_baseline(asked: AskedInequality, named_arms: Mapping[str, ArmsBySpot], model: str) -> tuple[str, ...]:
-    """Find the arms of a compute equivalent's baseline for a model, smallest budget first."""
+    """Find the arms of a compute equivalent's baseline for a model, smallest budget first; () for other inequalities.
+    Raises `InputError` if the baseline has one budget, or budgets too far apart."""
     if not asked.is_equivalent:
         return ()
     name = asked.operands[1].name
@@ -316,7 +317,7 @@ def find_baseline(asked: AskedInequality, named_arms: Mapping[str, ArmsBySpot], 
 
 
 def measure_claim(groups: Sequence[Sequence[AskedInequality]], results: ResultSet) -> Claim:
-    """Measure the claim of a line at all its places; `groups` are those of `bind`.
+    """Measure a line's claim at all its places; `groups` come from `bind`.
 
     "The sum lies below the bound" becomes "minus the sum lies above minus the bound"; "a compute equivalent, in FLOPs,
     is below 0.6" becomes "the arm is above the baseline's curve at 1 / 0.6 of the arm's compute".
@@ -357,7 +358,7 @@ def measure(asked: AskedInequality, results: ResultSet) -> Inequality:
         by_seed = tuple(-sign * value for value in at_share.by_seed)
         return replace(at_share, estimate=-sign * at_share.estimate, by_seed=by_seed)
 
-    # 1. Its arms with their weights; the contrast, unless it is a weighted sum of scores.
+    # 1. The arms with their weights; and the contrast, unless it is a weighted sum of scores.
     if asked.is_equivalent:
         gap = contrast_baseline(datasets)
         sides = [WeighedArm(-sign, arms[first.arms[0]], first.task)]
@@ -373,7 +374,7 @@ def measure(asked: AskedInequality, results: ResultSet) -> Inequality:
         sides = [WeighedArm(0.0, arms[name], term.task) for term in asked.operands for name in term.arms]
     else:
         sides = [side._replace(weight=sign * side.weight) for side in weigh_arms(asked.operands, arms)]
-    # 2. Their scores, and the contrast of a weighted sum.
+    # 2. The scores of the arms, and the contrast of a weighted sum.
     weighted: list[tuple[float, Result]] = []
     for weight, arm, task in sides:
         parts = list_parts(task, results)
@@ -412,10 +413,10 @@ def list_parts(task: str, results: ResultSet) -> Sequence[str]:
 def find_lacks(
     terms: Sequence[tuple[float, Result]], planned_runs: Mapping[tuple[str, str], int]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """List the missing scores that prevent the verdict "above the bound", and those that prevent "below".
+    """List the missing scores that prevent the verdict "above the bound", and those that prevent "below the bound".
 
-    Both lists name unfinished fine-tunings, because another rate or seed may change the score. A score that lost seeds
-    is the mean of the others, so it is in the list of the side that it favours.
+    Both lists contain unfinished fine-tunings, because another rate or seed may change the score. A score that lost
+    seeds is the mean of the surviving ones, so it stands in the list of the side that it favours.
     """
     above, below = dict[str, None](), dict[str, None]()
     for weight, mean in terms:
@@ -423,7 +424,7 @@ def find_lacks(
             where = f"{score.arm.name} on {score.dataset}"
             num_planned = planned_runs.get((score.arm.name, score.dataset), 0)
             if score.num_runs is not None and score.num_runs < num_planned:
-                lack = f"all fine-tunings of {where}: its score is by {score.num_runs} of {num_planned}"
+                lack = f"all fine-tunings of {where}: its score comes from {score.num_runs} of {num_planned}"
                 above[lack] = below[lack] = None
             if score.num_diverged and weight:
                 num_seeds = show_count(score.num_diverged + score.num, "seed")

@@ -1,7 +1,7 @@
 "use strict";
-// A click (or Enter, or the space bar) on a header sorts its table: up, down, then in the original order. Empty cells
-// stay last. A cell sorts by its number (610M and 40 % have one too), in a column of numbers by the first number among
-// its words; else by its words.
+// A click (or Enter, or the space bar) on a header sorts its table: one way, the other way, then in the original order.
+// Empty cells stay last. A cell sorts by its number (610M and 40 % count as numbers); in a column of numbers, by the
+// first number in its text; otherwise by its text.
 const UNITS = { k: 1e3, m: 1e6, b: 1e9 };
 const valueOf = (cell) => {
   const text = (cell.dataset.value ?? cell.textContent).replaceAll(",", "");
@@ -22,7 +22,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   };
 
   headers.forEach((header, column) => {
-    // Numbers begin with the largest, words with the first of the alphabet.
+    // The first click puts the largest number first, or the first word of the alphabet.
     const cycle = header.classList.contains("stub") ? ["none", "ascending", "descending"] : ["none", "descending", "ascending"];
     header.querySelector("button")?.addEventListener("click", () => {
       const order = cycle[(cycle.indexOf(header.getAttribute("aria-sort")) + 1) % 3];
@@ -34,7 +34,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   });
 }
 
-// Print opens all details, and closes them again afterwards.
+// Open all details before printing, and close them again afterwards.
 let opened = [];
 addEventListener("beforeprint", () => {
   opened = [...document.querySelectorAll("details:not([open])")];

@@ -1,7 +1,8 @@
 """Results → the report: tables and figures as files, and one HTML page that shows them with the verdicts.
 
-The page begins with the answer in a sentence and one table of all models and tasks. It needs no network and no file
-beside it: styles, script and figures are inside. Figures take the page's colours; on a narrow page their panels stack.
+The page begins with the answer in a sentence and one table of all models and tasks. It loads no other file and needs no
+network: it contains its styles, script and figures. Figures take the page's colours; on a narrow page their panels
+stack.
 """
 
 import math
@@ -46,13 +47,13 @@ SUPERFLUOUS = re.compile(
     | (?<=[0-9]\.[0-9])[0-9]{3,}(?=[^<>]*>) | \ style="" | (?<=>)\s+(?=<) | \ \n(?=[A-Z])""",
     re.DOTALL | re.VERBOSE,
 )
-"""Parts of matplotlib's SVG that the page does not need: styles of all pictures, further digits, names of groups."""
+"""Parts of matplotlib's SVG that the page does not need: global styles, superfluous digits, ids of groups."""
 
 
 def inline_svg(parts: Iterable[Part], styles: dict[str, str]) -> Markup:
     """Return the parts of a figure as SVG in the page's colours.
 
-    `styles`: style in the page's pictures → name of its class; the function adds new ones.
+    `styles`: CSS style in the page's pictures → name of its class; the function adds new styles.
     """
 
     def name_style(found: re.Match[str]) -> str:
@@ -86,8 +87,9 @@ def tell_arm(arm: ReportArm, *, is_short: bool = False) -> str:
 
 
 def arm_labels(arms: Iterable[ReportArm]) -> Callable[[str], Markup]:
-    """Return a function that makes a sentence HTML: names of arms become small labels, at their first place on the page
-    after the words of `tell_arm`. A name of letters alone, such as `base`, could be a word, and stays as it is."""
+    """Return a function that turns a sentence into HTML in which names of arms are small labels. Where an arm's name
+    first appears, the words of `tell_arm` precede it. A name of letters alone, such as `base`, could be an ordinary
+    word, so it stays as it is."""
     words = {arm.name: tell_arm(arm) for arm in arms if not arm.name.isalpha()}
     longest_first = sorted(map(re.escape, words), key=len, reverse=True)
     names = re.compile(rf"(?<![\w.-])({'|'.join(longest_first)})(?![\w-])")
@@ -103,19 +105,20 @@ def arm_labels(arms: Iterable[ReportArm]) -> Callable[[str], Markup]:
 
 
 def answer_sentences(results: ResultSet, hypotheses: Sequence[Finding] = ()) -> Iterator[str]:
-    """Compare the best model with the best of another objective (else the runner-up), and with random weights; or write
-    why there is none. Leave out a pair that a hypothesis compares over all tasks."""
+    """Yield sentences that compare the best model with the best of another objective (else the runner-up), and with
+    random weights; or one that explains why there is no best model. Leave out pairs that a hypothesis compares on all
+    tasks."""
     means = [scores[ALL_TASKS] for scores in results.scores.values() if ALL_TASKS in scores]
     groups: dict[object, list[Result]] = {}
     for result in means:
         if result.arm.objective != "none":
             groups.setdefault(tables.rivals(result.arm), []).append(result)
     if not groups:
-        yield "No answer yet: no model that was trained has a score on every task."
+        yield "No answer yet: no trained model has a score on every task."
         return
 
     def weigh(group: list[Result]) -> tuple[float, ...]:
-        """Sort key: the group with most objectives, then with the most training."""
+        """Return the sort key of a group: its number of objectives, whether it has a rival, its amount of training."""
         arm, objectives = group[0].arm, {result.arm.whole_objective for result in group}
         return len(objectives), len(group) > 1, arm.flops or 0.0, arm.pretrain_steps + arm.cpt_steps
 
@@ -142,8 +145,8 @@ def compare_in_words(
 ) -> str:
     """Write `A is ahead of B on average over 4 tasks: 71.2 % against 70.0 %, +1.2 points [0.4, 2.0], in 5 of 5 seeds.`
 
-    `best` is the best of `num_models`, so its p-value is multiplied by the number of models that could have been the
-    best beside `rival` (Bonferroni). `by_task`: their difference on each task.
+    `best` was picked as the best of `num_models`, so its p-value is multiplied by the number of candidates, which are
+    all models but `rival` (Bonferroni). `by_task`: task → the difference between the two models.
     """
     if best.is_degenerate() and rival.is_degenerate():
         reason = "both predict the same for all examples, as networks with too little training do"
@@ -156,7 +159,7 @@ def compare_in_words(
     is_ahead = is_significant(p_value)
     sentence = contrasts.say_difference(tested, *sides, is_ahead=is_ahead, where=where) + gap.tell_seeds()
     if math.isnan(tested.low):
-        sentence += "; with one seed, or seeds that differ by the same, there is no interval"
+        sentence += "; there is no interval with one seed, or if all seeds differ by the same amount"
     elif num_asked > 1:  # the interval is not corrected
         picked = "the better of two" if num_models == 2 else f"the best of {num_models}"
         sentence += f"; {tell_p_value(p_value)}, corrected for picking {picked} models"
@@ -167,17 +170,17 @@ def compare_in_words(
 
 @dataclass(frozen=True)
 class PageText:
-    """Title, question and all other contents of the page beside scores."""
+    """The contents of the page apart from scores."""
 
     title: str
     question: str
     verdicts: Verdicts | None = None
     hypotheses: tuple[Sequence[Finding], Sequence[str]] | None = None
-    """The declared hypotheses with their verdicts, and sentences on their declaration."""
+    """The declared hypotheses with their verdicts, and sentences about their declaration."""
     declared: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Arm with a declared compute-equivalent → the arms of its baseline."""
     baseline: str = ""
-    """The method in a table of results that is the baseline of compute-equivalents."""
+    """For a table of results: the method that is the baseline of compute-equivalents."""
     judgements: Sequence[tables.Table] = ()
     """Tables with verdicts on methods."""
     notes: Sequence[str] = ()
@@ -185,27 +188,27 @@ class PageText:
     costs: Sequence[Mapping[str, object]] = ()
     commands: Sequence[str] = ()
     bm25: Mapping[str, float] = field(default_factory=dict)
-    """Dataset → the score of BM25, which is no arm."""
+    """Dataset → the score of BM25, which is not an arm."""
     answer: str = ""
     """The answer to the question; if empty, the page compares the best models."""
     plan_svg: str = ""
-    """A picture of the plan as run. We draw it, so it is not escaped."""
+    """A picture of the plan as run. It is our own SVG, so the page does not escape it."""
     losses: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     """Run → records of its metrics.jsonl, for the loss curves."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Name → text of a file beside the page."""
     missing: Sequence[str] = ()
-    """Sentences on what the study lacks."""
+    """Sentences about missing parts of the study."""
 
 
 def write_report(
     results: ResultSet, out: Path, page_text: PageText, pool: Executor | None = None
 ) -> tuple[Path, tables.Table, list[str]]:
-    """Write `tables/`, `figures/` and `index.html` into the folder `out`, whole or not at all. Return the page, its
-    table of all models and tasks, and its answer in sentences. Raises `InputError` for a folder that is no unchanged
-    report, and without a score.
+    """Write `tables/`, `figures/` and `index.html` into the folder `out`, whole or not at all. Return the path of the
+    page, its table of all models and tasks, and its answer in sentences. Raises `InputError` if there is no score, or
+    if `out` contains anything but an unchanged report.
 
-    `pool` draws the figures (`figure_pool`), and is shut down.
+    `pool` draws the figures; the function shuts it down. None: `figure_pool`.
     """
     if not results.results:
         raise InputError("there is no finished score to report on yet")
@@ -242,8 +245,8 @@ def write_report(
 
 
 def list_leads(sentences: Iterable[str], page_text: PageText) -> list[str]:
-    """Leave out of the answer what the page lists beside it: verdicts on hypotheses, and all but the first sentence on
-    the paper's findings."""
+    """Remove from the answer the sentences that the page lists elsewhere: verdicts on hypotheses, and all but the first
+    sentence about the paper's findings."""
     declared = page_text.hypotheses[0] if page_text.hypotheses else ()
     listed = {*map(tell_finding, declared)}
     leads = [sentence for sentence in sentences if sentence not in listed]
@@ -253,8 +256,9 @@ def list_leads(sentences: Iterable[str], page_text: PageText) -> list[str]:
 
 
 def tell_answer(results: ResultSet, price_sentences: Iterable[str], page_text: PageText) -> Iterator[str]:
-    """Answer a study's question in sentences, unless `page_text` has the answer: declared prices, verdicts on
-    hypotheses, other prices, then the best models; without hypotheses, best models, prices, the paper's findings."""
+    """Yield the answer of `page_text`, or else sentences that answer the study's question: verdicts on hypotheses and
+    prices (declared prices come first), then the best models; without hypotheses, the best models, prices and the
+    paper's findings."""
     if page_text.answer:
         yield page_text.answer
         return
@@ -293,7 +297,7 @@ def render(drawn: Mapping[str, Sequence[Part]], plan_svg: str, **parts: Any) -> 
 
 
 def describe_results(results: ResultSet) -> list[str]:
-    """Write the numbers of models, datasets and seeds."""
+    """Return the numbers of models, datasets and seeds in words, and the metrics of verdicts and figures."""
     metric = results.primary_metric
     pretrained = [result for result in results.results if result.arm.setup != "control"] or results.results
     seeds = sorted({result.num // result.num_pretrainings for result in pretrained})
@@ -312,7 +316,7 @@ def describe_results(results: ResultSet) -> list[str]:
 
 
 def tell_evidence(finding: Finding) -> str:
-    """Write the evidence of a verdict alone: `+8.69 points [+4.72, +12.66], in 5 of 5 seeds.`"""
+    """Write only the evidence of a verdict: `+8.69 points [+4.72, +12.66], in 5 of 5 seeds.`"""
     return tell_finding(finding).partition(finding.statement)[2].lstrip(":. ")
 
 
@@ -325,8 +329,8 @@ def count_verdicts(findings: Sequence[Finding]) -> str:
 
 
 def split_stubs(table: tables.Table) -> tuple[list[int], str]:
-    """Return the columns before the scores that the page shows, and the words that are the same for all models, for the
-    caption. The words of a model name its objective."""
+    """Return the indices of the stub columns that the page shows, and the values that all models share, for the
+    caption. The objective needs no column, because the first one names it."""
     shown, said = [0], []
     for column, head in enumerate(table.stub[1:], start=1):
         values = {row.stub[column] for row in table.rows} - {MISSING}
@@ -340,14 +344,15 @@ def split_stubs(table: tables.Table) -> tuple[list[int], str]:
 
 
 def find_ends(intervals: Iterable[Interval], *others: float) -> tuple[float, float]:
-    """Return the ends of a scale that shows these intervals and other values; nan for fewer than two values."""
+    """Return the ends of a scale that covers these intervals and other values; nan with fewer than two values."""
     ends = [*others, *chain(*((interval.low, interval.value, interval.high) for interval in intervals))]
     known = [end for end in ends if not math.isnan(end)]
     return (min(known), max(known)) if len(known) > 1 else (math.nan, math.nan)
 
 
 def locate(value: float, ends: tuple[float, float], width: float) -> float | None:
-    """Return the pixels of a value from the left of a bar of this width with these ends; None for nan."""
+    """Return the position of a value in pixels from the left of a bar of this width, whose scale has these ends; None
+    for nan."""
     (low, high), margin = ends, 6.0
     pixels = margin + (value - low) / ((high - low) or 1.0) * (width - 2 * margin)
     return None if math.isnan(pixels) else round(pixels, 1)

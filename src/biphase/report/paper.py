@@ -1,11 +1,11 @@
 """The paper's published scores, and its eight findings as lines in the grammar of hypotheses.
 
 Should We Still Pretrain Encoders with Masked Language Modeling? arXiv 2507.00994. The numbers are in `bundled/paper/`,
-with their sources in `SOURCE.md`, and the findings in `findings.yaml`. The same code judges published scores and those
-of our own studies.
+with their sources in `SOURCE.md`, and the findings in `findings.yaml`. The same code judges published scores and the
+scores of our own studies.
 
-The score of a family is the average over its datasets. Arms with MLM have the study's reference masking ratio, unless
-the claim is about the ratio.
+The score of a family is the average over its datasets. Arms with MLM have the reference masking ratio of their study,
+unless the claim is about the ratio.
 """
 
 import csv
@@ -29,13 +29,13 @@ from biphase.report.statistics import Interval, is_stability_rate
 PUBLISHED_FAMILIES = ("SC", "TC", "QA", "IR")
 
 PUBLISHED_SIZES = {"210m", "610m", "1b"}
-"""The networks that the paper's findings are about."""
+"""The sizes of the networks that the paper's findings are about."""
 
 TOKENS_PER_STEP = 2_359_296
 
 
 def read_reference() -> ResultSet:
-    """Read the paper's 800 published cells, averages included, in the order of its tables (`reference/SOURCE.md`)."""
+    """Read the paper's 800 published scores, averages included, in the order of its tables."""
     folder = BUNDLED / "paper"
     training_rows = csv.DictReader((folder / "paper_flops.csv").read_text("utf-8").splitlines())
     score_rows = csv.DictReader((folder / "paper_scores.csv").read_text("utf-8").splitlines())
@@ -56,15 +56,15 @@ def read_reference() -> ResultSet:
 
 
 def place_arms(arms: Iterable[ReportArm]) -> tuple[ReportArm, ...]:
-    """Place the arms of a study in every comparison of the paper that they belong to; an arm without one is `other`.
+    """Place the arms of a study in every comparison of the paper to which they belong; the others become `other`.
 
-    An arm that comes with the setup `efficiency`, `control` or `other` stays there. The rest are placed:
+    An arm whose setup is `efficiency`, `control` or `other` keeps it. The other arms go to these comparisons:
 
-    - `objective`: one objective, at the largest budget of its size
-    - `ratio`: CLM alone, MLM alone and CLM+MLM at the reference mask, at each budget that has the latter
-    - `adapted`: CLM+MLM of the same steps at two masking ratios or more
-    - `cpt`: arms that continue another arm, and that arm
-    - `control`: all final models of a size that has random weights
+    - `objective`: a single objective, at the largest budget of its size
+    - `ratio`: CLM alone, MLM alone and CLM+MLM at the reference mask, at each budget that has such CLM+MLM
+    - `adapted`: CLM+MLM with the same steps at two masking ratios or more
+    - `cpt`: arms that continue another arm, and the arms that they continue
+    - `control`: all final models of a size that also has random weights
     """
     arms = tuple(arms)
     mask = reference_mask(arms)
@@ -99,13 +99,14 @@ NOTE = f"“On par” means within {100 * claims.ON_PAR:g} point; that margin is
 
 @cache
 def read_findings() -> dict[str, Any]:
-    """Read `findings`: key → the paper's statement, the lines that must hold, and a further rule of judging; `names`:
-    the arms that names in these lines stand for; `report`: title and question of the page on published scores."""
+    """Read the findings' file. `findings`: key → the paper's statement, the lines that must hold, and a further rule of
+    judging; `names`: name in these lines → the definition of its arms; `report`: title and question of the page about
+    published scores."""
     return read_yaml(BUNDLED / "paper" / "findings.yaml")
 
 
 def stand_for(definition: Mapping[str, Any], results: ResultSet) -> ArmsBySpot:
-    """Find the arms of a name in the findings' file by its definition."""
+    """Find the arms that fit the definition of a name in the findings' file."""
     longest = dict[tuple[str, bool], int]()
     for arm in results.arms:
         kind_of_training = arm.size, arm.cpt_steps > 0
@@ -133,7 +134,7 @@ def stand_for(definition: Mapping[str, Any], results: ResultSet) -> ArmsBySpot:
 
 def measure_findings(results: ResultSet) -> tuple[claims.Finding, ...]:
     """Measure every finding, without verdicts, by the primary metric at the paper's fine-tuning rates. A line about
-    absent arms is untested. `results` have their averages."""
+    absent arms counts as untested. `results` include averages."""
     results = results.select(metric=results.primary_metric)
     is_published = {size.lower() for size in results.sizes} <= PUBLISHED_SIZES
     scope = "" if is_published else f"at size {show_list(results.sizes)}"
@@ -160,7 +161,7 @@ def measure_findings(results: ResultSet) -> tuple[claims.Finding, ...]:
 
 
 def judge_paper(measured: Sequence[claims.Finding]) -> claims.Verdicts:
-    """Judge the findings of `measure_findings`: return them, the answer in the paper's terms, and a note on the
+    """Judge the findings of `measure_findings`. Return them, the answer in the paper's terms, and a note about the
     tests."""
     findings = claims.judge_claims(measured)
     over = claims.name_noise(findings)
@@ -168,7 +169,7 @@ def judge_paper(measured: Sequence[claims.Finding]) -> claims.Verdicts:
 
 
 def answer(findings: Sequence[claims.Finding]) -> str:
-    """Group the findings by verdict; for networks of the paper's sizes also say how CLM then MLM compares with MLM
+    """Write the findings grouped by verdict; for networks of the paper's sizes also how CLM then MLM compares with MLM
     alone."""
     if not any(finding.is_tested for finding in findings):
         return f"No score tests any of the paper's {len(findings)} findings."
@@ -207,7 +208,7 @@ COMMANDS = ("pip install .", "biphase report paper --out paper-report")
 
 
 def report_paper(out: Path) -> Path:
-    """Write `tables/`, `figures/` and `index.html` into the folder `out`, and return the page."""
+    """Write the report on the paper's scores into the folder `out` (`write_report`); return the path of the page."""
     results = with_averages(read_reference())
     verdicts = judge_paper(measure_findings(results))
     title_and_question = read_findings()["report"]

@@ -1,4 +1,4 @@
-"""Scores → results, which tables, figures and verdicts read; published scores and those of our studies have one form.
+"""Scores → results, which tables, figures and verdicts read. Published scores and those of our studies share one form.
 
 A result is the score of an arm on a dataset; an arm is a trained model in one comparison. Scores are shares, 0 to 1.
 """
@@ -22,11 +22,11 @@ from biphase.report.statistics import Interval, mean_interval, repetitions
 from biphase.tasks.families import KINDS, TASK_FAMILIES
 
 Family = Literal["SC", "TC", "QA", "IR", "EM", "OT", ""]
-"""Empty for a mean over all tasks; `OT`: only the task's name is known."""
+"""The code of a family. Empty: a mean over all tasks. `OT`: only the task's name is known."""
 Metric = Literal["standard", "paper"]
 
 FAMILY_CODES: dict[str, str] = {name: KINDS[name].code for name in TASK_FAMILIES} | {"embedding": "EM"}
-"""Code of each family by its name in `biphase.tasks`; multiple choice counts as classification."""
+"""Name of a family in `biphase.tasks` → its code; multiple choice counts as classification."""
 FAMILY_NAMES = {code: name.replace("_", " ") for name, code in FAMILY_CODES.items() if name != "multiple_choice"}
 FAMILY_NAMES["OT"] = "tasks"
 
@@ -38,60 +38,61 @@ def read_words() -> dict[str, Any]:
 
 
 AVERAGE = "Average"
-"""The dataset of a mean over a family."""
+"""The `dataset` of a mean over a family."""
 ALL_TASKS = "all tasks"
-"""The dataset of a mean over all datasets."""
+"""The `dataset` of a mean over all datasets."""
 OBJECTIVE_NAMES = {"clm": "CLM", "mlm": "MLM", "clm+mlm": "CLM → MLM", "none": "random", "": ""}
 
 MEAN_OF_FAMILIES = "average"
-"""The mean over families, in hypotheses."""
+"""The word for the mean over families in hypotheses."""
 
 NORMAL_QUANTILE = 1.96
 PUBLISHED_DIGIT = 1e-4
-"""The paper rounds to hundredths of a percent."""
+"""The last digit of the paper's scores, as a share: the paper rounds to hundredths of a percent."""
 
 
 @dataclass(frozen=True)
 class ReportArm:
-    """A trained model in one comparison; a model in several comparisons has an arm in each."""
+    """A trained model in one comparison. A model in several comparisons has an arm in each."""
 
     name: str
     setup: str = "other"
     """A key of `comparisons` in `words.yaml`; `efficiency` means an undecayed checkpoint."""
     size: str = ""
     objective: Literal["clm", "mlm", "clm+mlm", "none", ""] = "none"
-    """The objective of the pretraining from scratch; continued pretraining is always MLM. `none`: random weights.
-    Empty: unknown, as for methods in a table of results."""
+    """The objective of pretraining from scratch; continued pretraining is always MLM. `none`: random weights. Empty:
+    unknown, as for methods in a table of results."""
     mask_percent: int | None = None
-    """The ratio of the continued pretraining if there is one; None without MLM or with several ratios."""
+    """The masking ratio in percent, that of continued pretraining if there is any; None without MLM or with several
+    ratios."""
     pretrain_steps: int = 0
     clm_steps: int = 0
     mlm_steps: int = 0
     cpt_steps: int = 0
     parent: str | None = None
-    """The arm that this one continues, or is a checkpoint of."""
+    """The arm that this one continues, or whose checkpoint it is."""
     flops: float | None = None
-    """FLOPs of all its training, including its parents'."""
+    """FLOPs of its whole training, including its parents'."""
     tokens: float | None = None
-    """Tokens of all its training, including its parents'."""
+    """Tokens of its whole training, including its parents'."""
     is_plain: bool = True
     """Whether it is CLM, MLM, or CLM then MLM, without ramps and without a recipe of its own."""
     curriculum: str = ""
-    """Its objectives in words if `whole_objective` does not name them, as `MLM with 25 % CLM`; for a table of results,
-    the method."""
+    """Its objectives in words if `whole_objective` does not name them, such as `MLM with 25 % CLM`; the method in a
+    table of results."""
     masks: str = ""
     """Its masking ratios in percent if it has several: `40–15`."""
     budget_class: str = ""
-    """The budget within which methods of a table of results are compared; empty if all are compared."""
+    """The budget in words, for a table of results that compares methods at equal budgets; empty if all are compared."""
 
     @property
     def whole_objective(self) -> Literal["clm", "mlm", "clm+mlm", "none", ""]:
-        """The objective of all its training: CLM continued with MLM is both."""
+        """The objective of its whole training; CLM continued with MLM counts as both."""
         return "clm+mlm" if self.objective == "clm" and self.cpt_steps else self.objective
 
     @property
     def told_objective(self) -> str:
-        """All its training in words: `CLM → MLM`, `MLM with 25 % CLM`."""
+        """Its whole training in words: `CLM → MLM`, `MLM with 25 % CLM`."""
         return self.curriculum or OBJECTIVE_NAMES[self.whole_objective]
 
     @property
@@ -105,7 +106,7 @@ class ReportArm:
 
     @property
     def budget(self) -> int:
-        """The steps of its own training, without its parent's."""
+        """The steps of its own training, excluding its parent's."""
         return self.cpt_steps or self.pretrain_steps
 
 
@@ -120,20 +121,20 @@ class Result:
     samples: Sequence[float] = ()
     """The score of each fine-tuning seed of each pretraining seed; () if only mean and interval are known."""
     by_rate: Mapping[float, Sequence[float]] | None = None
-    """The test score of each seed at every learning rate; nan if training diverged."""
+    """Learning rate → the test score of each seed; nan if the training diverged."""
     seeds: Sequence[int] = ()
     """The fine-tuning seed of each sample; () for 0, 1, …"""
     pretraining_seeds: Sequence[int] = ()
     """The pretraining seed of each sample; () for a single pretraining."""
     summary: Interval | None = None
-    """Mean and interval if samples are unknown: published ones (1.96·s/√num), or averages over datasets with different
-    seeds (`contrasts.average`)."""
+    """Mean and interval if samples are unknown: published (mean ± 1.96·s/√num), or averaged over datasets with
+    different seeds (`contrasts.average`)."""
     examples: KeptExamples | None = field(default=None, repr=False, compare=False)
     """The contribution of each test example to each sample, read when first needed; None if unknown."""
     predicted: KeptExamples | None = field(default=None, repr=False, compare=False)
-    """The predictions behind `samples` by another metric than the task's own; `examples` is None then."""
+    """The predictions behind `samples` if their metric is not the task's own; then `examples` is None."""
     choice: choosing.RateChoice | None = field(default=None, repr=False, compare=False)
-    """The rates among which validation chose; None if unknown, or if each pretraining seed chose its own."""
+    """The rates among which validation chose; None if unknown, or if each pretraining seed chose its own rate."""
     measure: str = ""
     """The name of the metric, such as mcc; empty if unknown."""
     num_runs: int | None = None
@@ -141,11 +142,11 @@ class Result:
     num_diverged: int = 0
     """The number of seeds that diverged at the chosen rate."""
     rate: float | None = None
-    """The rate that all seeds of one pretraining choose together: the rate for a network in use."""
+    """The rate that all seeds of one pretraining choose together, for a network in use; None if pooled or unknown."""
     cells: tuple["Result", ...] = field(default=(), repr=False, compare=False)
-    """The measured results that an average is the mean of."""
+    """The measured results behind an average."""
     cohort: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
-    """`repeated` of every trained arm with the same seeds on this dataset, including its own, by the arm's name."""
+    """Name of an arm → its `repeated`, for every trained arm with the same seeds on this dataset, this one included."""
 
     @cached_property
     def interval(self) -> Interval:
@@ -154,7 +155,7 @@ class Result:
 
     @cached_property
     def repeated(self) -> np.ndarray:
-        """The independent repetitions: `samples`, or with several pretraining seeds their means by pretraining seed."""
+        """The independent repetitions: `samples`, or with several pretraining seeds the mean of each one's samples."""
         return repetitions(self.samples, self.pretraining_seeds)
 
     @property
@@ -163,7 +164,7 @@ class Result:
 
     @property
     def num(self) -> int:
-        """The number of scores, over all pretraining seeds."""
+        """The number of samples, over all pretraining seeds."""
         return len(self.samples) or self.interval.num
 
     @property
@@ -173,7 +174,7 @@ class Result:
 
     @property
     def num_pretrainings(self) -> int:
-        """The number of pretraining seeds; of an average, that of the dataset with the fewest."""
+        """The number of pretraining seeds; for an average, that of the dataset with the fewest."""
         return min(len(set(part.pretraining_seeds)) or 1 for part in self.parts)
 
     def count_degenerate(self) -> int:
@@ -187,7 +188,7 @@ class Result:
 
     @property
     def std(self) -> float:
-        """The standard deviation of all samples (over n-1); a published half-width of 0.00 counts as 0.005."""
+        """The standard deviation of all samples (over n-1); a published half-width of 0.00 % counts as 0.005 %."""
         if self.samples:
             return float(np.std(self.samples, ddof=1)) if self.num > 1 else math.nan
         return max(self.interval.half_width, PUBLISHED_DIGIT / 2) * math.sqrt(self.num) / NORMAL_QUANTILE
@@ -195,7 +196,7 @@ class Result:
 
 @dataclass(frozen=True)
 class ResultSet:
-    """Results, at most one for each (setup, arm, family, dataset, metric), and the plan of a study."""
+    """Results, at most one for each (setup, arm, family, dataset, metric), with the plan of their study."""
 
     results: Sequence[Result]
     planned_tasks: Mapping[str, str] = field(default_factory=dict)
@@ -205,7 +206,7 @@ class ResultSet:
 
     @cached_property
     def scores(self) -> dict[str, dict[str, Result]]:
-        """Scores by the primary metric: by model, then by dataset, code of a family (its average) or `ALL_TASKS`. Each
+        """Model → its scores by the primary metric, by dataset, code of a family (its average) or `ALL_TASKS`. Each
         model has the arm of its first comparison."""
         scores: dict[str, dict[str, Result]] = {}
         for result in self.results:
@@ -218,12 +219,12 @@ class ResultSet:
 
     @property
     def models(self) -> list[ReportArm]:
-        """Every model once, with the arm of its first comparison."""
+        """Every model once, as the arm of its first comparison."""
         return [next(iter(scores.values())).arm for scores in self.scores.values()]
 
     @cached_property
     def arms(self) -> list[ReportArm]:
-        """Every arm, in the order in which they come."""
+        """Every arm, in order of appearance."""
         return list(dict.fromkeys(result.arm for result in self.results))
 
     @property
@@ -256,7 +257,7 @@ class ResultSet:
 
     @cached_property
     def datasets(self) -> dict[str, list[str]]:
-        """Family → its datasets with the primary metric, without the average, in order of appearance."""
+        """Family → its datasets with the primary metric in order of appearance, without the average."""
         names: dict[str, dict[str, None]] = {family: {} for family in self.families}
         for result in self.results:
             if result.metric == self.primary_metric and result.family and result.dataset != AVERAGE:
@@ -266,7 +267,7 @@ class ResultSet:
     def select(
         self, family: str | None = None, dataset: str | None = None, metric: str | None = None, **arm: Any
     ) -> "ResultSet":
-        """Select the results with the values that are given; `arm` are fields of `ReportArm`, as `setup="ratio"`."""
+        """Select the results with these values; `arm` has fields of `ReportArm`, such as `setup="ratio"`."""
         values = {"family": family, "dataset": dataset, "metric": metric}
         chosen = []
         for result in self.results:
@@ -288,11 +289,11 @@ def select_rate(
     """Choose the learning rates of a model (a name in `scores.models`) on a task, and take the scores at these rates.
 
     Args:
-        metric: the metric of choice and report; None: the task's own.
-        is_papers_way: all seeds choose one rate together, and are tested at it too.
+        metric: the metric of both the choice and the result; None: the task's own.
+        is_papers_way: whether all seeds choose one rate together and are tested at that rate, as in the paper.
         peers: scores of other pretraining seeds on the task; they choose the rate of a single fine-tuning seed.
 
-    Raises `InputError` without such scores, and if no seed finished at its chosen rate.
+    Raises `InputError` if there are no such scores, or if no seed finished at its chosen rate.
     """
     cells = scores.cells.get((model, task))
     if cells is None:
@@ -306,7 +307,7 @@ def select_rate(
         best = choosing.choose_rate({rate: [*by_seed.values()] for rate, by_seed in by_rate.items()})
     except InputError as error:
         raise InputError(f"{model} on {task}: {error}") from None
-    # Other seeds or examples could not choose a rate at which more seeds diverged.
+    # With other seeds or examples, only a rate at which no more seeds diverged could have been chosen.
     fewest_lost = [*by_rate[best].values()].count(None)
     rivals = {rate: by_seed for rate, by_seed in by_rate.items() if [*by_seed.values()].count(None) == fewest_lost}
     peers = [*peers] if len({seed for _, seed in test}) == 1 else []
@@ -328,7 +329,7 @@ def select_rate(
         samples=tuple(score.metrics["test"][metric] for score in chosen),
         by_rate={rate: tuple(test.get((rate, seed), math.nan) for seed in grid_seeds) for rate in grid_rates},
         seeds=tuple(score.config.seed for score in chosen),
-        examples=kept if is_own else None,  # contributions of examples exist for the task's own metric alone
+        examples=kept if is_own else None,  # contributions of examples exist only for the task's own metric
         predicted=None if is_own else kept,
         choice=choosing.RateChoice(scores_at, metric) if is_own else None,
         measure=metric,
@@ -339,8 +340,8 @@ def select_rate(
 
 
 def with_cohorts(results: Iterable[Result]) -> tuple[Result, ...]:
-    """Give each result the scores of the others with its dataset, metric and seeds. Scores that do not vary, and those
-    of random weights beside trained arms, show no noise and belong to no cohort."""
+    """Give each result its cohort: the scores of all results with its dataset, metric and seeds. Leave out of cohorts
+    scores that do not vary, and scores of random weights beside trained arms, because they show no noise."""
     results = tuple(results)
     has_trained = any(result.arm.objective != "none" for result in results)
     cohorts: dict[Any, dict[str, np.ndarray]] = defaultdict(dict)
@@ -354,7 +355,8 @@ def with_cohorts(results: Iterable[Result]) -> tuple[Result, ...]:
 
 
 def pool(results: Sequence[Result]) -> Result:
-    """Pool the results of an arm's pretraining seeds on a dataset; each must have `pretraining_seeds`."""
+    """Pool the results of an arm's pretraining seeds on a dataset. If there are several, each must have
+    `pretraining_seeds`."""
     first = results[0]
     if len(results) == 1:
         return first
@@ -383,8 +385,8 @@ def pool(results: Sequence[Result]) -> Result:
 
 
 def list_gaps(results: ResultSet) -> list[str]:
-    """List the datasets that an arm lacks and another arm of its comparison has, a line for each arm; and the results
-    with unusable predictions, with the reason."""
+    """List what results lack: for each arm, the datasets that another arm of its comparison has; and for each result
+    with unusable predictions, the reason."""
     lines = []
     for metric, (setup, words) in itertools.product(results.metrics, read_words()["comparisons"].items()):
         part = results.select(metric=metric, setup=setup)
@@ -398,7 +400,8 @@ def list_gaps(results: ResultSet) -> list[str]:
 
 
 def tell_edges(results: ResultSet) -> Iterator[str]:
-    """Write a line on the tasks and arms where most seeds chose the lowest or the highest of several rates."""
+    """Yield a line about the tasks and arms where most seeds chose the lowest or the highest of several rates; none if
+    there are no such arms."""
     edges: dict[str, dict[str, float]] = defaultdict(dict)
     for score in chain(*(scores.values() for scores in results.scores.values())):
         kept, grid = score.examples or score.predicted, sorted(score.by_rate or ())
@@ -413,7 +416,8 @@ def tell_edges(results: ResultSet) -> Iterator[str]:
 
 
 def check_averages(results: ResultSet) -> list[str]:
-    """Count the averages that equal the mean of their datasets, up to rounding to 0.01 %; add a line for each other."""
+    """Return a line that counts the averages that equal the mean of their datasets, up to rounding to 0.01 %; and a
+    line for each average that does not."""
     lines, num_averages = [], 0
     for metric, (setup, words) in itertools.product(results.metrics, read_words()["comparisons"].items()):
         of_metric = results.select(metric=metric)
@@ -432,7 +436,7 @@ def check_averages(results: ResultSet) -> list[str]:
 
 
 def reference_mask(arms: Iterable[ReportArm]) -> int | None:
-    """Return the most frequent masking ratio (percent), at which objectives are compared; None without MLM."""
+    """Return the masking ratio (percent) of most arms, at which objectives are compared; None without MLM."""
     masked = [arm for arm in arms if arm.mask_percent is not None]
     plain = [arm for arm in masked if arm.is_plain] or masked
     counts = Counter({arm.name: arm.mask_percent for arm in plain}.values())

@@ -1,4 +1,4 @@
-"""Intervals, spreads, tests and corrected p-values: arrays in, numbers out. Random functions take their generator.
+"""Intervals, spreads, tests and corrected p-values: arrays in, numbers out. Random functions take a generator.
 
 Letters: N values, S seeds, R learning rates or repetitions, B resamples.
 """
@@ -13,15 +13,15 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 SIGNIFICANCE = 0.05
-"""The level of every test: an adjusted p-value below it is more than noise."""
+"""The level of every test: an adjusted p-value below it means more than noise."""
 
 TAILS = SIGNIFICANCE / 2, 1 - SIGNIFICANCE / 2
 
 ROUNDING = 1e-12
-"""A spread below this share of the values' size is rounding."""
+"""The share of the values' size below which a spread counts as rounding error."""
 
 STABILITY_RATES = (1e-5, 1e-4)
-"""The paper measures the stability of scores between these fine-tuning rates, both included."""
+"""The lowest and the highest fine-tuning rate at which the paper measures the stability of scores, both included."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Interval:
     low: float = np.nan
     high: float = np.nan
     p_value: float = np.nan
-    """The two-sided p-value of "there is no difference"."""
+    """The two-sided p-value of the hypothesis that there is no difference."""
     num: int = 0
     """The number of values behind a mean or a spread."""
 
@@ -42,11 +42,12 @@ class Interval:
 
 
 def mean_interval(values: ArrayLike, method: Literal["t", "normal"] = "t") -> Interval:
-    """Return the mean of independent values and its 95 % interval: q·s/√n with s over n-1.
+    """Return the mean of independent values and its 95 % interval, mean ± q·s/√n, with s the standard deviation (over
+    n-1).
 
-    `t`: q is Student's with n-1 degrees of freedom (2.776 for five seeds). `normal`: q is the normal quantile (1.960),
-    as in the paper; too narrow for few values. The half-width of a single value, or of equal values, is nan: their
-    spread is unknown, not zero.
+    `t`: q is Student's quantile with n-1 degrees of freedom (2.776 for five seeds). `normal`: q is the normal quantile
+    (1.960), as in the paper; the interval is then too narrow for few values. For a single value, or equal values, the
+    half-width is nan: their spread is unknown, not zero.
     """
     values_N = np.asarray(values, dtype=np.float64)
     num = len(values_N)
@@ -61,8 +62,8 @@ def mean_interval(values: ArrayLike, method: Literal["t", "normal"] = "t") -> In
 
 
 def repetitions(samples: ArrayLike, pretraining_seeds: Sequence[int]) -> np.ndarray:
-    """Reduce samples, a row each, to independent repetitions: the mean of each pretraining seed's samples, lowest seed
-    first; with one pretraining, the samples themselves."""
+    """Reduce samples (one per row) to independent repetitions: the mean over each pretraining seed's samples, lowest
+    seed first. With one pretraining, return the samples themselves."""
     samples_S = np.asarray(samples, dtype=np.float64)
     if len(set(pretraining_seeds)) < 2:
         return samples_S
@@ -71,13 +72,13 @@ def repetitions(samples: ArrayLike, pretraining_seeds: Sequence[int]) -> np.ndar
 
 
 def is_stability_rate(rate: float) -> bool:
-    """Tell whether a fine-tuning rate lies within `STABILITY_RATES`, up to rounding."""
+    """Tell whether a fine-tuning rate lies within `STABILITY_RATES`, up to rounding errors."""
     low, high = STABILITY_RATES
     return low * (1 - 1e-9) <= rate <= high * (1 + 1e-9)
 
 
 def stability_rates(rates: Sequence[float]) -> list[float]:
-    """Return the stability rates among these; all of them if fewer than two are."""
+    """Return those of `rates` that are stability rates, or all of them if fewer than two are."""
     inside = [rate for rate in rates if is_stability_rate(rate)]
     return inside if len(inside) > 1 else list(rates)
 
@@ -85,9 +86,9 @@ def stability_rates(rates: Sequence[float]) -> list[float]:
 def rate_spread(scores_RS: ArrayLike, rng: np.random.Generator, num_resamples: int = 10_000) -> Interval:
     """Measure how much a score depends on the fine-tuning's learning rate and seed: the paper's stability (finding F5).
 
-    It is the standard deviation (over n-1) of all R·S scores of a model on a task. nan (diverged or missing) is left
-    out, which can make the spread too small. The interval is that of percentiles over resampled seeds, at fixed rates;
-    with fewer than ten seeds it is too narrow, with one there is none.
+    The spread is the standard deviation (over n-1) of all R·S scores of a model on a task. It leaves out nan (diverged
+    or missing), which can make it too small. The interval has percentiles over resampled seeds, at fixed rates; with
+    fewer than ten seeds it is too narrow, and with one seed there is none.
     """
     scores_RS = np.asarray(scores_RS, dtype=np.float64)
     assert scores_RS.ndim == 2
@@ -105,8 +106,8 @@ def rate_spread(scores_RS: ArrayLike, rng: np.random.Generator, num_resamples: i
 def t_test(mean: float, error: float, degrees: float, size: float) -> Interval:
     """Test a difference with its standard error against zero, by Student's t.
 
-    Without a spread (unknown, or rounding of values of this `size`) there is no interval and no p-value; but a
-    difference of zero without spread has p = 1.
+    Without a spread (unknown, or mere rounding of values of this `size`) there is no interval and no p-value, except
+    that a difference of zero without spread has p = 1.
     """
     if not error > ROUNDING * size:
         is_zero = error >= 0 and abs(mean) <= ROUNDING * size
@@ -117,8 +118,8 @@ def t_test(mean: float, error: float, degrees: float, size: float) -> Interval:
 
 
 def holm(p_values: ArrayLike) -> np.ndarray:
-    """Adjust p-values for their number (Holm 1979), in the same order. The probability of any adjusted value below t
-    without a true difference is below t. A nan stays nan and does not count."""
+    """Adjust p-values for their number (Holm 1979), in the same order. If there is no true difference, the probability
+    that any adjusted value is below t is at most t. A nan stays nan and does not count."""
     p_N = np.asarray(p_values, dtype=np.float64)
     adjusted_N = np.full(len(p_N), np.nan)
     indices = np.flatnonzero(~np.isnan(p_N))
@@ -129,15 +130,15 @@ def holm(p_values: ArrayLike) -> np.ndarray:
 
 
 def is_significant(p_value: float) -> bool:
-    """Tell whether an adjusted p-value is below `SIGNIFICANCE`; nan is not."""
+    """Tell whether an adjusted p-value is below `SIGNIFICANCE`; False for nan."""
     return p_value < SIGNIFICANCE
 
 
 def add_parts(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Add independent variances, and find the degrees of freedom of the sum by Satterthwaite's rule (1946).
 
-    No part counts for more than twice the least degrees: otherwise two seeds that are close by chance would count as
-    exact beside ten.
+    `parts`: (variance, degrees of freedom). In the upper limit of the degrees no part counts for more than twice the
+    least: otherwise two seeds that are close by chance would count as exact beside ten.
     """
     total = sum(part for part, _ in parts)
     if math.isnan(total):
@@ -149,11 +150,12 @@ def add_parts(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def interaction(values_RN: np.ndarray) -> float:
-    """Return the mean square of a table's residuals, without the means of rows and columns; 0 with a single row."""
+    """Return the mean square of a table's residuals after subtracting the means of rows and columns; 0 with a single
+    row or column."""
     num_rows, num_columns = values_RN.shape
     if min(num_rows, num_columns) < 2:
         return 0.0
-    # Sum of squares of the residuals = all squares - those of row means - those of column means, around the mean.
+    # Around the mean: squares of the residuals = all squares - squares of row means - squares of column means.
     centred_RN = values_RN - values_RN.mean()
     rows, columns = centred_RN.mean(axis=1), centred_RN.mean(axis=0)
     squares = (centred_RN**2).sum() - num_columns * (rows**2).sum() - num_rows * (columns**2).sum()

@@ -1,4 +1,4 @@
-"""Results → tables, and a table as Markdown, LaTeX, CSV, and lines in a terminal.
+"""Results → tables, written as Markdown, LaTeX and CSV, and printed in a terminal.
 
 One table for each comparison, family and metric: arms in rows, datasets and their average in columns.
 """
@@ -38,14 +38,14 @@ class Cell:
 
     text: str
     reach: str = ""
-    """The number behind ±."""
+    """The number after ±."""
     mark: Literal["best", "tied", ""] = ""
-    """`best` of its block, or `tied`: within noise of the best."""
+    """`best`: the best of its block; `tied`: within noise of the best."""
     score: Result | None = None
 
 
 def interval_cell(interval: Interval) -> Cell:
-    """Show an interval as `81.20 ± 0.93`; with a single value as `81.20 ±    –`."""
+    """Show an interval as `81.20 ± 0.93`, or a single value as `81.20 ±    –`."""
     return Cell(show_share(interval.value), show_share(interval.half_width) if interval.num else "")
 
 
@@ -55,26 +55,26 @@ class Row:
     """The words before the cells."""
     cells: tuple[Cell, ...]
     block: object = None
-    """A key; rows with the same key are compared."""
+    """The key of the row's block; rows with equal keys are compared."""
     arm: ReportArm | None = None
 
 
 @dataclass(frozen=True)
 class Table:
     name: str
-    """The name of its files, without ending."""
+    """The name of its files, without the ending."""
     title: str
     stub: tuple[str, ...]
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
-    """Sentences on how to read it."""
+    """Sentences that explain how to read the table."""
     records: Sequence[Sequence[object]] = ()
     """The lines of its CSV file, headers first; () without a CSV file."""
     signals: tuple[tuple[float, str], ...] = ()
-    """`measure_signal` of each column over the compared models; () if no column has one."""
+    """The result of `measure_signal` for each column; () if no column has one."""
     details: tuple[bool, ...] = ()
-    """Whether the page hides each column until asked: a dataset beside the mean of its family."""
+    """Whether the page hides each column until asked, as it does with datasets whose family has a mean; () for none."""
 
 
 STUBS: dict[str, Callable[[ReportArm], str]] = {
@@ -89,7 +89,7 @@ STUBS: dict[str, Callable[[ReportArm], str]] = {
     "budget": lambda arm: arm.budget_class,
     "model": lambda arm: arm.name,
 }
-"""The words before the scores of an arm in the table of a comparison, by header."""
+"""Header → the function that writes an arm's words before its scores, for tables of comparisons."""
 
 WIDE_STUBS: dict[str, Callable[[ReportArm], str]] = {
     "model": lambda arm: arm.name,
@@ -98,12 +98,12 @@ WIDE_STUBS: dict[str, Callable[[ReportArm], str]] = {
     "objective": STUBS["objective"],
     "masked": STUBS["masked"],
 }
-"""The words before the scores in the table of all models."""
+"""The same for the table of all models."""
 
 
 def make_tables(results: ResultSet) -> list[Table]:
     """Make a table for each comparison, family and metric with a result, in the order of `words.yaml`, with a row for
-    every arm of the comparison. Tables of a study name its models, those of published scores the paper's table."""
+    every arm of the comparison. A study's tables name its models; tables of published scores name the paper's table."""
     tables = []
     is_published = is_of_others(results)
     for metric, (setup, words) in itertools.product(results.metrics, read_words()["comparisons"].items()):
@@ -127,36 +127,36 @@ def make_tables(results: ResultSet) -> list[Table]:
 
 
 def is_of_others(results: ResultSet) -> bool:
-    """Tell whether results are published: no score of a seed is known."""
+    """Tell whether these are published results, which lack the scores of single seeds."""
     return not any(result.samples or result.cells for result in results.results)
 
 
 MOST_COLUMNS = 5
-"""The most columns of scores side by side; with more, the page hides datasets of families until asked."""
+"""The most columns of scores side by side; if there are more, the page hides datasets whose family has a mean."""
 
 
 def rivals(arm: ReportArm) -> tuple[str | int, ...]:
-    """Return a key that is equal for models to compare: the same size, steps and decay."""
+    """Return a key that is equal for models to compare: the same size, steps, and decay or budget class."""
     kind = "undecayed" if arm.setup == "efficiency" else arm.budget_class
     return arm.size, arm.pretrain_steps + arm.cpt_steps, kind
 
 
 def wide_table(results: ResultSet, metric: str) -> Table:
-    """Make a table with a row for every model. Columns are the mean over all tasks, then for each family its mean (with
-    several families) and its tasks."""
+    """Make a table with a row for every model. Its columns are the mean over all tasks, and then the mean and the tasks
+    of each family; with a single family, that mean is the mean over all tasks."""
     results = results.select(metric=metric)
     num_tasks = sum(map(len, results.datasets.values()))
     has_all = num_tasks > 1 and any(ALL_TASKS in scores for scores in results.scores.values())
     columns = {ALL_TASKS: ALL_TASKS} if has_all else {}
     datasets_beside_means = set[str]()
     for family, names in results.datasets.items():
-        if len(names) > 1 and not (has_all and len(names) == num_tasks):  # one family: the mean of all
+        if len(names) > 1 and not (has_all and len(names) == num_tasks):  # a single family's mean is that of all tasks
             columns[f"{family} mean"] = family
             datasets_beside_means.update(names)
         columns |= {name: name for name in names}
 
     blocks = {arm: rivals(arm) for arm in results.models}
-    # The signal of a task is over the models of the largest block.
+    # A task's signal is measured over the models of the largest block.
     ((largest, _),) = Counter(blocks.values()).most_common(1)
     compared = [arm for arm in blocks if blocks[arm] == largest]
     about = "; ".join(f"{FAMILY_NAMES[code]}: {tell_measures(results, code)}" for code in results.families)
@@ -167,8 +167,8 @@ def wide_table(results: ResultSet, metric: str) -> Table:
 
 
 def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
-    """Mark the best of several scores and those within noise of it; none if the best is 0 or predicts the same for all
-    examples with every seed. `†` marks a score with such a seed."""
+    """Mark the best of several scores and those within noise of it. Mark none if the best is 0, or predicts the same
+    for all examples with every seed. `†` follows a score that has such a seed."""
     measured = [score for score in scores if score is not None]
     best = max(measured, key=lambda score: score.mean, default=None)
     cells = []
@@ -197,9 +197,11 @@ def make_score_table(
     """Make a table of scores with its notes: a row for every arm, block by block.
 
     Args:
-        stubs: header → the words before the scores of an arm.
-        columns: header → the key of the column's scores in those of a model.
-        compared: the arms of `signals`.
+        stubs: header → the function that writes an arm's words before its scores.
+        blocks: arm → the key of its block.
+        columns: header → the key of the column's scores in `ResultSet.scores`.
+        compared: the arms over which the signal of each column is measured.
+        details: as in `Table`.
     """
     rows: list[Row] = []
     for block in dict.fromkeys(blocks.values()):
@@ -234,7 +236,7 @@ def make_score_table(
 
 
 def make_record(name: str, arm: ReportArm, column: str, cell: Cell, score: Result) -> Sequence[object]:
-    """Return the line of a score in the CSV file of a table: the values of `CSV_COLUMNS`."""
+    """Return the line of a score in a table's CSV file: the values of `CSV_COLUMNS`."""
     told = {"objective": arm.curriculum or arm.objective, "mask_percent": arm.told_masks}
     facts = [told.get(field, getattr(arm, field)) for field in CSV_COLUMNS[2:10]]
     numbers = (show_share(score.mean), cell.reach.replace(MISSING, ""), score.num, cell.mark)
@@ -245,7 +247,8 @@ CSV_COLUMNS = (
     *("table", "arm", "parent", "size", "objective", "mask_percent", "pretrain_steps", "clm_steps", "mlm_steps"),
     *("cpt_steps", "family", "metric", "dataset", "mean", "half_width", "num_seeds", "mark"),
 )
-"""The columns of the CSV file of a table of scores: a line for each score, in percent; missing values are empty."""
+"""The columns of the CSV file of a table of scores. It has a line for each score, in percent; unknown values are
+empty."""
 
 
 def show_signal(ratio: float, needs: str) -> str:
@@ -268,8 +271,8 @@ def split_columns(table: Table) -> list[list[int]]:
 
 
 def table_files(tables: Sequence[Table]) -> dict[str, str]:
-    """Write every table in every format: path in the report's folder → text. `document.tex` has all LaTeX tables; a
-    table alone has no preamble but a comment that names its packages."""
+    """Return every table in every format: path in the report's folder → text. `document.tex` shows all LaTeX tables. A
+    table's own file has no preamble, only a comment that names the packages it needs."""
     from jinja2 import Environment
 
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)
@@ -293,7 +296,7 @@ PLAIN: dict[str, Any] = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (
 
 
 def print_table(table: Table) -> None:
-    """Print the first words and the cells of each row, within the width of a terminal; a file gets the full width."""
+    """Print the first stub and the cells of each row, within the width of the terminal; a file gets the full width."""
     printed = RichTable(title=table.title, **PLAIN)
     printed.add_column(table.stub[0], overflow="fold")
     for column in table.columns:
@@ -312,8 +315,8 @@ def print_table(table: Table) -> None:
 
 LATEX = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
 LATEX |= {"^": r"\textasciicircum{}", "|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}"}
-LATEX |= {"[": "{[}", "]": "{]}"}  # at the beginning of a line, or in a short caption, they would be options
+LATEX |= {"[": "{[}", "]": "{]}"}  # at the beginning of a line, or in a short caption, LaTeX would read an option
 LATEX |= {"±": r"$\pm$", "→": r"$\to$", "†": r"$\dagger$", "÷": r"$\div$", "√": r"$\surd$", "·": r"$\cdot$"}
 LATEX |= {"×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$", "≈": r"$\approx$", "−": "$-$", "²": "$^2$"}
 LATEX |= {"–": "--", "—": "---", "…": r"\ldots{}", "“": "``", "”": "''", "‘": "`", "’": "'", "\xa0": "~"}
-"""LaTeX's commands for characters that it reserves or does not know; it knows Latin letters with accents."""
+"""Character that LaTeX reserves or does not know → its command. LaTeX knows Latin letters with accents."""

@@ -1,6 +1,6 @@
 """Scores → a row for every model on every task, and verdicts on two models, as data and in a terminal.
 
-A better mean alone is no verdict. Scores are shares; they are printed in percent, differences in percentage points.
+A better mean alone is no verdict. Scores are shares, printed in percent; differences are printed in percentage points.
 """
 
 import math
@@ -36,36 +36,36 @@ ComparisonVerdict = Literal["A better", "B better", "within noise", "cannot be t
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """A model's score on a task at the rates that validation chose, and the gaps of its grid."""
+    """A model's score on a task at the rates that validation chose, with the missing and diverged cells of its grid."""
 
     score: Result
-    """It has no samples if all seeds diverged at these rates."""
+    """The score, without samples if all seeds diverged at the chosen rates."""
     diverged: tuple[GridPoint, ...]
     missing: tuple[GridPoint, ...]
     paper_interval: Interval
-    """The mean as the paper computes it: one rate for all seeds, and the normal interval, which is narrower."""
+    """The mean as the paper computes it: at one rate for all seeds, with the normal interval, which is narrower."""
     spread: Interval | None
-    """The spread over seeds and the rates within `STABILITY_RATES`; None with fewer than two of these rates."""
+    """The spread over seeds and over the rates within `STABILITY_RATES`; None with fewer than two such rates."""
 
     @property
     def never_predicted(self) -> dict[str, int]:
-        """Count, for each class of the test set, the seeds that never predict it."""
+        """Class of the test set → the number of seeds that never predict it."""
         scores = self.score.examples.scores if self.score.examples else ()
         return dict(Counter(name for score in scores for name in score.never_predicted.get("test", ())))
 
 
 def summarize(scores: ScoreSet) -> list[SummaryRow]:
-    """Make a row for each model and task, by task, the best mean first. A row depends on its own scores only."""
+    """Make a row for each model and task, sorted by task, the best mean first. A row depends on its own scores only."""
     rows = []
     for (model, task), cells in scores.cells.items():
         diverged = tuple(point for point in sorted(cells) if cells[point].diverged)
         rates, seeds = scores.grids[task]
         if all(len({seed for _, seed in grid}) == 1 for (_, other), grid in scores.cells.items() if other == task):
-            seeds = tuple({seed for _, seed in cells})  # each model has a seed of its own
+            seeds = tuple({seed for _, seed in cells})  # each model has a single seed, not always the same
         missing = tuple(point for point in product(rates, seeds) if point not in cells)
         try:
             score = select_rate(scores, model, task)
-        except InputError:  # all seeds diverged, or did so at their chosen rates
+        except InputError:  # every seed diverged, or diverged at its chosen rate
             metric = next(iter(cells.values())).metric
             score = Result(ReportArm(model), "", task, "standard", measure=metric, num_runs=len(cells))
         by_rate = score.by_rate or {}
@@ -84,20 +84,22 @@ class TaskComparison:
     """A comparison of two models, A and B, on one task."""
 
     a: Result
-    """It has no samples if no rate can be chosen; `notes` say why."""
+    """A's score, without samples if no rate can be chosen (`notes` say why)."""
     b: Result
+    """B's score, likewise."""
     contrast: contrasts.Contrast | None = None
     """A minus B; None if the two cannot be compared."""
     p_value: float = math.nan
     """The p-value of the difference, adjusted over tasks by Holm's method; nan without a test."""
     num_tasks: int = 1
-    """The number of tasks in that adjustment."""
+    """The number of tasks over which `p_value` is adjusted."""
     verdict: ComparisonVerdict = "cannot be told"
     notes: tuple[str, ...] = ()
 
     @property
     def difference(self) -> Interval | None:
-        """A minus B with the interval of the test; if seeds allow none, with the interval over examples alone."""
+        """A minus B with the interval of the test, or with the interval over examples alone if the seeds allow no
+        test; None if the two cannot be compared."""
         if self.contrast is None:
             return None
         tested = self.contrast.against()
@@ -107,14 +109,14 @@ class TaskComparison:
 def compare(scores: ScoreSet, a: str, b: str) -> list[TaskComparison]:
     """Compare two models on every task that either has, each at the rate that its validation chose.
 
-    `find_scored_model` finds the names. The test (`contrasts.contrast`) asks: would other fine-tuning runs on other
-    test examples say the same? It tests over seeds alone if the contributions of examples are unknown; a note says so.
-    Verdicts are about these two checkpoints, not about another pretraining of the same recipes. p-values are adjusted
-    over tasks by Holm's method. The verdict:
+    `find_scored_model` resolves the names. The test (`contrasts.contrast`) asks: would other fine-tuning runs on other
+    test examples say the same? If the contributions of examples are unknown, the test is over seeds alone, and a note
+    says so. Verdicts are about these two checkpoints, not about another pretraining of the same recipes. p-values are
+    adjusted over tasks by Holm's method. The verdicts:
 
     - "A better", "B better": adjusted p < 0.05, and no seed of the better model diverged at its rate.
-    - "within noise": adjusted p ≥ 0.05; or seeds allow no test, and the test examples alone could explain the
-      difference. It never means "equal": look at the interval.
+    - "within noise": adjusted p ≥ 0.05; or the seeds allow no test, but the choice of test examples alone could explain
+      the difference. It never means "equal": look at the interval.
     - "cannot be told": no test over seeds, the better model lost seeds, different data, or a model without scores.
 
     Raises:
@@ -122,7 +124,7 @@ def compare(scores: ScoreSet, a: str, b: str) -> list[TaskComparison]:
     """
     model_a, model_b = find_scored_model(scores, a), find_scored_model(scores, b)
     if model_a == model_b:
-        raise InputError(f"'{a}' and '{b}' are the same model, {model_a}; give two")
+        raise InputError(f"'{a}' and '{b}' are the same model, {model_a}; give two different ones")
     tasks = {model: {task for name, task in scores.cells if name == model} for model in (model_a, model_b)}
     if not tasks[model_a] & tasks[model_b]:
         raise InputError(f"{model_a} and {model_b} have no task in common; fine-tune both on the same")
@@ -136,7 +138,7 @@ def compare(scores: ScoreSet, a: str, b: str) -> list[TaskComparison]:
 
 
 def measure_task(scores: ScoreSet, model_a: str, model_b: str, task: str) -> TaskComparison:
-    """Compare two models on a task, without verdict and with an unadjusted p-value."""
+    """Compare two models on a task, without a verdict; `judge` adds it."""
     sides: list[Result] = []
     notes: list[str] = []
     for model in (model_a, model_b):
@@ -157,7 +159,7 @@ def measure_task(scores: ScoreSet, model_a: str, model_b: str, task: str) -> Tas
 
 
 def list_doubts(scores: ScoreSet, a: Result, b: Result) -> Iterator[str]:
-    """List the reasons to doubt a difference between two models."""
+    """Yield reasons to doubt a difference between two models."""
     tried = []
     for side in (a, b):
         rates = {rate for rate, _ in scores.cells[side.arm.name, side.dataset]}
@@ -219,7 +221,7 @@ def judge(measured: TaskComparison) -> TaskComparison:
 
 
 def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None = None) -> None:
-    """Print a table by task, and the gaps and flaws of its scores."""
+    """Print a table of scores by task, and the gaps and flaws in the scores; `broken`: file left out → the reason."""
     names = shorten({row.score.arm.name for row in rows})
     columns: dict[str, Callable[[SummaryRow], Cell]] = {
         "rate": lambda row: Cell(show_rate(row.score.rate) if row.score.rate else MISSING),
@@ -262,7 +264,7 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
 
 
 def list_flaws(row: SummaryRow, where: str) -> Iterator[str]:
-    """List the flaws of a row's scores that its numbers do not show."""
+    """Yield the flaws in a row's scores that its numbers do not show."""
     if row.missing:
         cells = [f"{show_rate(rate)} seed {seed}" for rate, seed in row.missing]
         lost = f"{show_count(len(row.missing), 'cell')}: {first_of(cells)}"
@@ -315,8 +317,8 @@ def describe_comparison(pair: TaskComparison, names: Mapping[str, str]) -> str:
     if gap.value < 0:
         sides.reverse()
         gap = replace(gap, value=-gap.value, low=-gap.high, high=-gap.low)
-    # The noise in the test: ` (p = 0.031 over 5 pairs of seeds and 2,000 examples; adjusted over 3 tasks)`; with
-    # several rates: `over 5 pairs of seeds, 2,000 examples and the choice of rates`.
+    # The test and its sources of noise: ` (p = 0.031 over 5 pairs of seeds and 2,000 examples; adjusted over 3 tasks)`.
+    # With several rates: `over 5 pairs of seeds, 2,000 examples and the choice of rates`.
     test = ""
     if not math.isnan(pair.p_value):
         is_paired = pair.contrast.test == "paired t"
@@ -331,6 +333,6 @@ def describe_comparison(pair: TaskComparison, names: Mapping[str, str]) -> str:
 
 
 def shorten(models: set[str]) -> dict[str, str]:
-    """Name models by the last parts of their paths if these differ."""
+    """Map models to the last parts of their paths if those are distinct, else to themselves."""
     short = {model: short_name(model) for model in models}
     return short if len(set(short.values())) == len(models) else {model: model for model in models}

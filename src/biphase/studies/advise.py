@@ -1,8 +1,8 @@
 """Text and a compute budget → a recipe ready to run. Each choice has a reason and a source.
 
-The advice continues a public encoder if the budget is below the compute that trained it. Otherwise every preset gets
-the tokens that the budget buys; a scaling law ranks the presets, and the smallest of the best is chosen. All else
-follows from rules of thumb (`rules.yaml`), and the curriculum from the user's own study if there is one.
+The advice is to continue a public encoder if the budget is below the compute that trained it. Otherwise every preset
+gets the tokens that the budget buys, a scaling law ranks the presets, and the smallest of the best wins. The curriculum
+comes from the user's own study if there is one; all else follows from rules of thumb (`rules.yaml`).
 """
 
 import math
@@ -27,18 +27,18 @@ from biphase.studies.cost import Machine, fit_memory
 from biphase.studies.spec import curriculum_label, fill_budget, read_curriculum
 
 FRESH_EPOCHS, MOST_EPOCHS = 4, 40
-"""Repeats of a text. By the law below, repeated text is nearly as good as new up to the first number, and worth nothing
-beyond the second."""
+"""The numbers of passes over a text up to which the scaling law counts repeated text as nearly as good as new text, and
+beyond which it counts further passes as worth nothing."""
 CLM_EPOCHS = 16
-"""The most repeats of a text under CLM. Masking makes better use of further repeats (arXiv 2512.14549)."""
+"""The most passes over a text under CLM. Masking makes better use of further passes (arXiv 2512.14549)."""
 WITHIN_NOISE = 0.01
-"""The relative difference up to which two predicted losses count as equal. Of equals, the smaller network is better: it
-is cheaper to use."""
+"""The relative difference up to which two predicted losses count as equal. Among equals the smaller network wins,
+because it is cheaper to use."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A row of the advice in words."""
+    """A choice of the advice, with its reason and source in words."""
 
     what: str
     value: str
@@ -48,18 +48,18 @@ class Choice:
 
 @cache
 def read_rules() -> dict[str, Any]:
-    """Read `rules.yaml`: `encoders` to continue, by language; `presets` with their settings; `best_use` and its
-    `languages`; `rules`: choice → cases with value, reason and source; `caveats`; `sources` by short names."""
+    """Read `rules.yaml`. `encoders`: language → the encoder to continue; `presets`: their settings; `best_use` and its
+    `languages`: sentences; `rules`: choice → cases with value, reason and source; `caveats`; `sources`: short names."""
     return read_yaml(SOURCE / "studies" / "rules.yaml")
 
 
 SHOWN = {"tokens": show_tokens, "estimate": show_estimate, "power": show_power}
-"""Formats of facts in texts of the rules, beside Python's own: `{chosen.tokens:tokens}` → `3.4M`."""
+"""Formats of facts in the texts of rules, in addition to Python's own: `{chosen.tokens:tokens}` → `3.4M`."""
 SHOWN["millions"] = lambda value: show_estimate(value / 1e6)
 
 
 class FactFormatter(string.Formatter):
-    """`str.format` with the formats of `SHOWN`."""
+    """A `str.format` that also knows the formats of `SHOWN`."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
         return SHOWN[format_spec](value) if format_spec in SHOWN else format(value, format_spec)
@@ -69,7 +69,7 @@ fill_in = FactFormatter().format
 
 
 def apply_rule(rule: str, case: str, **facts: Any) -> Choice:
-    """Write a row of the advice with the facts filled in."""
+    """Return a choice by a case of its rule, with the facts filled in."""
     tree = read_rules()
     cases, limits = tree["rules"][rule], {"fresh": FRESH_EPOCHS, "most": MOST_EPOCHS, "noise": WITHIN_NOISE}
     cells = {"value": cases.get("value"), **cases[case]}
@@ -82,20 +82,20 @@ def apply_rule(rule: str, case: str, **facts: Any) -> Choice:
 #
 #     loss = FLOOR + A / parameters ^ EXPONENT + B / tokens ^ EXPONENT
 #
-# Repeated text counts as fewer tokens, and parameters that the text cannot fill count as fewer parameters. The
-# constants were fitted on decoders of 10M to 9B parameters; no such law is published for encoders. So the losses can
-# only rank candidates.
+# Repeated text counts as fewer tokens, and parameters in excess of the text count as fewer parameters. The constants
+# were fitted on decoders of 10M to 9B parameters; no such law is published for encoders. So the losses can only rank
+# candidates.
 
 A, B, FLOOR = math.exp(6.255414), math.exp(7.3049974), math.exp(0.6254804)
 EXPONENT = 0.3526596
 TOKENS_DECAY, PARAMETERS_DECAY = 15.387756, 5.309743
-"""The number of repeats, and of multiples of the parameters, after which each further one counts 1/e."""
+"""The number of repeats of the text, and of multiples of the parameters, after which a further one counts only 1/e."""
 
 
 def predict_loss(parameters: float, tokens: float, unique_tokens: float) -> float:
     """Predict the loss of a network trained on `tokens`, with at most `unique_tokens` of different text."""
     read = min(tokens, unique_tokens)
-    # A text that is read four times has tokens / read - 1 = 3 repeats. Each counts less than the one before.
+    # A text that is read four times has tokens / read - 1 = 3 repeats. Each repeat counts less than the one before.
     effective_tokens = discounted(read, tokens / read - 1, TOKENS_DECAY)
     # With one exponent for both, the optimal number of parameters is proportional to the tokens.
     filled = min(parameters, read * (A / B) ** (1 / EXPONENT))
@@ -104,24 +104,24 @@ def predict_loss(parameters: float, tokens: float, unique_tokens: float) -> floa
 
 
 def discounted(amount: float, excess: float, decay: float) -> float:
-    """Add `excess` times `amount` to `amount`; the n-th time counts about exp(-n / decay)."""
+    """Return `amount` plus `excess` further times `amount`, of which the n-th counts about exp(-n / decay)."""
     return amount * (1 + decay * (1 - math.exp(-excess / decay)))
 
 
 # The amount of text
 
 BYTES_PER_TOKEN = {4096: 3.4, 8192: 3.9, 32_768: 4.5, 128_256: 4.7}
-"""Bytes of a token by vocabulary size: measured on held-out English text with byte-level BPE. 128,256 is Llama 3's
-vocabulary."""
+"""Vocabulary size → bytes per token, measured on held-out English text with byte-level BPE. 128,256 is the size of
+Llama 3's vocabulary."""
 SAMPLED_SOURCES, SAMPLED_BYTES = 8, 16e6
-"""The number of sources that are sampled to measure a text, and the bytes of text that are read in each."""
+"""The number of sources to sample when measuring a text, and the bytes of text to read from each."""
 JUDGED_TEXTS = 25
-"""The number of texts of a source that decide its language. From n > 25 texts, √(25 n) decide."""
+"""The number of a source's texts that decide its language. If a source has n > 25 texts, √(25 n) of them decide."""
 
 
 @dataclass(frozen=True)
 class TextAmount:
-    """The amount of text: in tokens if the text is prepared, else in bytes."""
+    """An amount of text: in tokens if the text is prepared, else in bytes."""
 
     text_bytes: float | None = None
     tokens: float | None = None
@@ -129,7 +129,7 @@ class TextAmount:
     shards: str | None = None
     """The folder of a prepared shard set."""
     language: str | None = None
-    """A code of `corpus.text`; None if nobody looked."""
+    """A code of `corpus.text`; None if the language was not measured."""
 
     def unique_tokens(self, vocab_size: int) -> float:
         """Return its tokens, or estimate them from its bytes with the measured vocabulary nearest in size."""
@@ -141,11 +141,11 @@ class TextAmount:
 
 
 def measure_text(text: Any, text_field: str = "text") -> TextAmount:
-    """Measure the amount of text in a shard set, in a file or folder of documents, or in memory. Of large files, read
-    the beginning.
+    """Measure the amount of text in a shard set, in a file or folder of documents, or in memory. Read only the
+    beginning of large files.
 
     Raises:
-        InputError: for no readable text, and for a Hub data set, whose size is unknown before it is read.
+        InputError: if there is no readable text, and for a Hub data set, whose size is unknown before it is read.
     """
     if isinstance(text, str | Path) and Path(text, "manifest.json").exists():
         shards = ShardSet(text, "train")
@@ -158,8 +158,8 @@ def measure_text(text: Any, text_field: str = "text") -> TextAmount:
     hub = next((source.name for source in sources if source.num_bytes is None and source.rows is None), None)
     if hub is not None:
         raise InputError(f"{hub}: the size of a Hub data set is unknown here; give its tokens")
-    # Sample sources at equal distances. Their beginnings give the bytes of text in a byte of a file, which may be
-    # compressed, and so the bytes of text in all files.
+    # Sample sources at equal distances. Their beginnings show how many bytes of text a byte of a (perhaps compressed)
+    # file holds, and so how many bytes of text all files hold.
     distance = math.ceil(len(sources) / SAMPLED_SOURCES)
     text_bytes, file_bytes, texts = 0, 0, list[str]()
     for source in sources[::distance]:
@@ -181,14 +181,14 @@ def measure_text(text: Any, text_field: str = "text") -> TextAmount:
 
 
 LEAST_TOKENS = 100_000
-"""The fewest tokens of training for which a network is advised: a rule of ours."""
+"""The fewest training tokens for which the advice names a network: a rule of ours."""
 LEAST_CONTINUED = 1_000_000
-"""The fewest tokens of training for which a public encoder is continued: a rule of ours."""
+"""The fewest training tokens for which the advice is to continue a public encoder: a rule of ours."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A preset or public encoder, and the training of it that the budget buys."""
+    """A preset or public encoder, with the training that the budget buys for it."""
 
     name: str
     """The preset, or the encoder's name on the Hub."""
@@ -199,16 +199,16 @@ class Candidate:
     mask: float
     """The masking probability."""
     tokens: float
-    """Tokens of training, repeats included."""
+    """Training tokens, including repeats."""
     epochs: float
-    """Tokens of training divided by those of the text; 0 for an unlimited text."""
+    """Training tokens divided by the tokens of the text; 0 for unlimited text."""
     loss: float
-    """The loss that the scaling law predicts, good only for comparing presets; nan for a public encoder."""
+    """The loss that the scaling law predicts, useful only for comparing presets; nan for a public encoder."""
     flops: float
 
     @property
     def tokens_per_parameter(self) -> float:
-        """Tokens of training per parameter outside the language model head. The law's optimum is about 20."""
+        """Training tokens per parameter, without the language model head. The law's optimum is about 20."""
         return self.tokens / self.shape.parameters_without_head
 
     @property
@@ -218,8 +218,8 @@ class Candidate:
 
     @property
     def kind(self) -> str:
-        """Its case in the rules: `continued`, `the paper's size`, or `small network` (nothing is published about random
-        weights of its size)."""
+        """Its case in the rules: `continued`, `the paper's size`, or `small network`, for sizes at which nothing is
+        published about random weights."""
         preset = read_rules()["presets"].get(self.name)
         return str(preset["kind"]) if preset else "continued"
 
@@ -227,7 +227,7 @@ class Candidate:
 def make_candidate(
     name: str, usual: dict[str, Any], text: TextAmount | None, budget: float, curriculum: str | None = None
 ) -> Candidate:
-    """Spend the budget or the text on a preset or a public encoder, with its usual curriculum unless one is given."""
+    """Spend the budget, or all of the text, on a preset or public encoder; `curriculum` replaces its usual one."""
     if "shape" in usual:
         shape = Shape(**usual["shape"])
     else:
@@ -243,8 +243,9 @@ def make_candidate(
 
 
 def choose_candidate(candidates: Sequence[Candidate], budget: float) -> Candidate:
-    """Choose the smallest candidate within noise of the lowest loss; if all are guesses, whose losses differ only by
-    vocabulary, the smallest. `candidates` come from large to small."""
+    """Choose the smallest candidate within noise of the lowest loss; or the smallest of all if each is a guess, because
+    their losses then differ only by vocabulary. `candidates` are sorted from large to small. Raises `InputError` if the
+    budget or the text is too small for all of them."""
     possible, smallest = [item for item in candidates if item.tokens >= LEAST_TOKENS], candidates[-1]
     if not possible:
         reading = f" and the text given, read {show_estimate(smallest.epochs)} times," if smallest.epochs else ""
@@ -260,9 +261,9 @@ def choose_candidate(candidates: Sequence[Candidate], budget: float) -> Candidat
 
 
 def scale_curriculum(curriculum: str, mask: float, steps: int, epochs: float = 0) -> tuple[Phase, ...]:
-    """Scale the phases of a curriculum to a number of steps, also if it states its own steps.
+    """Scale the phases of a curriculum to a number of steps, even if the curriculum states its own steps.
 
-    CLM reads the text at most `CLM_EPOCHS` of `epochs` times; the last phase gets the remaining steps.
+    With `epochs` passes over the text, CLM gets at most `CLM_EPOCHS` of them; the last phase gets the other steps.
     """
     templates = read_curriculum(curriculum, {}, mask)
     total = sum(phase.steps for phase, _ in templates)
@@ -277,7 +278,8 @@ def scale_curriculum(curriculum: str, mask: float, steps: int, epochs: float = 0
 
 
 def mean_token_flops(shape: Shape, phases: Sequence[Phase], context: int) -> float:
-    """Count the FLOPs per token of training, averaged over the phases. Sample lengths are assumed."""
+    """Return the FLOPs per training token, averaged over the phases. Samples are assumed to have half of the longest
+    length, `context`."""
     samples = SampleLengths(context / 2, context / 2, "assumed")
     total = sum(phase.steps for phase in phases)
     return sum(phase.steps / total * flops_per_token(shape.flops, phase, samples) for phase in phases)
@@ -287,15 +289,16 @@ def mean_token_flops(shape: Shape, phases: Sequence[Phase], context: int) -> flo
 
 DEMO_TOKENS, DEMO_BATCH_TOKENS = 1.2e6, 2048
 PAPER_TOKENS, PAPER_BATCH_TOKENS = 99.1e9, 2_359_296
-"""Tokens of training and of a batch that worked: at the budget of our demo and at the paper's."""
+"""Training tokens and batch sizes (in tokens) that worked, in our demo and in the paper."""
 MEASURED_PRESET, MEASURED_TOKENS = "1m", 900 * 2048
-"""The network and the tokens of training with which our study price compares curricula."""
+"""The network and the number of training tokens with which our study `price` compares curricula."""
 PAPER_LEAST_TOKENS = 12_000 * PAPER_BATCH_TOKENS
-"""The paper's smallest budget, 12,000 of its steps."""
+"""The training tokens of the paper's smallest budget, 12,000 steps."""
 CONTINUED_RATE = 1e-4
 """The peak learning rate for a public encoder."""
 MOST_FLOPS = 1e30
-"""Ten thousand times the largest published training. Above it, steps exceed what a float counts exactly."""
+"""The largest budget, ten thousand times the largest published training. Above it, a float no longer counts steps
+exactly."""
 
 
 @dataclass(frozen=True)
@@ -307,9 +310,9 @@ class Evidence:
     half_width: float
     """Half of the 95 % interval over seeds, as in the study's report; nan for a single seed."""
     is_behind: bool = False
-    """Whether the best curriculum of the study is ahead by more than noise, by the test of all verdicts."""
+    """Whether the study's best encoder is ahead of it by more than noise, by the test behind all verdicts."""
     tokens: float = math.inf
-    """The tokens of training of its network."""
+    """The number of training tokens."""
 
     @property
     def score(self) -> str:
@@ -318,16 +321,16 @@ class Evidence:
 
     @property
     def objectives(self) -> list[ObjectiveName]:
-        """The objectives of its phases, in their order."""
+        """The objectives of its phases, in order."""
         return [phase.objective for phase, _ in read_curriculum(self.curriculum, {}, 0.4)]
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A recipe for a budget, with the reasons for it."""
+    """A recipe for a budget, with its reasons."""
 
     best_use: str = field(repr=False)
-    """The best use of the budget in one or two sentences. The recipe is for this use."""
+    """The best use of the budget in a few sentences; except for `as it is`, the recipe follows it."""
     recipe: Recipe = field(repr=False)
     vocab_size: int
     flops: float
@@ -335,7 +338,7 @@ class Advice:
     machine: Machine | None = field(repr=False)
     choices: tuple[Choice, ...] = field(repr=False)
     candidates: tuple[Candidate, ...] = field(repr=False)
-    """The presets, from large to small; empty if the recipe continues a public encoder."""
+    """The presets from large to small; () if the recipe continues a public encoder."""
     chosen: Candidate
     caveats: tuple[str, ...] = field(repr=False)
     text: TextAmount | None = field(default=None, repr=False)
@@ -352,7 +355,7 @@ def advise(
 ) -> Advice:
     """Find a recipe for a budget: `flops`, or `hours` on all devices of `machine`. Without a `text`, text is unlimited.
 
-    `from_scratch` asks for random weights. So does `evidence` of the user's own study, which compares these.
+    `from_scratch` asks for random weights; so does `evidence`, because the user's study compares networks with those.
 
     Raises:
         InputError: for no budget or two, hours without a machine, and a budget too small to train anything.
@@ -404,7 +407,7 @@ def advise(
 
 
 def list_caveats(advice: Advice, budget: float, evidence: Sequence[Evidence], unfit: Sequence[str]) -> Iterator[str]:
-    """List the caveats, a sentence each. `unfit` are the presets that do not fit into memory."""
+    """Yield the caveats that apply, a sentence each. `unfit`: the presets that do not fit into memory."""
     chosen, text, spent = advice.chosen, advice.text, advice.flops
     is_new, is_small = chosen.kind != "continued", chosen.kind == "small network"
     tested = max((item.tokens for item in evidence), default=0.0)
@@ -440,13 +443,13 @@ def count_budget(flops: float | None, hours: float | None, machine: Machine | No
             raise InputError("hours need a device, such as H100")
         amount, budget = f"{hours:g} hours", hours * 3600 * machine.devices * machine.peak_flops * machine.efficiency
     if not 0 < budget <= MOST_FLOPS:
-        raise InputError(f"{amount} are no budget: give more than 0, and at most {show_power(MOST_FLOPS)} FLOPs")
+        raise InputError(f"{amount} are not a budget: give more than 0, and at most {show_power(MOST_FLOPS)} FLOPs")
     return budget
 
 
 def choose_steps(tokens: float, context: int) -> tuple[int, int]:
-    """Return the steps and the tokens of a batch: a power of the tokens of training, fitted to two budgets that
-    worked."""
+    """Return the number of steps and the batch size in tokens. The batch size is a power of the training tokens, fitted
+    to two budgets that worked."""
     exponent = math.log(PAPER_BATCH_TOKENS / DEMO_BATCH_TOKENS) / math.log(PAPER_TOKENS / DEMO_TOKENS)
     ideal = DEMO_BATCH_TOKENS * (tokens / DEMO_TOKENS) ** exponent
     batch = PAPER_BATCH_TOKENS if ideal >= 0.99 * PAPER_BATCH_TOKENS else 2 ** round(math.log2(ideal))
@@ -455,14 +458,14 @@ def choose_steps(tokens: float, context: int) -> tuple[int, int]:
 
 
 def choose_curriculum(evidence: Sequence[Evidence]) -> Choice | None:
-    """Choose the study's best curriculum that makes an encoder, or CLM then MLM if that is not clearly worse. Return
-    None without evidence about encoders."""
+    """Choose the study's best curriculum for an encoder, or CLM then MLM if that is not clearly worse. Return None
+    without evidence about encoders."""
     ranked = sorted(evidence, key=lambda item: -item.mean)
     encoders = [item for item in ranked if not OBJECTIVES[item.objectives[-1]].is_causal]
     if not encoders:
         return None
     best, *others = encoders
-    # The paper's best split comes first if the study has it, then the other splits from the best to the worst.
+    # The paper's best split comes first if the study has it; the other splits follow from best to worst.
     splits = [item for item in encoders if item.objectives == ["clm", "mlm"]]
     splits.sort(key=lambda item: item.curriculum != "25/75")
     preferred = next((item for item in splits if item is best or not item.is_behind), best)
@@ -476,12 +479,12 @@ def choose_curriculum(evidence: Sequence[Evidence]) -> Choice | None:
 
 
 def write_recipe(chosen: Candidate, machine: Machine | None, text: TextAmount | None) -> Recipe | None:
-    """Write the recipe by the rules in `rules.yaml`, for existing shards or for shards to prepare. Return None if the
-    network does not fit into the memory of any device."""
+    """Write the recipe by the rules in `rules.yaml`, for existing shards or for shards yet to prepare. Return None if
+    the network does not fit into the memory of the machine's devices."""
     context, shape = chosen.context, chosen.shape
     is_small, is_continued = chosen.kind == "small network", chosen.kind == "continued"
     steps, batch = choose_steps(chosen.tokens, context)
-    # The paper's rate from a width of 768 on, up to four times that below; Muon takes half as much again.
+    # The paper's rate from a width of 768 on, and up to four times that below; Muon gets one and a half times the rate.
     rate = min(5e-4 * max(1.0, 768 / shape.width), 2e-3) * (1.5 if is_small else 1)
     rate = CONTINUED_RATE if is_continued else float(f"{rate:.1g}")
     # 2,000 steps of warm-up and of decay, but at most 5 % and 20 % of all steps; the decay has at least 10 %.
@@ -512,10 +515,10 @@ def write_recipe(chosen: Candidate, machine: Machine | None, text: TextAmount | 
 
 
 def explain_choices(advice: Advice, evident: Choice | None) -> Iterator[Choice]:
-    """Apply a rule to each choice, in the order of the rules. `evident` is the curriculum that the user's own study
-    chose."""
+    """Yield each choice by its rule, in the order of the rules. `evident`: the choice of a curriculum by the user's own
+    study."""
     chosen, recipe, text, kind = advice.chosen, advice.recipe, advice.text, advice.chosen.kind
-    # The reason for the usual curriculum was measured at one size and number of tokens; say so for all others.
+    # The reason for the usual curriculum was measured at one size and number of tokens; for all others, say so.
     is_near = chosen.name == MEASURED_PRESET and 0.5 <= chosen.tokens / MEASURED_TOKENS <= 2
     reach = "" if is_near else fill_in(read_rules()["reach"], chosen=chosen)
     curriculum = evident or apply_rule("curriculum", kind, curriculum=chosen.curriculum, reach=reach)

@@ -18,7 +18,7 @@ from biphase.studies import spec
 
 @dataclass(frozen=True)
 class Arm:
-    """A final model of a study: an arm of the file, trained with one pretraining seed."""
+    """An arm of the study file, trained with one pretraining seed: a final model of the study."""
 
     name: str
     """The name of the arm with its seed (`seeded_name`)."""
@@ -27,34 +27,35 @@ class Arm:
     group: str
     """The `group` of its entry in the study file."""
     model: str
-    """A preset or a name of the study's models; for an arm that continues another, that of its first ancestor."""
+    """A preset, or a name from the study's models; that of its oldest ancestor if it continues another arm."""
     parent: str | None
     curriculum: str
     recipe: Recipe
     """The whole recipe, without sharing. With a parent, `init.checkpoint` is the parent's name."""
     seed: int = 0
-    """Its pretraining seed."""
+    """The pretraining seed."""
     settings: str = ""
-    """The changes of a sweep to its recipe, as in names: `peak_lr0.003`."""
-    # Results of `plan.share_trunks`. Steps count updates since random weights, over all parents.
+    """A sweep's changes to its recipe, in the form that names have: `peak_lr0.003`."""
+    # Results of `plan.share_trunks`. Steps count updates since random weights, including those of all parents.
     begin: int = 0
     """The step at which the arm begins: the last step of its parent, or 0."""
     trunk: str | None = None
-    """The run that has step `first`; None if the arm's own run begins with random weights or a foreign model."""
+    """The run that has the checkpoint of step `first`; None if the arm's own run begins with random weights or with a
+    foreign model."""
     first: int = 0
     """The step at which its own run begins. Other runs train the steps before it."""
     last: int = 0
 
     @property
     def recipe_key(self) -> str:
-        """A hash of its recipe without start, curriculum, budget and seeds. The decay belongs to the budget."""
+        """The hash of its recipe without start, curriculum, budget and seeds. The decay is part of the budget."""
         tree = self.recipe.weights_tree
         del tree["init"], tree["curriculum"], tree["seed"], tree["schedule"]["decay_steps"], tree["data"]["order_seed"]
         return content_hash(tree)
 
 
 def seeded_name(name: str, seed: int) -> str:
-    """Name an arm of a pretraining seed: `1m-clm-400` for seed 0, `1m-clm-400-seed2` for seed 2."""
+    """Name an arm with a pretraining seed: `1m-clm-400` for seed 0, `1m-clm-400-seed2` for seed 2."""
     return f"{name}-seed{seed}" if seed else name
 
 
@@ -70,16 +71,17 @@ class UnresolvedArm:
     phases: tuple[Phase, ...]
     seeds: spec.PretrainingSeeds
     swept: tuple[tuple[str, Any], ...] = ()
-    """Keys of the recipe with their values at this point of the sweep."""
+    """The keys of the recipe, with their values, at this point of the sweep."""
 
 
 def expand_arms(study: spec.Study) -> dict[str, Arm]:
-    """Write all arms by name, in the order of the file but parents before their children, and the first pretraining
+    """Return all arms by name, in the order of the file, but parents before their children, and the first pretraining
     seed before the second.
 
     Raises:
-        InputError: for an unknown model, curriculum or parent; two arms with one name; a circle of parents; a split
-            that does not fill its budget; and an inconsistent recipe, such as a budget shorter than warm-up and decay.
+        InputError: for an unknown model, curriculum or parent; two arms with the same name; a circle of parents; a
+            split that does not fill its budget; and an inconsistent recipe, such as a budget shorter than warm-up and
+            decay.
     """
     unresolved: dict[str, UnresolvedArm] = {}
     for arm in list_combinations(study):
@@ -93,7 +95,7 @@ def expand_arms(study: spec.Study) -> dict[str, Arm]:
     arms: dict[str, Arm] = {}
     for seed in range(max((lineage[-1].seeds.count for lineage in lineages), default=0)):
         for lineage in lineages:
-            model = lineage[0].source  # the model of the oldest arm, and so of all its descendants
+            model = lineage[0].source  # the oldest arm's model is also that of its descendants
             assert isinstance(model, spec.StartingModel)
             for arm in lineage if seed < lineage[-1].seeds.count else ():
                 name = seeded_name(arm.name, seed)
@@ -125,7 +127,7 @@ def find_lineage(arm: UnresolvedArm, unresolved: Mapping[str, UnresolvedArm]) ->
 
 
 def sweep_architecture(group: spec.ArmGroup, model: spec.StartingModel) -> Iterator[spec.StartingModel]:
-    """List the variants of a model in a group: one per architecture of its sweep."""
+    """Yield the variants of a model in a group: one for each architecture of the group's sweep."""
     keys = [key for key in group.sweep if key.startswith(spec.ARCHITECTURE)]
     if keys and model.preset is None:
         raise InputError(f"arms '{group.group}': sweep: '{model.name}' is given whole; only presets have {keys[0]}")
@@ -141,8 +143,8 @@ def label_settings(settings: Iterable[tuple[str, Any]]) -> list[str]:
 
 
 def list_combinations(study: spec.Study) -> Iterator[UnresolvedArm]:
-    """Combine every model or parent with every curriculum and budget of its group. Models are the presets and the
-    models of the study, which may replace a preset."""
+    """Yield every combination of models (or parents), curricula, budgets and points of the sweep, group by group.
+    Models are the presets and the study's own models, which may replace a preset."""
     models = {name: spec.StartingModel(name=name, preset=name) for name in PRESETS}
     refuse_doubles("models:", [model.name for model in study.models])
     for model in study.models:
@@ -159,7 +161,7 @@ def list_combinations(study: spec.Study) -> Iterator[UnresolvedArm]:
             sources += sweep_architecture(group, models[name])
         seeds = group.pretraining_seeds or study.pretraining_seeds
         axes: dict[str, tuple[Any, ...]] = {k: v for k, v in group.sweep.items() if not k.startswith(spec.ARCHITECTURE)}
-        # As in nested loops, the last axis changes fastest.
+        # The last axis changes fastest, as in nested loops.
         points = product(sources, group.curricula, group.budgets or (None,), *axes.values())
         for source, text, budget, *values in points:
             templates = spec.read_curriculum(text, named, study.mask_probability)
@@ -170,7 +172,7 @@ def list_combinations(study: spec.Study) -> Iterator[UnresolvedArm]:
 
 
 def name_arm(group: spec.ArmGroup, source: str, curriculum: str, steps: int, swept: Sequence[tuple[str, Any]]) -> str:
-    """Fill in the group's template of names. Raises `InputError` for an invalid template."""
+    """Fill in the group's template for names. Raises `InputError` for an invalid template."""
     kind = "model" if group.models else "parent"
     values = {kind: source, "curriculum": spec.curriculum_label(curriculum), "budget": write_steps(steps)}
     values |= {key.rpartition(".")[2]: str(value) for key, value in swept}
@@ -179,15 +181,15 @@ def name_arm(group: spec.ArmGroup, source: str, curriculum: str, steps: int, swe
         return template.format(**values)
     except (KeyError, ValueError, IndexError, AttributeError) as error:
         fields = ", ".join(f"{{{field}}}" for field in values)
-        raise InputError(f"arms '{group.group}': name '{template}' is no template of {fields} ({error})") from None
+        raise InputError(f"arms '{group.group}': name '{template}' is not a template of {fields} ({error})") from None
 
 
 def write_arm(study: spec.Study, arm: UnresolvedArm, model: spec.StartingModel, seed: int) -> Arm:
-    """Write an arm: its recipe is that of the study, changed by its model, its group and its point of the sweep.
+    """Make an arm. Its recipe is the study's, changed by its model, its group and its point of the sweep.
 
-    The first pretraining seed has the seeds of the recipe, and the others count on from there.
+    The first pretraining seed has the seeds of the recipe; each further one adds 1 to them.
     """
-    # 1. Settings of the study file.
+    # 1. Settings from the study file.
     swept = []
     for key, value in arm.swept:  # `schedule.peak_lr` and 0.003 → {schedule: {peak_lr: 0.003}}
         for part in reversed(key.split(".")):
@@ -213,7 +215,7 @@ def write_arm(study: spec.Study, arm: UnresolvedArm, model: spec.StartingModel, 
         draws = recipe.init.model is None or any(phase.masked for phase in recipe.curriculum)
         if not draws and not arm.seeds.order:
             remedy = "give its group pretraining_seeds: 1, or leave out order: false"
-            raise InputError(f"arm '{name}': all its pretraining seeds would be one model, without a draw; {remedy}")
+            raise InputError(f"arm '{name}': nothing is random, so all its pretraining seeds would agree; {remedy}")
         order_seed = recipe.data.order_seed + (seed if arm.seeds.order else 0)
         data = recipe.data.model_copy(update={"order_seed": order_seed})
         recipe = recipe.model_copy(update={"seed": recipe.seed + seed, "data": data})
@@ -222,7 +224,7 @@ def write_arm(study: spec.Study, arm: UnresolvedArm, model: spec.StartingModel, 
 
 
 def merge_settings(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge `changes` into `tree`. Mappings are merged key by key; other values and whole lists are replaced."""
+    """Merge `changes` into `tree`: merge mappings key by key, and replace other values and whole lists."""
     merged = dict(tree)
     for key, value in changes.items():
         old = merged.get(key)

@@ -1,11 +1,11 @@
-"""A study's folder → one archive for others: the report, and all that it is made from.
+"""A study's folder → an archive to publish: the report, and everything that it is made from.
 
 study-NAME/  study.yaml  bundle.json  hypotheses.json  failed/  own-tasks/NAME.yaml  report/
              trained/NAME.json  runs/NAME-HASH8/{config.yaml, environment.json, done.json, metrics.jsonl}
              scores/MODEL/TASK-HASH16/{score.json, validation.npz, test.npz}
 
-The archive has no weights, predictions or shards: the records and bundle.json state what a report needs of these. Equal
-folders give archives with equal bytes. An archive holds plain files below one folder, nothing else.
+The archive has no weights, predictions or shards; the records and bundle.json state the facts about them that a report
+needs. Equal folders give archives with equal bytes. An archive holds plain files below one folder, nothing else.
 """
 
 import gzip
@@ -36,13 +36,13 @@ from biphase.studies.spec import load_study, move_tasks
 from biphase.tasks.spec import find_task, split_name
 
 DATE = 946_684_800
-"""The time of every file in an archive: the year 2000, since `tar` warns of older times."""
+"""The time of every file in an archive: the year 2000, because `tar` warns about older times."""
 
 
 def bundle_study(state: StudyState, out: Path, commands: Sequence[str]) -> Path:
-    """Write the archive of a study, finished or not, and return its path. `commands` as in `report_study`.
+    """Write the archive of a study, finished or not, and return its path. `commands` are those of `report_study`.
 
-    Raises `InputError` for an existing file, for another ending than .tar.gz or .tar.xz, and for a study without a
+    Raises `InputError` if the file exists, if its ending is neither .tar.gz nor .tar.xz, and for a study without a
     score.
     """
     if not out.name.endswith((".tar.gz", ".tar.xz")):
@@ -59,7 +59,7 @@ def bundle_study(state: StudyState, out: Path, commands: Sequence[str]) -> Path:
         write_records(state, staged, commands)
         plan = plan_study(load_study(staged / "study.yaml"))
         kept = read_state(plan, staged)
-        if lost := len(state.scored - kept.scored):  # from a version that did not record the hashes of models
+        if lost := len(state.scored - kept.scored):  # an earlier version did not record the hashes of models
             raise InputError(f"{state.folder}: {show_count(lost, 'cell')} cannot be identified without model weights")
         report_study(plan, staged, staged / "report", commands)
         write_archive(staged, out)
@@ -67,7 +67,7 @@ def bundle_study(state: StudyState, out: Path, commands: Sequence[str]) -> Path:
 
 
 def list_kept(state: StudyState) -> Iterator[Path]:
-    """List the files of a study's folder that go into its archive unchanged."""
+    """Yield the files in a study's folder that go into its archive unchanged."""
     folder = state.folder
     for name in state.plan.runs:
         record = state.records.get(name)
@@ -84,8 +84,8 @@ def list_kept(state: StudyState) -> Iterator[Path]:
 
 
 def write_records(state: StudyState, staged: Path, commands: Sequence[str]) -> None:
-    """Write the study with its own tasks beside it, the records of its runs with the identities of their models, and
-    bundle.json."""
+    """Write the study file and the user's own tasks beside it, the records of its runs with the identities of their
+    models, and bundle.json."""
     moved = dict[str, str]()
     for name in state.plan.study.evaluation.tasks if state.plan.study.evaluation else ():
         file, test = split_name(name)
@@ -104,14 +104,14 @@ def write_records(state: StudyState, staged: Path, commands: Sequence[str]) -> N
         write_hashed(staged / "trained" / f"{name}.json", to_jsonable_python(record))
     bundle = read_bundle(state.folder)
     sizes, made = measure_sizes(state.plan), [*list_commands(state), *commands]
-    if bundle is not None:  # the study came as an archive itself
+    if bundle is not None:  # the study itself came as an archive
         sizes, made = sizes | dict(bundle.sizes), [*bundle.commands]
     bundle = BundleRecord(__version__, find_commit(), sizes, tuple(made))
     write_hashed(staged / BUNDLE, to_jsonable_python(bundle))
 
 
 def find_commit() -> str:
-    """Return the commit of this code, or "" if it is not in a clone."""
+    """Return the commit of this code, or "" outside a clone."""
     command = ["git", "-C", str(SOURCE), "log", "-1", "--format=%H", "--", "."]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
@@ -120,7 +120,7 @@ def find_commit() -> str:
 
 
 def write_archive(folder: Path, out: Path) -> None:
-    """Write all files below a folder into an archive, in order, with one time, owner and mode."""
+    """Write all files below a folder into an archive, in order, all with the same time, owner and mode."""
     part = out.with_name(f".{out.name}.part")
     with open(part, "wb") as file:
         is_xz = out.suffix == ".xz"

@@ -1,4 +1,4 @@
-"""A plan → the FLOPs, hours and disk space that it needs, and the assumptions of this estimate.
+"""A plan → an estimate of the FLOPs, hours and disk space that it needs, with the assumptions of the estimate.
 
 This module also finds the speed and memory of devices, and the sizes of networks, samples and tasks.
 """
@@ -48,13 +48,13 @@ from biphase.tasks.spec import find_task, name_tests
 from biphase.tasks.splits import TaskData
 
 EFFICIENCY, CPU_EFFICIENCY = 0.4, 0.6
-"""The share of a device's peak that training reaches: for GPUs a round figure for good bf16 training, not measured; for
-CPUs that of our own runs (docs/LOG.md)."""
+"""The share of a device's peak that training reaches. For GPUs it is a round figure for good bf16 training, not
+measured; for CPUs it is that of our own runs (docs/LOG.md)."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Devices of one kind. A device is a GPU, or a core of a CPU."""
+    """A number of devices of one kind. A device is a GPU, or a core of a CPU."""
 
     name: str
     devices: int
@@ -72,22 +72,22 @@ class Machine:
 
     @property
     def memory(self) -> float:
-        """The memory of one device in bytes, or that of this machine for a CPU; 0 if unknown."""
+        """The memory of one device in bytes; for a CPU, the memory of this machine; 0 if unknown."""
         if self.name == "CPU":
             return float(total_memory())
         return DEVICES[key][1] * 2.0**30 if (key := known_device(self.name)) else 0.0
 
     def device_hours(self, flops: float) -> float:
-        """Return the hours of one device for these FLOPs."""
+        """Return the hours that one device takes for these FLOPs."""
         return flops / (self.peak_flops * self.efficiency) / 3600
 
 
 def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -> Machine:
-    """Find a device in `DEVICES`, by any name that contains a key, or measure the device of the run in a folder: by the
-    median speed of its steps, without the first tenth.
+    """Find a device in `DEVICES` by any name that contains a key; or, if `name` is the folder of a run, measure its
+    device by the median speed of its steps, without the first tenth.
 
-    Raises `InputError` for an unknown device, for fewer than one, for an efficiency outside 0 to 1 or beside a run, and
-    for a run with too few logged steps.
+    Raises `InputError` for an unknown device, for fewer than one device, for an efficiency outside 0 to 1 or together
+    with a run, and for a run with too few logged steps.
     """
     parse_config(Planning, {"devices": devices, "efficiency": efficiency}, origin=f"device {name}")
     if (Path(name) / "config.yaml").exists():
@@ -97,7 +97,7 @@ def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -
         records = read_metrics(run, "train")
         speeds = [record["flops_per_second"] for record in records[len(records) // 10 + 1 :]]
         if not speeds:
-            raise InputError(f"{name} has logged too few steps to measure a device by; let it train for longer")
+            raise InputError(f"{name} has logged too few steps to measure a device; let it train for longer")
         device, used = count_devices(read_json(run.path / "environment.json"))
         measured = "CPU" if device == "cpu" else device
         return Machine(measured, devices, median(speeds) / used, 1.0, f"as measured in {name}")
@@ -109,15 +109,17 @@ def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -
 
 
 def count_devices(machine: Mapping[str, Any]) -> tuple[str, int]:
-    """Name the device in a record of a machine, and count the GPUs, or CPU threads, of all processes."""
+    """Return the name of the device in a record of a machine, and the number of GPUs, or of CPU threads, over all
+    processes."""
     device = str(machine.get("device", "not known"))
     return device, machine.get("processes", 1) * (machine.get("threads", 1) if device == "cpu" else 1)
 
 
 def study_machine(study: Study, device: str | None = None, efficiency: float | None = None) -> Machine | None:
-    """Find the given device, else that of the study file; None if neither names one.
+    """Find the given device, or else the device in the study file; return None if neither names one.
 
-    The efficiency in the file applies to its own device alone. Raises `InputError` for an efficiency without a device.
+    The efficiency in the file applies only to the file's device. Raises `InputError` for an efficiency without a
+    device.
     """
     planning = study.planning
     if device is None and planning.device is not None:
@@ -130,15 +132,15 @@ def study_machine(study: Study, device: str | None = None, efficiency: float | N
 
 
 SAMPLED_SAMPLES = 100_000
-"""The number of samples per shard set that measure the mean length."""
+"""The number of samples per shard set by which the mean length is measured."""
 
 
 def find_lengths(data: Data, planning: Planning) -> SampleLengths:
-    """Find the lengths of samples: by the packer's rule, by existing shards, or by the study's assumption."""
+    """Find the lengths of samples by the packer's rule, by existing shards, or by the study's assumption."""
     low, high = data.min_sample_tokens, data.max_sample_tokens
     if data.packing == "stream":
         # Two samples fill `high` tokens, cut at a uniform r in low..high - low. So the mean length is high / 2, and the
-        # mean square is the square of the mean plus the variance of a uniform integer.
+        # mean squared length is the square of that plus the variance of a uniform integer.
         variance = ((high - 2 * low + 1) ** 2 - 1) / 12
         squares = 2 * ((high / 2) ** 2 + variance)
         return SampleLengths(high / 2, squares / high, "of a token stream cut at random")
@@ -157,18 +159,18 @@ def find_lengths(data: Data, planning: Planning) -> SampleLengths:
             mean_keys += share * float((lengths**2).sum() / lengths.sum())
         return SampleLengths(1 / samples_per_token, mean_keys, f"measured in {', '.join(folders[1:] or folders)}")
     mean = float(planning.mean_sample_tokens or high / 2)
-    return SampleLengths(mean, mean, f"assumed: {absent[0]} is not here; all samples as long as the mean")
+    return SampleLengths(mean, mean, f"assumed: {absent[0]} is not here; all samples have the mean length")
 
 
 def find_vocab_size(shards: str, planning: Planning) -> int | None:
-    """Find the size of a vocabulary: by existing shards, or by the study's assumption; None without either."""
+    """Find the size of a vocabulary by existing shards or by the study's assumption; return None without either."""
     is_here = (Path(shards) / "manifest.json").exists()
     return read_shard_manifest(Path(shards)).vocab_size if is_here else planning.vocab_size
 
 
 def model_shape(model: Init, vocab_size: int | None) -> Shape | None:
-    """Find the shape of a preset or of a folder with a Llama-like config.json; None for other types, for models on the
-    Hub, and for an unknown vocabulary."""
+    """Find the shape of a preset, or of a folder with a Llama-like config.json. Return None for other types, for models
+    on the Hub, and for an unknown vocabulary."""
     if vocab_size is None:
         return None
     if model.preset is not None:
@@ -183,22 +185,22 @@ def model_shape(model: Init, vocab_size: int | None) -> Shape | None:
 
 
 RunSize = tuple[Shape | None, SampleLengths]
-"""The shape of a run's network, None if it is unknown, and the lengths of its samples."""
+"""The shape of a run's network (None if unknown) and the lengths of its samples."""
 
 
 def measure_sizes(plan: Plan) -> dict[str, RunSize]:
-    """Measure all runs; each shard set is read once."""
+    """Return the size of each run, by name. Read each shard set once."""
     planning, sizes = plan.study.planning, dict[str, RunSize]()
     lengths_of, vocab_size_of = cache(find_lengths), cache(find_vocab_size)
     for name, run in plan.runs.items():
         data = run.recipe.data
         own = None if run.parent else model_shape(run.recipe.init, vocab_size_of(data.shards, planning))
-        sizes[name] = sizes[run.parent][0] if run.parent else own, lengths_of(data, planning)  # after its parent
+        sizes[name] = sizes[run.parent][0] if run.parent else own, lengths_of(data, planning)  # parents come first
     return sizes
 
 
 def run_flops(run: PlannedRun, size: RunSize, until: int | None = None) -> dict[str, float]:
-    """Count the FLOPs of a run by objective, up to a step; {} for a network of unknown shape."""
+    """Count the FLOPs of a run by objective, up to the step `until`; {} for a network of unknown shape."""
     shape, lengths = size
     if shape is None:
         return {}
@@ -207,13 +209,13 @@ def run_flops(run: PlannedRun, size: RunSize, until: int | None = None) -> dict[
 
 
 MOST_COUNTED_BYTES = 10_000_000
-"""The largest size of a task's files for which a plan counts the examples."""
+"""The largest total size of a task's files at which a plan counts the examples."""
 CHARACTERS_PER_TOKEN = 4
 
 
 def task_size(name: str, folders: Mapping[str, str]) -> TaskSize:
-    """Return the size that a task states, else the size of its files if one of the `folders` (by task) has them and
-    they are small and valid, else the typical size of its family."""
+    """Return the size that a task states; or else the size of its files, if its folder (`folders`: task → folder) has
+    them and they are small and valid; or else the typical size of its family."""
     task = find_task(name_tests(name)[0])
     folder = dir_of(task, folders)
     if task.size is None and not task.kind.is_search and folder not in (None, str(HUB)):
@@ -240,9 +242,9 @@ def count_examples(source: TaskSource) -> TaskSize:
 
 
 def list_assumptions(plan: Plan, sizes: Mapping[str, RunSize], machine: Machine | None) -> Iterator[str]:
-    """List the assumptions about samples, the machine and the sizes of tasks."""
+    """Yield the assumptions about samples, the machine and the sizes of tasks, in words."""
     for text in dict.fromkeys(lengths for _, lengths in sizes.values()):
-        yield f"samples of {text.mean_tokens:,.0f} tokens, a token meets {text.mean_keys:,.0f} ({text.source})"
+        yield f"samples of {text.mean_tokens:,.0f} tokens; a token attends to {text.mean_keys:,.0f} ({text.source})"
     if machine:
         yield f"{machine.name}: {machine.speed}"
     evaluation = plan.study.evaluation
@@ -261,7 +263,7 @@ def list_assumptions(plan: Plan, sizes: Mapping[str, RunSize], machine: Machine 
 
 
 def tell_memory(model: str, shape: Shape, recipe: Recipe, is_on_cpu: bool) -> str:
-    """Tell the most memory that training needs: on a CPU, or on one GPU, on each of 8, and on each of 64."""
+    """Write the most memory that training needs: on a CPU; or on one GPU, on each of 8, and on each of 64."""
     alone = plan_memory(shape, recipe, on_cpu=is_on_cpu)["total"]
     if is_on_cpu:
         needed, installed = f"{show_gib(alone)} of memory per process on a CPU, beside Python's own", total_memory()
@@ -277,18 +279,18 @@ def tell_memory(model: str, shape: Shape, recipe: Recipe, is_on_cpu: bool) -> st
 
 
 FULL = 0.9
-"""The share of a device's memory that a plan may fill; the rest is for memory that is not counted."""
+"""The share of a device's memory that a plan may fill; the rest is for memory that no formula counts."""
 
 
 def fits(shape: Shape, recipe: Recipe, machine: Machine, devices: int = 1) -> bool:
-    """Tell whether training by a recipe fits into the memory of each of `devices`; True for unknown memory."""
+    """Tell whether training by a recipe fits into the memory of each of `devices`; True if their memory is unknown."""
     needed = plan_memory(shape, recipe, devices, on_cpu=machine.name == "CPU")["total"]
     return not machine.memory or needed <= FULL * machine.memory
 
 
 def fit_memory(shape: Shape, recipe: Recipe, machine: Machine) -> Recipe | None:
-    """Change the recipe so that it fits into the memory of the machine's devices. Try smaller microbatches, then
-    activation checkpointing, then FSDP over all devices. Return None if nothing is enough."""
+    """Return the recipe, changed so that it fits into the memory of the machine's devices. Try smaller microbatches,
+    then activation checkpointing, then FSDP over all devices. Return None if none of these is enough."""
     first, smallest = recipe.compute, recipe.data.max_sample_tokens
     sizes = [size for step in range(8) if (size := first.microbatch_tokens >> step) >= smallest]
     is_alone = recipe.optimizer.matrix_update.needs_whole_matrices or machine.devices == 1
@@ -303,8 +305,8 @@ def fit_memory(shape: Shape, recipe: Recipe, machine: Machine) -> Recipe | None:
 
 
 def tell_misfit(model: str, shape: Shape, recipe: Recipe, machine: Machine) -> str:
-    """Tell the memory that one GPU lacks, the first change with which one or several GPUs are enough, and the largest
-    preset that fits; empty if the network fits."""
+    """Write that a network does not fit into one GPU, with two remedies: the smallest change with which one or several
+    GPUs are enough, and the largest preset that fits. Return "" if the network fits."""
     if fits(shape, recipe, machine):
         return ""
     ways = []
@@ -332,21 +334,21 @@ class Estimate:
     machine: Machine | None
     flops: float
     flops_by_objective: dict[str, float]
-    """The FLOPs of pretraining alone."""
+    """Objective → the FLOPs of its pretraining."""
     groups: list[dict[str, Any]]
-    """A row for each `group` of arms, and one for `evaluation`: the number of `models`; the number of `steps_alone`,
+    """A row for each `group` of arms, and one for `evaluation`: the number of `models`; `steps_alone`, the steps
     without sharing (a continued arm counts from its parent's end); the `steps` and `tokens` of training; `flops`; and
     `device_hours`, None without a device."""
     disk_bytes: dict[str, float]
-    """Bytes of checkpoints: the weights of the `models` alone; those `needed` by pending runs too, with the weights of
-    branch points and the moments that runs continue with; `everything`, with all moments."""
+    """Bytes of checkpoints: `models`, only the weights of the models; `needed`, also the weights of branch points and
+    the moments with which runs continue; `everything`, all weights and moments."""
     misfits: tuple[str, ...]
-    """The networks that are too large for the machine's memory, with remedies."""
+    """Sentences about networks that are too large for the machine's memory, with remedies."""
     not_counted: tuple[str, ...]
-    """The runs of networks with an unknown shape."""
+    """The runs whose network has an unknown shape."""
     assumptions: tuple[str, ...]
     first_seed_flops: float | None
-    """The FLOPs of the first pretraining seed with its fine-tunings; None for a single seed."""
+    """The FLOPs of the first pretraining seed, including its fine-tunings; None with a single seed."""
 
 
 def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
@@ -400,15 +402,15 @@ class CellCost(NamedTuple):
 
     steps: int
     tokens: float
-    """Tokens of training."""
+    """The training tokens."""
     flops: float
-    """FLOPs of training and evaluation; 0 for a network of unknown shape."""
+    """The FLOPs of training and evaluation; 0 for a network of unknown shape."""
 
 
 def cell_costs(plan: Plan, sizes: Mapping[str, RunSize]) -> Iterator[CellCost]:
-    """Count the cost of every cell, in the order of the plan."""
+    """Yield the cost of every cell, in the order of the plan."""
     runs = {model.name: plan.runs[model.run] for model in plan.models}
-    # Cells that differ in rate and seed alone cost the same: of the paper's 15,000, a few dozen differ.
+    # Cells that differ only in rate and seed cost the same: the paper's 15,000 cells have a few dozen different costs.
     costs = dict[Any, CellCost]()
     evaluation = plan.study.evaluation
     assert evaluation is not None
@@ -425,7 +427,7 @@ def cell_costs(plan: Plan, sizes: Mapping[str, RunSize]) -> Iterator[CellCost]:
 
 
 def embed_cost(shape: Shape | None, cell: StudyCell, embed: EmbedEvaluation) -> CellCost:
-    """Count the cost of one embedding model. Its loss embeds each text twice."""
+    """Estimate the cost of one embedding model. Its loss embeds each text twice."""
     size, usual = KINDS["retrieval"].size, cell.config.max_steps
     steps, pairs = count_embedded(embed) or (usual, usual * cell.config.batch_size)
     tokens = float(pairs * size.example_tokens)
@@ -434,8 +436,8 @@ def embed_cost(shape: Shape | None, cell: StudyCell, embed: EmbedEvaluation) -> 
 
 
 def count_embedded(embed: EmbedEvaluation) -> tuple[int, float] | None:
-    """Count the most updates of all stages and their pairs, by `max_steps` or by `limit` of the sources; None without
-    either."""
+    """Return upper limits of the updates of all stages and of their pairs, by `max_steps` or by the `limit` of sources;
+    None if some stage has neither."""
     updates, trained = 0, 0.0
     for stage in embed.settle().stages:
         num_pairs = sum(source.weight * (source.limit or math.inf) for source in stage.data)
@@ -447,8 +449,8 @@ def count_embedded(embed: EmbedEvaluation) -> tuple[int, float] | None:
 
 
 def cell_cost(shape: Shape | None, cell: StudyCell, context: int, folders: Mapping[str, str]) -> CellCost:
-    """Count the cost of one fine-tuning. A forward pass costs a third of training; evaluation and training with a
-    `frozen` encoder need no backward pass."""
+    """Estimate the cost of one fine-tuning. A forward pass costs a third of a training step; evaluation, and training
+    with a `frozen` encoder, need no backward pass."""
     config, trained, size = cell.config, find_task(cell.task), task_size(cell.task, folders)
     examples = min(size.train_examples, config.max_train_examples or size.train_examples)
     if config.shots is not None:
@@ -461,7 +463,7 @@ def cell_cost(shape: Shape | None, cell: StudyCell, context: int, folders: Mappi
     evaluated = 0.0
     for test in cell.evaluates:
         tested = task_size(test, folders)
-        # In search, all documents are encoded even for few queries.
+        # Search encodes all documents even for few queries.
         if config.max_eval_examples and not find_task(test).kind.is_search:
             evaluated += min(2 * config.max_eval_examples * tested.example_tokens, tested.evaluated_tokens)
         else:
@@ -471,7 +473,7 @@ def cell_cost(shape: Shape | None, cell: StudyCell, context: int, folders: Mappi
 
 
 def count_disk(plan: Plan, sizes: Mapping[str, RunSize]) -> dict[str, float]:
-    """Count the bytes in fp32 of the models' weights, of all needed checkpoints, and of all checkpoints."""
+    """Count bytes on disk in fp32: of the models' weights, of all needed checkpoints, and of all checkpoints."""
     disk = dict.fromkeys(("models", "needed", "everything"), 0.0)
     for (run, _), users in plan.checkpoints.items():
         shape, _ = sizes[run]

@@ -3,7 +3,7 @@
 OUT/hypotheses.json
 
 The file has an entry for each change. It is plain text with its own hash, which reveals damage and accidents, but the
-owner of the folder can write another file. To prove a declaration to others, publish it elsewhere before training.
+owner of the folder can replace it. To prove a declaration to others, publish it elsewhere before training.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,12 +24,12 @@ from biphase.studies.plan import Plan
 from biphase.studies.spec import Hypothesis
 
 DECLARED = "hypotheses.json"
-REMEDY = "put it back as it was; without it, hypotheses count as declared at the next run of the study"
+REMEDY = "restore the original; without it, hypotheses count as declared at the next run of the study"
 
 
 def hash_hypotheses(plan: Plan) -> str:
-    """Return a hash of eight digits over the words of the hypotheses and their subjects in this plan: arms, budgets and
-    tasks. The subjects of a finding of the paper are all arms and tasks."""
+    """Return an eight-digit hash of the hypotheses' words and of their subjects in this plan: arms, budgets and tasks.
+    The subjects of a finding of the paper are all arms and tasks."""
     everything, about = [list(plan.of_first_seed.arms), list(plan.families)], list[list[Any]]()
     for conditions in plan.hypotheses:
         about.append([everything if isinstance(groups, str) else list_subjects(plan, groups) for groups in conditions])
@@ -38,8 +38,8 @@ def hash_hypotheses(plan: Plan) -> str:
 
 
 def list_subjects(plan: Plan, groups: Sequence[Sequence[AskedInequality]]) -> list[Any]:
-    """List the subjects of a condition: for the first inequality of each group its label, the arms and tasks of its
-    terms, its baseline, and the same for its rivals."""
+    """List the subjects of a condition. For the first inequality of each group these are its label, the arms and tasks
+    of its terms, its baseline, and the same for the other inequalities of the group."""
     subjects = []
     for first, *rivals in groups:
         terms = []
@@ -52,19 +52,19 @@ def list_subjects(plan: Plan, groups: Sequence[Sequence[AskedInequality]]) -> li
 
 @dataclass(frozen=True)
 class Declaration:
-    """An entry of `hypotheses.json`: hypotheses, their time, and the contents of the folder at that time."""
+    """An entry of `hypotheses.json`: hypotheses, the time, and the numbers of runs and scores at that time."""
 
     hash: str
     when: str
     hypotheses: tuple[Hypothesis, ...]
     runs: Count
-    """The number of runs that had begun, of any plan."""
+    """The number of runs in the folder that had begun, for any plan."""
     scores: Count
-    """The number of scores, of any plan."""
+    """The number of scores in the folder, for any plan."""
 
     @property
     def words(self) -> str:
-        """The time of the declaration and the contents of the folder, in words."""
+        """The time of the declaration, and the numbers of runs and scores, in words."""
         if not (self.runs or self.scores):
             return f"declared {self.when}, before anything was trained"
         counted = f"{show_count(self.runs, 'run')} and {show_count(self.scores, 'score')} in the folder"
@@ -72,7 +72,7 @@ class Declaration:
 
 
 def read_declared(folder: Path) -> tuple[Declaration, ...]:
-    """Read the declarations in a study's folder, the oldest first. Raises `InputError` for a changed file."""
+    """Read the declarations in a study's folder, oldest first. Raises `InputError` for a changed file."""
     path = folder / DECLARED
     if not path.exists():
         return ()
@@ -85,7 +85,8 @@ def list_words(hypotheses: Iterable[Hypothesis]) -> dict[str, str]:
 
 
 def declare(plan: Plan, folder: Path) -> None:
-    """Record the hypotheses of a study and the contents of its folder, unless the last entry has the same hash."""
+    """Record a study's hypotheses and the numbers of runs and scores in its folder, unless the last entry has the same
+    hash."""
     declared, digest = read_declared(folder), hash_hypotheses(plan)
     if declared and declared[-1].hash == digest:
         return
@@ -97,8 +98,8 @@ def declare(plan: Plan, folder: Path) -> None:
 
 
 def tell_declaration(plan: Plan, folder: Path) -> tuple[str, list[str]]:
-    """Return the hash of the hypotheses, and sentences about the time of their declaration and about the hypotheses
-    that they replaced."""
+    """Return the hash of the hypotheses, and sentences about when they were declared and which hypotheses they
+    replaced."""
     current, declared = hash_hypotheses(plan), read_declared(folder)
     own = [entry for entry in declared if entry.hash == current]
     replaced = {entry.hash: entry for entry in reversed(declared) if entry.hash != current}

@@ -1,6 +1,6 @@
 """A plan with its estimate, and advice, for people and programs: tables, JSON, a picture of the tree of runs.
 
-In the picture, steps go to the right and each run has a lane. A colour is an objective, and the height of a bar the
+In the picture, steps run to the right and each run has a lane. A bar's colour shows the objective, its height the
 learning rate.
 """
 
@@ -48,12 +48,12 @@ from biphase.tasks.spec import find_task
 
 LANE_INCHES = 0.2
 HEIGHT = 0.36
-"""Half of a bar's height at the full rate, in lanes."""
+"""Half of a bar's height at the peak learning rate, in lanes."""
 
 
 def draw_plan(plan: Plan, path: Path) -> None:
-    """Write the picture as SVG, PNG or PDF; equal plans give equal bytes of SVG. It shows the first pretraining seed,
-    since the others look alike."""
+    """Write the picture as SVG, PNG or PDF; equal plans give equal bytes of SVG. It shows only the first pretraining
+    seed, because the others look the same."""
     plan = plan.of_first_seed
     check_picture(path)
     settings: Any = {"svg.hashsalt": "biphase", "svg.fonttype": "none", "font.size": 9, "hatch.linewidth": 0.5}
@@ -102,7 +102,7 @@ def plot_runs(plan: Plan, axes: Axes) -> None:
 
 
 def order_lanes(plan: Plan, parent: str | None = None) -> Iterator[str]:
-    """List each run below its parent, the latest branch first, so that no connecting line crosses a bar."""
+    """Yield each run below its parent, the latest branch first, so that no connecting line crosses a bar."""
     branches = [run for run in plan.runs.values() if run.parent == parent]
     for run in sorted(branches, key=lambda run: -run.first):
         yield run.name
@@ -124,7 +124,7 @@ def draw_run(plan: Plan, run: PlannedRun, lane: int, axes: Axes) -> None:
             heights.append(HEIGHT * min(climbing, falling, 1.0))
         ends = [lane - height for height in heights], [lane + height for height in heights]
         axes.fill_between(steps, *ends, zorder=2, **look(objective))
-        # Write the name into the longest piece between two marks if it fits.
+        # Write the phase's label into the longest piece between two marks if it fits.
         free = sorted({steps[0], *(mark for mark in marks if steps[0] < mark < steps[-1]), steps[-1]})
         first, last = max(pairwise(free), key=lambda piece: piece[1] - piece[0])
         if last - first > 0.017 * axes.get_xlim()[1] * len(text):
@@ -134,13 +134,13 @@ def draw_run(plan: Plan, run: PlannedRun, lane: int, axes: Axes) -> None:
 
 
 def look(objective: str) -> dict[str, Any]:
-    """Return the colour of an objective, and a hatch for print without colours, twice as close as in charts."""
+    """Return the colour of an objective and its hatch for print without colours, twice as dense as in charts."""
     own = LOOKS[objective]
     return {"facecolor": own.color, "edgecolor": "white", "linewidth": 0, "hatch": 2 * own.hatch}
 
 
 def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
-    """Describe the runs of a study, their order, their cost, and the steps that sharing saves."""
+    """Describe the runs of a study, their tree, their cost, and the steps that sharing saves."""
     study, evaluation = plan.study, plan.study.evaluation
     kinds = Counter(model.kind for model in plan.models)
     between = f" and {show_count(kinds['intermediate'], 'intermediate checkpoint')}" if kinds["intermediate"] else ""
@@ -189,15 +189,16 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
 
 
 def describe_power(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
-    """Tell the smallest differences that the plan's seeds can detect on its smallest and its largest test set."""
+    """Yield lines on the smallest differences that the plan's seeds can detect, on its smallest and its largest test
+    set."""
     seeds = plan.num_seeds, len(evaluation.seeds_of(0))
     if max(seeds) < 2:
-        yield "one seed each: no difference can be told from noise"
+        yield "one seed each: no difference can be distinguished from noise"
         return
     tests, folders = [], find_data_dirs(evaluation)
     for name in sorted(evaluation.tasks):
         task, size = find_task(name), task_size(name, folders)
-        if not task.kind.is_search:  # in search, most tokens are those of documents
+        if not task.kind.is_search:  # most tokens in search belong to documents, not to examples
             guess = max(int(float(f"{size.evaluated_tokens / 2 / max(size.example_tokens, 1):.2g}")), 1)
             is_guess, num = not (task.size or size.test_examples), size.test_examples or guess
             tests.append((num, task.name, f"{num:,} examples" + ", a guess" * is_guess))
@@ -218,7 +219,7 @@ def describe_power(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
 
 
 def run_tree(plan: Plan) -> Tree:
-    """Make a tree of the runs below their parents, with kept steps: `610m-3k-9k-12k: 3k → 12k, mlm40 9k`."""
+    """Make a tree of the runs below their parents, with phases and kept steps: `610m-3k-9k-12k: 3k → 12k, mlm40 9k`."""
     root = Tree("runs, with the steps at which each starts and ends")
     num_seeds, plan = plan.num_seeds, plan.of_first_seed
     branches: dict[str, Tree] = {}
@@ -236,11 +237,11 @@ def run_tree(plan: Plan) -> Tree:
 
 
 Columns = dict[str, tuple[str, Callable[[Any], str]]]
-"""Columns of a table by header: the key of the rows, and the format of its values."""
+"""Header of a column → the key of its values in a row, and the function that formats them."""
 
 
 def group_table(title: str, rows: Sequence[dict[str, Any]], columns: Columns) -> Table:
-    """Make a table of groups of arms and their sums. It fits into 60 characters: words wrap, numbers do not."""
+    """Make a table of groups of arms with a row of sums. It fits into 60 characters: words wrap, numbers do not."""
     table = Table(title=title, show_footer=True, **PLAIN)
     table.add_column("arms", "all", overflow="fold")
     for header, (key, show) in columns.items():
@@ -251,13 +252,13 @@ def group_table(title: str, rows: Sequence[dict[str, Any]], columns: Columns) ->
 
 
 def describe_hours(machine: Machine, flops: float) -> str:
-    """Tell the time that a machine takes with all devices busy: `12 hours`, and below two hours `1m26s`."""
+    """Write the time that a machine takes with all devices busy: `12 hours`, or below two hours `1m26s`."""
     hours = machine.device_hours(flops) / machine.devices
     return f"{show_estimate(hours)} hours" if hours >= 2 else duration(3600 * hours)
 
 
 def cost_lines(estimate: Estimate) -> list[str]:
-    """List the FLOPs by objective, the time with all devices busy, the bytes on disk, and the assumptions."""
+    """List in words the FLOPs by objective, the time with all devices busy, the disk space, and the assumptions."""
     by_objective = {name: flops for name, flops in estimate.flops_by_objective.items() if flops}
     spent = sum(by_objective.values())
     shares = [f"{name} {show_power(flops)} ({flops / spent:.0%})" for name, flops in by_objective.items()]
@@ -281,7 +282,7 @@ def cost_lines(estimate: Estimate) -> list[str]:
 
 
 def plan_json(plan: Plan, estimate: Estimate) -> dict[str, Any]:
-    """Write the plan as plain data: runs with recipes, segments, models, checkpoints, names of cells, and the cost."""
+    """Return the plan as plain data: runs with recipes, segments, models, checkpoints, names of cells, and the cost."""
     models = []
     for model in plan.models:
         arm = plan.arms[model.arm]
@@ -337,7 +338,7 @@ def describe_advice(advice: Advice) -> RenderableType:
 
 
 def recipe_yaml(advice: Advice, has_reasons: bool = True) -> str:
-    """Write the recipe for `biphase pretrain`, with its reasons and the commands that precede it as comments."""
+    """Return the recipe as YAML for `biphase pretrain`. Comments give its reasons, and the commands to run before."""
     recipe, lines = advice.recipe, [f"# {advice.best_use}"]
     lines += [f"# {choice.what}: {choice.value}. {choice.reason} [{choice.source}]" for choice in advice.choices]
     lines += [f"# note: {caveat}" for caveat in advice.caveats]

@@ -1,11 +1,11 @@
-"""The folder of a study: the runs and cells of its plan that are done, those that failed, and their times.
+"""The folder of a study: the runs and cells of its plan that are done or have failed, and their times.
 
 OUT/  study.yaml  runs/NAME-HASH8/  trained/NAME.json  scores/MODEL/TASK-HASH16/  failed/UNIT.json
 
 A trained run has a record in `trained`. A process that trains it holds `.NAME.lock` and writes the time so far into
-`.NAME.clock`. A scored cell has a folder in `scores`. Records and scores count while they match the plan: a record by a
-key over its recipe and the recipes of all its ancestors, a score by weights and settings. Checkpoints of models whose
-cells are all scored may be deleted: nothing is trained again for them.
+`.NAME.clock`. A scored cell has a folder in `scores`. Records and scores count as long as they match the plan: a record
+by a key over its recipe and the recipes of all its ancestors, a score by weights and settings. Checkpoints of models
+whose cells are all scored may be deleted; they are not trained again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ from biphase.studies.spec import EMBED, Study, scored_as
 from biphase.tasks.spec import find_task
 
 TRAINING = "train"
-"""The kind of the units that train; as the name of a unit, all of them."""
+"""The kind of training units. In place of a unit's name it stands for all of them."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,12 @@ class TrainedRecord:
     placeless_key: str
     """The `placeless_key` of the run in its plan."""
     text: tuple[str, ...] | None = None
-    """The fingerprints of its shard sets at its training; None during the training."""
+    """The fingerprints of the shard sets that it was trained on; None during the training."""
     untimed: tuple[str, ...] = ()
-    """Folders of runs that began without a clock, so that `seconds` is too small."""
+    """The folders of runs that began without a clock; their `seconds` are too few."""
     models: Mapping[int, tuple[str, int]] = field(default_factory=dict)
-    """Its models by step: their hashes and numbers of positions. They identify the scores of a deleted checkpoint."""
+    """Step → the hash and the number of positions of the model there. They identify the scores of a deleted
+    checkpoint."""
 
     @property
     def is_timed(self) -> bool:
@@ -58,14 +59,14 @@ class TrainedRecord:
 
 
 def read_record(path: Path) -> TrainedRecord:
-    """Read the record of a run, or its clock. Raises `InputError` for a damaged one."""
+    """Read the record of a run, or its clock. Raises `InputError` for a damaged file."""
     remedy = "delete it: the study's own command then finds the run again, or trains it again"
     return read_hashed(path, TrainedRecord, remedy)
 
 
 def find_record(folder: Path, run: PlannedRun) -> TrainedRecord | None:
-    """Read the record of a run; None if there is none, if it does not match the plan, or if the run is gone. Shard sets
-    match by path or by content."""
+    """Read the record of a run. Return None if there is none, if it does not match the plan, or if the run's folder is
+    gone or not done. Shard sets match by path or by content."""
     path = folder / "trained" / f"{run.name}.json"
     record = read_record(path) if path.exists() else None
     if record is None or not Run(folder / "runs" / record.folder).is_done:
@@ -86,7 +87,7 @@ def reach_step(folder: Path, run: PlannedRun, step: int) -> str:
     """Return `FOLDER@STEP` of a run that matches the plan. For a missing checkpoint, raise `BusyError` while another
     process works on the run, else `InputError`."""
     is_busy = False
-    for _ in range(2):  # a run may finish between the two looks
+    for _ in range(2):  # a run may finish between the look for its checkpoint and the look for its lock
         record = find_record(folder, run)
         path = folder / "runs" / record.folder if record else None
         if path and step in whole_steps(Run(path)):
@@ -95,12 +96,12 @@ def reach_step(folder: Path, run: PlannedRun, step: int) -> str:
         is_busy = is_busy or any(map(is_locked, locks))
     if is_busy:
         raise BusyError(f"another process makes {run.name}@{step}")
-    raise InputError(f"{run.name}@{step} is no longer there; the same command makes it again")
+    raise InputError(f"{run.name}@{step} no longer exists; the same command makes it again")
 
 
 def drop_checkpoints(folder: Path, plan: Plan) -> None:
-    """Delete checkpoints that are no models and that no run needs any more. Delete none if the folder now belongs to
-    another plan, whose runs may begin at them."""
+    """Delete checkpoints that neither a run nor an unfinished cell needs any more. Delete none if the folder now
+    belongs to another plan, because that plan's runs may begin at them."""
     file = folder / "study.yaml"
     if not file.exists() or file.read_text(encoding="utf-8") != study_text(plan.study):
         return
@@ -111,7 +112,8 @@ def drop_checkpoints(folder: Path, plan: Plan) -> None:
 
 
 def claim_study_folder(path: Path, study: Study) -> Path:
-    """Write the study into its folder, and return the folder. Raises `InputError` for the folder of another study."""
+    """Write the study file into the study's folder, and return the folder. Raises `InputError` for another study's
+    folder."""
     file = path / "study.yaml"
     if file.exists() and (name := read_yaml(file).get("name")) != study.name:
         raise InputError(f"{path} is the folder of the study '{name}', not of '{study.name}'; choose another one")
@@ -130,25 +132,25 @@ def study_text(study: Study) -> str:
 
 @dataclass(frozen=True)
 class StudyState:
-    """The progress of a plan in a study's folder. Each record and each `score.json` is read once."""
+    """The progress of a plan in a study's folder."""
 
     plan: Plan
     folder: Path
     records: dict[str, TrainedRecord]
     """The records of trained runs."""
     steps: dict[str, set[int]] = field(default_factory=dict)
-    """The checkpoints of each recorded run."""
+    """Recorded run → the steps of its checkpoints on disk."""
     scores: dict[str, ScoreSet] = field(default_factory=dict)
-    """By model, the finished scores that match the study: the model's weights, this version's protocol, and the
-    settings of one of its cells."""
+    """Model → its finished scores that match the study: the model's weights, this version's protocol, and the settings
+    of one of the model's cells."""
     scored: set[str] = field(default_factory=set)
-    """Names of the cells with all their scores."""
+    """The names of the cells that have all their scores."""
     begun: dict[str, int] = field(default_factory=dict)
-    """The logged steps of each run that has begun and is not complete."""
+    """Run that has begun and is not complete → its last logged step."""
 
     @cached_property
     def needed(self) -> dict[str, set[int]]:
-        """The steps of each run whose checkpoints are models to be scored, or the start of an incomplete run."""
+        """Run → the steps whose checkpoints are models still to be scored, or the start of an incomplete run."""
         scored_models = {cell.model for cell in self.plan.cells}
         scored_models -= {cell.model for cell in self.plan.cells if cell.name not in self.scored}
         complete, needed = {*self.records}, {name: set[int]() for name in self.plan.runs}
@@ -161,7 +163,7 @@ class StudyState:
 
     @cached_property
     def trained(self) -> set[str]:
-        """Complete runs: recorded ones with every checkpoint that is still needed."""
+        """The complete runs: those with a record and every checkpoint that is still needed."""
         return {name for name in self.records if self.needed[name] <= self.steps.get(name, set())}
 
     @property
@@ -170,19 +172,19 @@ class StudyState:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """The kind of every unit by its name: `train`, or the training task of a cell."""
+        """Name of a unit → its kind: `train`, or the training task of a cell."""
         kinds = {train_name(run): TRAINING for run in self.plan.runs}
         return kinds | {cell.name: scored_as(cell.task) for cell in self.plan.cells}
 
     def read_failures(self) -> list[Failure]:
-        """Read the failures of units that are still to be done. A unit that failed under an earlier version of the
-        study file may be done by now, or gone from the plan."""
+        """Read the failures of unfinished units. A unit that failed under an earlier version of the study file may be
+        done by now, or gone from the plan."""
         left = self.kinds.keys() - self.done
         return [failure for failure in read_failures(self.folder) if failure.unit in left]
 
     def identify(self, run: str, step: int) -> tuple[str, int] | None:
-        """Return the hash and the number of positions of a model: from its checkpoint, or from the record of a deleted
-        one; None without either."""
+        """Return the hash and the number of positions of a model, from its checkpoint, or from its run's record if the
+        checkpoint was deleted; None without either."""
         if step in self.steps.get(run, ()):
             model = identify(f"{(self.folder / 'runs' / self.records[run].folder).resolve()}@{step}")
             return model.hash, model.max_length
@@ -190,7 +192,7 @@ class StudyState:
 
 
 def read_runs(plan: Plan, folder: Path) -> StudyState:
-    """Read the state of a study's runs, without scores."""
+    """Read only the state of a study's runs, without scores."""
     records = {name: record for name, run in plan.runs.items() if (record := find_record(folder, run))}
     steps = {name: {*whole_steps(Run(folder / "runs" / record.folder))} for name, record in records.items()}
     return StudyState(plan, folder, records, steps)
@@ -205,7 +207,7 @@ def read_state(plan: Plan, folder: Path) -> StudyState:
     for cell in plan.cells:
         cells[cell.model].append(cell)
     scores, scored = {model.name: ScoreSet(()) for model in plan.models}, set[str]()
-    keys_of = cache(keys_of_cell)  # models share the same few hundred cells
+    keys_of = cache(keys_of_cell)  # all models share a few hundred settings
     for model in plan.models:
         identity = state.identify(model.run, model.step)
         score_folder = folder / "scores" / model.name
@@ -217,7 +219,7 @@ def read_state(plan: Plan, folder: Path) -> StudyState:
         read = read_scores(score_folder)
         current, matched = list[Score](), set[str]()
         for score in read.scores:
-            # The plan names a precision, or leaves the choice to the machine.
+            # The plan may name a precision, or leave the choice to the machine (`auto`).
             name = f"{score.trained_on} {score.task}" if score.trained_on.startswith(EMBED) else score.task
             configs = (score.config, score.config.model_copy(update={"precision": "auto"}))
             keys = {score_key(name, config) for config in configs}
@@ -237,13 +239,13 @@ def read_state(plan: Plan, folder: Path) -> StudyState:
 
 @cache
 def score_key(task: str, settled: FinetuneConfig) -> str:
-    """Return a key of a task and of the settings that decide a result on it. Cached, since all models of a study share
-    the same few hundred settings."""
+    """Return a key that identifies a task and the settings that decide a score on it. Cached, because all models of a
+    study share a few hundred settings."""
     return f"{task} {settled.model_dump_json(exclude=PLACEMENT)}"
 
 
 def keys_of_cell(trained_on: str, evaluates: Sequence[str], config: FinetuneConfig, max_length: int) -> set[str]:
-    """List the keys of a cell's scores, one per evaluated task. `max_length` is the number of positions of its
+    """Return the keys of a cell's scores, one for each evaluated task. `max_length`: the number of positions of the
     network."""
     if trained_on.startswith(EMBED):
         return {score_key(f"{trained_on} {task}", config) for task in evaluates}
@@ -251,12 +253,13 @@ def keys_of_cell(trained_on: str, evaluates: Sequence[str], config: FinetuneConf
 
 
 def refuse_other_text(state: StudyState) -> None:
-    """Raise `InputError` for a shard set with other text than its run was trained on. A missing shard set passes."""
+    """Raise `InputError` for a shard set whose text differs from the text that its run was trained on. A missing shard
+    set passes."""
     text_of = cache(find_text)
     for name, record in state.records.items():
         for path, content in zip(state.plan.runs[name].recipe.data.sets, record.text or (), strict=False):
             if content != (held := text_of(path) or content):
                 raise InputError(
                     f"run {name} was trained on other text ({content[:8]}) than {path} has now "
-                    f"({held[:8]}): put that text back, or choose another folder for the study"
+                    f"({held[:8]}): restore that text, or choose another folder for the study"
                 )

@@ -1,12 +1,11 @@
 """A study → its plan: runs that train each distinct step of the arms once, their checkpoints, and the cells to score.
 
-Arms share a trunk while everything that decides their weights agrees and the learning rate is at its peak. They part
-where the objective changes, where a decay begins, or where one of them ends. The first arm in the file that needs a
-step trains it. A later arm is a run that starts from the kept checkpoint, with its moments and its place in the data
-order, so that it gets the same weights as alone. Warm-up and decay are never cut: a schedule begins and ends within one
-run.
+Arms share a trunk as long as everything that decides their weights agrees and the learning rate is not in its decay.
+They part where the objective changes, where a decay begins, or where one of them ends. The first arm in the file that
+needs a step trains it. A later arm is a run that starts from the kept checkpoint, with its moments and its place in the
+data order, so it gets the same weights as if trained alone. Warm-up and decay are never cut: each lies within one run.
 
-A trunk with two branches, each arm with a warm-up ╱ of 10 and a decay ╲ of 20 steps; ● is a kept checkpoint:
+A trunk with two branches. Each arm has a warm-up ╱ of 10 steps and a decay ╲ of 20 steps; ● is a kept checkpoint:
 
     step       0   10                   60       80      100              140     160      180     200
     clm-200    ╱───────── clm ──────────●────────●────────────────────── clm ──────────────╲───────●
@@ -18,8 +17,8 @@ A trunk with two branches, each arm with a warm-up ╱ of 10 and a decay ╲ of 
     clm-100    begin 0, trunk clm-200, first 80, last 100    its decay, since clm-200 trains steps 0 to 80
     60-100     begin 0, trunk clm-200, first 60, last 160    its 100 steps of MLM, without a warm-up
 
-An arm that continues clm-200 (`parents` in the study file) begins at 200. Steps count updates since random weights over
-all parents, as in checkpoints.
+An arm that continues clm-200 (`parents` in the study file) begins at 200. Steps count updates since random weights,
+including those of all parents, as in checkpoints.
 """
 
 import re
@@ -45,24 +44,26 @@ from biphase.studies.arms import Arm, expand_arms
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of `biphase pretrain`: the steps of an arm that no earlier run trains."""
+    """A run of `biphase pretrain`, which trains the steps of an arm that no earlier run trains."""
 
     name: str
     """The name of its arm."""
     group: str
     model: str
     parent: str | None
+    """The run that it starts from; None if it starts from random weights or a foreign model."""
     first: int
-    """The step of its parent at which it starts; 0 without a parent."""
+    """The step at which it starts; 0 without a parent."""
     last: int
     kept: tuple[int, ...]
     """The steps whose checkpoints another run or an evaluation needs, and the last step."""
     recipe: Recipe
-    """The recipe of the run. Its `init.checkpoint` is PARENT@STEP, which the unit that trains replaces by a folder."""
+    """The recipe of the run. Its `init.checkpoint` is PARENT@STEP, which the training unit replaces with a folder."""
     key: str
-    """A hash of everything that decides its weights: its recipe and the keys of its ancestors."""
+    """The hash of everything that decides its weights: its recipe and the keys of its ancestors."""
     placeless_key: str
-    """The same hash without the paths of shard sets. With their contents, it identifies the run wherever they are."""
+    """The same hash without the paths of shard sets. Together with their contents, it identifies the run wherever the
+    shard sets are."""
 
     @property
     def steps(self) -> int:
@@ -74,8 +75,8 @@ class PlannedRun:
 
     @property
     def stored_steps(self) -> list[int]:
-        """Steps whose checkpoints exist when the run is done: kept steps, ends of phases, the last step before the
-        decay."""
+        """The steps whose checkpoints exist when the run is done: kept steps, ends of phases, and the last step before
+        the decay."""
         return sorted(self.first + step for step in self.recipe.kept_steps)
 
 
@@ -101,21 +102,21 @@ class StudyCell:
     model: str
     task: str
     evaluates: tuple[str, ...]
-    """The tasks of its evaluation. Several tasks may share a training, as nq and mldr_en share that of msmarco."""
+    """The tasks to evaluate it on. Several tasks may share a training, as nq and mldr_en share that of msmarco."""
     config: FinetuneConfig
 
     @property
     def name(self) -> str:
-        """The name of the cell as a unit, for `study status` and `--unit`."""
+        """The name of the cell's unit, for `study status` and `--unit`."""
         return f"{self.model}/{spec.scored_as(self.task)}/lr{self.config.learning_rate:g}/seed{self.config.seed}"
 
 
 CITED = re.compile(r"(F[0-9]+) of the paper")
-"""A line that cites a whole finding of the paper."""
+"""The form of a line that cites a whole finding of the paper."""
 
 Condition = str | Sequence[Sequence[AskedInequality]]
 """A line of a hypothesis, bound to the plan: the key of a finding of the paper, such as F1, or groups of inequalities
-over the plan's arms. A group is true if one of its inequalities is."""
+over the plan's arms. A group holds if one of its inequalities does."""
 
 
 @dataclass(frozen=True)
@@ -128,24 +129,24 @@ class Plan:
     models: tuple[EvaluatedModel, ...]
     cells: tuple[StudyCell, ...]
     families: dict[str, str]
-    """The names of tasks in scores → the codes of their families."""
+    """Name of a task in scores → the code of its family."""
     hypotheses: tuple[Sequence[Condition], ...] = ()
-    """The lines of each hypothesis."""
+    """The conditions of each hypothesis."""
 
     @property
     def num_seeds(self) -> int:
-        """The largest number of pretraining seeds of an arm."""
+        """The largest number of pretraining seeds that an arm has."""
         return 1 + max(arm.seed for arm in self.arms.values())
 
     @property
     def has_one_order(self) -> bool:
-        """Whether several pretraining seeds of an arm see the data in the same order."""
+        """Whether the pretraining seeds of some arm see the data in the same order."""
         return any(arm.seed and arm.recipe.data == self.arms[arm.pooled_name].recipe.data for arm in self.arms.values())
 
     @cached_property
     def usual_recipes(self) -> dict[tuple[str, bool], str]:
-        """The most frequent `recipe_key` among the arms, by network and by whether they continue another arm. Of equals
-        it is the first in the file. Points of a sweep and arms with growing batches do not count."""
+        """(network, whether its arms continue another arm) → the most frequent `recipe_key` of these arms; at a tie,
+        the first in the file. Points of a sweep and arms with growing batches do not count."""
         recipes: dict[tuple[str, bool], Counter[str]] = {}
         for arm in self.arms.values():
             if not arm.seed and not arm.settings and isinstance(arm.recipe.batch_tokens, int):
@@ -154,7 +155,7 @@ class Plan:
 
     @property
     def of_first_seed(self) -> "Plan":
-        """The plan of the first pretraining seed alone. The other seeds repeat it, or a part of it."""
+        """The plan of only the first pretraining seed. The other seeds repeat this plan, or a part of it."""
         arms = {name: arm for name, arm in self.arms.items() if not arm.seed}
         runs = {name: run for name, run in self.runs.items() if name in arms}
         models = {model.name: model for model in self.models if not model.seed}
@@ -170,17 +171,18 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """The steps of all runs."""
+        """The total number of steps of all runs."""
         return sum(run.steps for run in self.runs.values())
 
     @property
     def steps_alone(self) -> int:
-        """The steps of all arms without sharing."""
+        """The total number of steps of all arms without sharing."""
         return sum(arm.recipe.num_steps for arm in self.arms.values())
 
     @property
     def longest_chain(self) -> int:
-        """The steps of the longest chain of runs, which must follow one another on any number of devices."""
+        """The number of steps in the longest chain of runs, which must follow one another however many devices there
+        are."""
         up_to: dict[str, int] = {}
         for name, run in self.runs.items():
             up_to[name] = run.steps + (up_to[run.parent] if run.parent else 0)
@@ -188,14 +190,14 @@ class Plan:
 
     @property
     def segments(self) -> list[dict[str, Any]]:
-        """All runs, cut where the objective changes, where warm-up ends or decay begins, and at kept steps. The parent
-        of a segment is the segment at whose end it begins; None if there is none in the plan."""
+        """All runs, cut where the objective changes, where the warm-up ends, where the decay begins, and at kept steps.
+        The parent of a segment is the segment at whose end it begins; None if the plan has no such segment."""
         segments: list[dict[str, Any]] = []
         ending_at: dict[tuple[str, int], str] = {}
         for run in self.runs.values():
             schedule = run.recipe.schedule
             warm_end, decay_begin = run.first + schedule.warmup_steps, run.last - schedule.decay_steps
-            # A run begins at a kept step of its parent, where a segment ends; its own segments follow one another.
+            # A run begins at a kept step of its parent, where a segment ends. Its own segments follow one another.
             parent = ending_at[run.parent, run.first] if run.parent else None
             cuts = [step - run.first for step in (warm_end, decay_begin, *run.kept)]
             for begin, end, phase in cut_phases(run.recipe.curriculum, cuts):
@@ -208,11 +210,11 @@ class Plan:
 
     @cached_property
     def checkpoints(self) -> dict[tuple[str, int], dict[str, list[str]]]:
-        """Every checkpoint that is on disk when its run is done, in the order of the runs, with its users.
+        """Every checkpoint (run, step) that is on disk when its run is done, in the order of the runs → its users.
 
-        `models` are the models that it is, whose cells need its weights. `needed_by` are the runs that start from it;
-        those in `moments_needed_by` also continue with its optimizer. When its users are done, the checkpoint or its
-        moments may be deleted.
+        `models` are the models that the checkpoint stands for; their cells need its weights. `needed_by` are the runs
+        that start from it; those in `moments_needed_by` also continue with its optimizer moments. When its users are
+        done, the checkpoint or its moments may be deleted.
         """
         checkpoints: dict[tuple[str, int], dict[str, list[str]]] = {}
         for run in self.runs.values():
@@ -228,10 +230,10 @@ class Plan:
 
 
 def plan_study(study: spec.Study) -> Plan:
-    """Plan a study. Read nothing from disk but the table of tasks.
+    """Plan a study. Read nothing from disk but descriptions of tasks.
 
     Raises:
-        InputError: as `expand_arms`, `check_evaluation`, `list_models`, `share_trunks` and `bind_hypotheses`.
+        InputError: like `expand_arms`, `check_evaluation`, `list_models`, `share_trunks` and `bind_hypotheses`.
     """
     arms = expand_arms(study)
     if study.evaluation is not None:
@@ -244,13 +246,13 @@ def plan_study(study: spec.Study) -> Plan:
 
 
 def list_models(study: spec.Study, arms: Mapping[str, Arm]) -> tuple[EvaluatedModel, ...]:
-    """List final models in the order of the file, then intermediate models, then each network from random weights.
+    """List the final models in the order of the file, then intermediate models, then each network with random weights.
     Raises `InputError` for an intermediate checkpoint that cannot exist."""
     finals = []
     for name, arm in arms.items():
         run = run_that_trains(arms, arm.last, name)
         finals.append(EvaluatedModel(name, arm.pooled_name, name, "final", run, arm.last, arm.seed))
-    # By name, because a checkpoint that is named twice is one model.
+    # By name, because a checkpoint that the file names twice is one model.
     before_decay: dict[str, EvaluatedModel] = {}
     for intermediate in study.intermediate:
         for pooled in intermediate.arms:
@@ -265,7 +267,7 @@ def list_models(study: spec.Study, arms: Mapping[str, Arm]) -> tuple[EvaluatedMo
                 before_decay[model.name] = model
     controls: dict[str, EvaluatedModel] = {}
     if study.evaluation is not None and study.evaluation.random_weights:
-        # The checkpoint of each network's first final model gives the network and the tokenizer.
+        # The checkpoint of each network's first final model provides the network and the tokenizer.
         for final in finals:
             network = arms[final.arm].model
             name = f"{network}-random"
@@ -276,11 +278,11 @@ def list_models(study: spec.Study, arms: Mapping[str, Arm]) -> tuple[EvaluatedMo
 
 
 def list_cells(study: spec.Study, models: tuple[EvaluatedModel, ...]) -> Iterator[StudyCell]:
-    """List all cells; those of one model and task are neighbours, so that a worker loads both once."""
+    """Yield all cells. Cells of one model and task are neighbours, so that a worker loads both once."""
     evaluation = study.evaluation
     if evaluation is None:
         return
-    # The control has at least as many fine-tuning seeds as an arm has pretraining seeds: both have an interval.
+    # The control has at least as many fine-tuning seeds as an arm has pretraining seeds, so that both have an interval.
     num_pretrained, first = 1 + max(model.seed for model in models), evaluation.seeds_of(0)
     further = [seed for seed in range(num_pretrained) if seed not in first][: max(0, num_pretrained - len(first))]
     evaluated = spec.trainings(evaluation)
@@ -306,25 +308,25 @@ def list_cells(study: spec.Study, models: tuple[EvaluatedModel, ...]) -> Iterato
 
 
 def train_name(run: str) -> str:
-    """Name the unit that trains a run."""
+    """Return the name of the unit that trains a run."""
     return f"train {run}"
 
 
 def history(plan: Plan, model: EvaluatedModel) -> tuple[Phase, ...]:
-    """List the phases of a model, with those of all its ancestors in the study."""
+    """List the phases of a model, after those of all its ancestors in the study."""
     *earlier, arm = plan.lineage(model.arm)
     before = [phase for parent in earlier for phase in parent.recipe.curriculum]
     return join_phases([*before, *phases_between(arm.recipe.curriculum, 0, model.step - arm.begin)])
 
 
 def share_trunks(arms: Mapping[str, Arm]) -> dict[str, Arm]:
-    """Place every arm after the longest beginning that it shares with an earlier arm; of equally long ones, after that
-    of the first arm in the file.
+    """Place every arm after the longest beginning that it shares with an earlier arm; at a tie, take the first such arm
+    in the file.
 
     Raises `InputError` for two arms that are the same model.
     """
     placed: dict[str, Arm] = {}
-    # Arms that agree in everything that decides the weights of a step, except curriculum and decay.
+    # Groups of arms that agree in everything that decides the weights of a step, except curriculum and decay.
     relatives: dict[str, list[str]] = defaultdict(list)
     for name, arm in arms.items():
         # 1. Alone, the arm trains all its steps, from random weights or from the end of its parent.
@@ -344,7 +346,7 @@ def share_trunks(arms: Mapping[str, Arm]) -> dict[str, Arm]:
             if shared_steps(recipe, rival) > longest:
                 trunk, longest = relative, shared_steps(recipe, rival)
         if trunk:
-            # The trunk's arm may itself branch off a third arm, whose run then has the checkpoint.
+            # That arm may itself branch off a third arm, whose run then has the checkpoint.
             first = begin + longest
             run = run_that_trains(placed, first, trunk)
         placed[name] = replace(arm, begin=begin, trunk=run, first=first, last=begin + recipe.num_steps)
@@ -353,8 +355,8 @@ def share_trunks(arms: Mapping[str, Arm]) -> dict[str, Arm]:
 
 
 def shared_steps(recipe: Recipe, rival: Recipe) -> int:
-    """Count the common steps of two recipes that differ only in curriculum and decay: phase by phase, up to the first
-    difference, and at most up to the step where either rate begins to fall.
+    """Count the common first steps of two recipes that differ only in curriculum and decay: phase by phase up to the
+    first difference, but not beyond the step where either learning rate begins to fall.
 
         clm 200           | 60 clm + 100 mlm   →  60: the shorter of the first phases
         60 clm + 100 mlm  | 60 clm + 80 mlm    → 140: the equal first phases, and the shorter of the second
@@ -363,7 +365,7 @@ def shared_steps(recipe: Recipe, rival: Recipe) -> int:
     common = 0
     for phase, rival_phase in zip(recipe.curriculum, rival.curriculum, strict=False):
         if phase != rival_phase:
-            # A phase with a moving masking ratio is no beginning of a longer one: there the ratio moves more slowly.
+            # A phase with a moving masking ratio is not the beginning of a longer one, whose ratio moves more slowly.
             is_alike = not phase.is_ramped and phase.model_copy(update={"steps": rival_phase.steps}) == rival_phase
             common += min(phase.steps, rival_phase.steps) if is_alike else 0
             break
@@ -372,7 +374,7 @@ def shared_steps(recipe: Recipe, rival: Recipe) -> int:
 
 
 def run_that_trains(arms: Mapping[str, Arm], step: int, arm: str) -> str:
-    """Find the run that trains an arm up to `step`, and so has that checkpoint: clm-200 for 60-100 at step 60."""
+    """Find the run that trains `step` of an arm, and so has the checkpoint: clm-200 for 60-100 at step 60."""
     while step <= arms[arm].first:
         trunk = arms[arm].trunk
         assert trunk is not None
@@ -381,8 +383,8 @@ def run_that_trains(arms: Mapping[str, Arm], step: int, arm: str) -> str:
 
 
 def make_runs(arms: Mapping[str, Arm], models: Iterable[EvaluatedModel]) -> dict[str, PlannedRun]:
-    """Make a run for each arm with steps of its own. It keeps the checkpoints that models and other runs need."""
-    # An arm without steps of its own is a checkpoint of another arm's run.
+    """Make a run for each arm that has its own steps. A run keeps the checkpoints that models and other runs need."""
+    # An arm without its own steps is a checkpoint of another arm's run.
     trained = {name: arm for name, arm in arms.items() if arm.first < arm.last}
     kept_steps = {name: {arm.last} for name, arm in trained.items()}
     for arm in trained.values():
@@ -395,8 +397,8 @@ def make_runs(arms: Mapping[str, Arm], models: Iterable[EvaluatedModel]) -> dict
         recipe, first, last = arm.recipe, arm.first, arm.last
         init, schedule, steps = recipe.init, recipe.schedule, tuple(sorted(kept_steps[name]))
         if arm.trunk is not None:
-            # A branch continues the trunk, with its moments and without a warm-up. An arm that continues another arm
-            # has its own warm-up, and takes over the moments if it asks for them.
+            # A branch continues the trunk with its moments and without a warm-up. An arm that continues a parent has
+            # its own warm-up, and takes over the moments if its group asks for that.
             is_branch = first > arm.begin
             init = Init(checkpoint=f"{arm.trunk}@{first}", carry_optimizer=is_branch or init.carry_optimizer)
             schedule = schedule.model_copy(update={"warmup_steps": 0}) if is_branch else schedule
@@ -413,7 +415,7 @@ def make_runs(arms: Mapping[str, Arm], models: Iterable[EvaluatedModel]) -> dict
 
 
 def list_named_arms(plan: Plan) -> dict[str, ArmsBySpot]:
-    """List the names that a hypothesis can use, with their arms: those of an arm, with or without its budget, of a
+    """Map each name that a hypothesis can use to its arms: the name of an arm, with or without its budget, of a
     curriculum, a group, an intermediate or a random model. `random` means the random models of all networks."""
     plan = plan.of_first_seed
     spots = {name: (arm.model, arm.recipe.num_steps) for name, arm in plan.arms.items()}
@@ -423,7 +425,7 @@ def list_named_arms(plan: Plan) -> dict[str, ArmsBySpot]:
             named_arms[model.name] = {(plan.arms[model.arm].model, model.step): {model.name: model.name}}
     names_of_models = {*named_arms}
     for arm in plan.arms.values():
-        # The names that the arm shares with the same arm at other budgets, and its own name at each spot.
+        # The names that the arm shares with arms at other spots; and `short`, its own name at each spot.
         short, spot = arm.name.removesuffix(f"-{write_steps(arm.recipe.num_steps)}"), spots[arm.name]
         names = [short, arm.group]
         if arm.parent is None and not arm.settings:

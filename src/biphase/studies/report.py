@@ -1,4 +1,4 @@
-"""The scores of a plan → results in the paper's terms; the folder of a study, finished or not → its report."""
+"""The scores of a plan → results in the paper's terms; a study's folder, finished or not → its report."""
 
 import json
 import math
@@ -58,11 +58,11 @@ PAPER_METRICS = {kind.code: kind.paper_metric for kind in KINDS.values()}
 
 
 def collect_results(plan: Plan, scores: dict[str, ScoreSet], sizes: Mapping[str, RunSize] | None = None) -> ResultSet:
-    """Collect the results of every arm on every task, by the standard metric and by the paper's, and the tasks and
-    fine-tunings that the plan expects.
+    """Collect the results of every arm on every task, by the standard metric and by the paper's, together with the
+    tasks and fine-tunings that the plan expects.
 
-    The pretraining seeds of an arm are pooled. The `sizes` of runs are measured unless given. Raises `InputError` as
-    `refuse_unlike_scores` does.
+    Pool the pretraining seeds of each arm. Measure the `sizes` of runs unless they are given. Raises `InputError` like
+    `refuse_unlike_scores`.
     """
     refuse_unlike_scores(scores)
     sizes = measure_sizes(plan) if sizes is None else sizes
@@ -90,13 +90,13 @@ def collect_results(plan: Plan, scores: dict[str, ScoreSet], sizes: Mapping[str,
 
 def refuse_unlike_scores(scores: Mapping[str, ScoreSet]) -> None:
     """Raise `InputError` if a model's scores on a task have different settings, or if models were scored on different
-    data: then differences of scores are not differences between models. The message names a cell for each value of the
-    first different setting."""
+    data: then differences between scores are not differences between models. The message names a cell for each value
+    of the first setting that differs."""
     groups: dict[tuple[str | None, str], list[Score]] = defaultdict(list)
     for model, model_scores in scores.items():
         for score in model_scores.scores:
             groups[model, score.task].append(score)
-            groups[None, score.task].append(score)  # of all models
+            groups[None, score.task].append(score)  # the scores of all models
     for (of_model, task), group in groups.items():
         for key, cells in list_unlike((str(score.folder), score.settings) for score in group):
             if of_model is None and key not in TASK_SETTINGS:
@@ -110,8 +110,8 @@ def refuse_unlike_scores(scores: Mapping[str, ScoreSet]) -> None:
 
 
 def list_unlike(facts: Iterable[tuple[str, Mapping[str, str]]]) -> Iterator[tuple[str, dict[str, list[str]]]]:
-    """List each setting with several known values, and the names by value. `facts` are names with their settings; a
-    name may occur several times."""
+    """Yield each setting that has several known values, with the names by value. `facts` are pairs of a name and its
+    settings; a name may occur several times."""
     values: dict[str, dict[str, dict[str, None]]] = {}
     for name, settings in facts:
         for key, value in settings.items():
@@ -128,11 +128,11 @@ def collect_model(
     """Collect a model's results on every task, by both metrics.
 
     `peers` are the scores of the arm's other pretraining seeds, which help to choose the rate for a single fine-tuning
-    seed. `pretraining_seed` is None for random weights. Each fine-tuning draws these anew, and so counts as a
-    pretraining seed of its own, with a number below zero because no arm's seed can be paired with it.
+    seed. `pretraining_seed` is None for random weights: each fine-tuning draws new ones, so it counts as a pretraining
+    seed of its own. Its number is below zero, because no arm's seed can be paired with it.
     """
     for task in sorted(scores.grids):
-        name = next(model for model in scores.models if (model, task) in scores.cells)  # the only one
+        name = next(model for model in scores.models if (model, task) in scores.cells)  # there is only one
         rivals = [score for score in peers if score.task == task]
         for metric, is_papers_way in ((None, False), (PAPER_METRICS.get(families[task]), True)):
             if is_papers_way and metric is None:
@@ -140,16 +140,16 @@ def collect_model(
             try:
                 result = select_rate(scores, name, task, metric, is_papers_way=is_papers_way, peers=rivals)
             except InputError:
-                continue  # it diverged at all rates; the page lists this as missing
+                continue  # the model diverged at all rates; the page lists its score as missing
             seeds = [-1 - s if pretraining_seed is None else pretraining_seed for s in result.seeds]
             family: Any = families[task]
             yield replace(result, arm=arm, family=family, pretraining_seeds=seeds)
 
 
 def read_evidence(folder: Path) -> list[Evidence]:
-    """Compare the curricula of the study in a folder by their mean test score in % over all tasks, at the largest
-    budget of the network with the most curricula. Leave out arms without a score on some task, and curricula without a
-    short form. Raises `InputError` if none is left."""
+    """Compare the curricula of the study in a folder by their mean test score in % over all tasks, for the network with
+    the most curricula, at its largest budget. Leave out arms that lack a score on some task, and curricula without a
+    short form. Raises `InputError` if no curriculum is left."""
     if not (folder / "study.yaml").exists():
         raise InputError(f"{folder} is not the folder of a study: it has no study.yaml; give the folder of `study run`")
     plan = plan_study(load_study(folder / "study.yaml"))
@@ -169,8 +169,8 @@ def read_evidence(folder: Path) -> list[Evidence]:
 
 
 def weigh_evidence(curricula: Mapping[str, Terms]) -> list[Evidence]:
-    """Turn the scores of each curriculum into evidence: its mean, and whether the best encoder is ahead of it by the
-    test of all verdicts."""
+    """Turn the scores of each curriculum into evidence: the mean, and whether the best encoder is ahead of it by the
+    test behind all verdicts."""
     means = {name: seed_interval(terms) for name, terms in curricula.items()}
     evidence = [Evidence(name, 100 * mean.value, 100 * mean.half_width) for name, mean in means.items()]
     encoders = [item for item in evidence if not OBJECTIVES[item.objectives[-1]].is_causal] or evidence
@@ -183,11 +183,11 @@ def weigh_evidence(curricula: Mapping[str, Terms]) -> list[Evidence]:
 
 
 def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]) -> ReportArm:
-    """Describe a model in the paper's terms. All pretraining seeds of an arm have one description."""
+    """Describe a model in the paper's terms. All pretraining seeds of an arm share one description."""
     arm = plan.arms[model.arm]
     if model.kind == "random":
         return ReportArm(model.name, "control", arm.model)
-    # 1. Phases from scratch, and phases that continue another arm.
+    # 1. The phases from scratch, and the phases that continue another arm.
     *earlier, _ = plan.lineage(arm.name)
     phases = history(plan, model)
     before = join_phases(phase for parent in earlier for phase in parent.recipe.curriculum)
@@ -203,14 +203,14 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]
     masked = [phase for phase in continued or phases if phase.masked]
     masks = dict.fromkeys(phase.masked for phase in masked)
     has_one_mask = len(masks) == 1 and not masked[0].is_ramped
-    # 4. The paper has CLM, MLM, CLM and then MLM, and MLM that continues one of these.
+    # 4. The paper has four kinds of curriculum: CLM, MLM, CLM then MLM, and MLM that continues one of these.
     kinds = [part.objective for part, _ in parts]
     continued_kinds = [part.objective for phase in continued for part, _ in phase.parts]
     has_paper_kinds = kinds in (["clm"], ["mlm"], ["clm", "mlm"]) and continued_kinds in ([], ["mlm"])
     is_constant = all(not phase.is_ramped and phase.mask_passes == 1 for phase in phases)
     is_of_the_paper = has_paper_kinds and is_constant and isinstance(arm.recipe.batch_tokens, int) and not arm.settings
     has_usual_recipe = arm.recipe_key == plan.usual_recipes.get((arm.model, arm.parent is not None))
-    # 5. Tokens and FLOPs from random weights on; a parent may have had other batches.
+    # 5. Tokens and FLOPs since random weights; a parent may have had batches of another size.
     tokens, flops = 0.0, 0.0
     name: str | None = model.run
     end = model.step
@@ -243,9 +243,9 @@ HOW_JUDGED = "Supported if every inequality is, contradicted if one is; correcte
 
 
 def judge_results(plan: Plan, results: ResultSet) -> tuple[tuple[Finding, ...], Verdicts]:
-    """Judge all hypotheses together by the standard metrics, and the paper's findings by the same scores. A hypothesis
-    needs complete scores on all its tasks in the plan; otherwise it is undecided. `results` include averages and the
-    plan's expectations."""
+    """Judge all hypotheses together, and the paper's findings, by the primary metric. A hypothesis needs complete
+    scores on all its tasks in the plan; otherwise it is undecided. `results` include averages, and the tasks and
+    fine-tunings that the plan expects."""
     results = results.select(metric=results.primary_metric)
     measured = measure_findings(results)
     cited, findings = {finding.key: finding.claims for finding in measured}, []
@@ -264,7 +264,7 @@ def list_equivalents(plan: Plan) -> dict[str, tuple[str, ...]]:
 
 
 def hypotheses_json(plan: Plan, digest: str, declared: Sequence[str], findings: Sequence[Finding]) -> str:
-    """Write the hypotheses with their verdicts. `digest` is their hash, and `declared` are the sentences of
+    """Return the hypotheses with their verdicts as JSON. `digest`: their hash; `declared`: the sentences of
     `tell_declaration`."""
     records = []
     for hypothesis, finding in zip(plan.study.hypotheses, findings, strict=True):
@@ -289,24 +289,24 @@ BUNDLE = "bundle.json"
 
 @dataclass(frozen=True)
 class BundleRecord:
-    """Facts of a study in its archive, which has no weights and no shards."""
+    """The facts that a study's archive records because it has no weights and no shards."""
 
     biphase: str
     commit: str
     sizes: Mapping[str, RunSize]
-    """The sizes of runs by name."""
+    """Name of a run → its sizes."""
     commands: tuple[str, ...]
-    """The commands that make the results from the text."""
+    """The commands that reproduce the results from the text."""
 
 
 def read_bundle(folder: Path) -> BundleRecord | None:
-    """Read the record of a study from an archive; None for any other folder."""
+    """Read the record in the folder of an unpacked archive; return None for any other folder."""
     remedy = "unpack the archive again"
     return read_hashed(folder / BUNDLE, BundleRecord, remedy) if (folder / BUNDLE).exists() else None
 
 
 def list_notes(state: StudyState, sizes: Mapping[str, RunSize]) -> Iterator[str]:
-    """Write sentences about facts that differ between arms, are assumed, or cannot be checked."""
+    """Yield sentences about facts that differ between arms, are assumed, or cannot be checked."""
     assumed = {lengths.source: lengths for _, lengths in sizes.values() if lengths.source.startswith("assumed")}
     for source, lengths in assumed.items():
         yield f"FLOPs, and shares of them, assume samples of {lengths.mean_tokens:,.0f} tokens ({source})."
@@ -340,7 +340,7 @@ def list_notes(state: StudyState, sizes: Mapping[str, RunSize]) -> Iterator[str]
 
 
 def describe_place(machine: Mapping[str, Any]) -> dict[str, str]:
-    """Name the device, the processor and the versions of software in a record of a machine; "" for missing ones."""
+    """Return the device, the processor and the versions of software in a record of a machine; "" for missing facts."""
     software = " ".join(f"{name} {machine[name]}" for name in SOFTWARE if name in machine)
     return {key: str(machine.get(key, "")) for key in ("device", "processor")} | {"software": software}
 
@@ -351,10 +351,10 @@ CELL_COLUMNS = ("model", "task", "learning_rate", "seed", "metric", "steps", "se
 def report_study(
     plan: Plan, folder: Path, out: Path, commands: Sequence[str]
 ) -> tuple[Path, PageText, ResultSet, Table, list[str]]:
-    """Write tables, figures, verdicts and the page of all finished results into the folder `out`. Return the page, its
-    text, the results, the table of all models and tasks, and the answer in sentences.
+    """Write tables, figures, verdicts and the page about all finished results into the folder `out`. Return the path of
+    the page, its text, the results, the table of all models and tasks, and the answer in sentences.
 
-    `commands` reproduce the results, in this order.
+    `commands`: the study's own commands that reproduce the results, in order.
     """
     with figure_pool() as pool:
         picture = pool.submit(plan_svg, replace(plan, cells=()))  # while this process reads scores
@@ -389,8 +389,8 @@ def report_study(
 
 
 def install_commands(machine: Mapping[str, Any]) -> Iterator[str]:
-    """Write how to install the versions in a record of a machine. PyTorch for CPUs or for one version of CUDA has an
-    index of its own."""
+    """Yield the commands that install the versions in a record of a machine. Builds of PyTorch for CPUs or for one
+    version of CUDA have their own index."""
     versions = {name: str(machine[name]) for name in SOFTWARE if name in machine}
     number, _, build = versions.pop("torch", "").partition("+")
     is_published = re.fullmatch(r"cpu|cu\d+|rocm[\d.]+|xpu", build)
@@ -403,8 +403,8 @@ def install_commands(machine: Mapping[str, Any]) -> Iterator[str]:
 
 
 def list_commands(state: StudyState) -> Iterator[str]:
-    """Write the commands that precede the study's own: install the software of its runs, and make their shards. A
-    missing shard set has only a comment."""
+    """Yield the commands that precede the study's own: they install the software of its runs, and make their shards. A
+    missing shard set gets only a comment."""
     texts: dict[tuple[str, str], None] = {}
     versions: dict[str, None] = {}
     for name, record in state.records.items():
@@ -446,8 +446,8 @@ def plan_svg(plan: Plan) -> str:
 
 
 def read_losses(state: StudyState) -> dict[str, list[dict[str, Any]]]:
-    """Read the logged losses of all runs by arm, each with its pretraining seed. Steps count from random weights, so
-    that a branch begins where it leaves its trunk."""
+    """Read the logged losses of all runs: name of an arm → its records, each with a pretraining seed. Steps count from
+    random weights, so a branch begins where it leaves its trunk."""
     losses, root = defaultdict[str, list[dict[str, Any]]](list), state.folder / "runs"
     for name, planned in state.plan.runs.items():
         record = state.records.get(name)
@@ -461,8 +461,8 @@ def read_losses(state: StudyState) -> dict[str, list[dict[str, Any]]]:
 
 
 def cells_csv(scores: dict[str, ScoreSet]) -> str:
-    """Write the scores of every cell, from 0 to 1: a row per model, task, rate and seed. Diverged cells have no
-    scores."""
+    """Return the scores of all cells, from 0 to 1, as CSV: a row for each model, task, rate and seed. Diverged cells
+    have no scores."""
     rows: list[dict[str, object]] = []
     for model, score_set in scores.items():
         for score in sorted(score_set.scores, key=lambda s: (s.task, s.config.learning_rate, s.config.seed)):
@@ -480,21 +480,21 @@ COST_COLUMNS = ("stage", "device", "units", "steps", "tokens", "FLOPs", "worker 
 
 
 class StageCost(NamedTuple):
-    """The measured cost of units of one stage on one device."""
+    """The measured cost of a stage's units on one device."""
 
     units: int
     steps: int
     tokens: float
     flops: float
-    """FLOPs; nan for a network of unknown shape."""
+    """The FLOPs; nan for a network of unknown shape."""
     seconds: float
     untimed: int
-    """The number of units without a time."""
+    """The number of units whose time is unknown."""
 
 
 def list_costs(state: StudyState, sizes: Mapping[str, RunSize]) -> list[dict[str, object]]:
-    """List the measured costs, a row per stage and device, with headers as keys. A device is a GPU, or a thread of a
-    CPU. The energy is the power limit of the board times the hours."""
+    """Return the measured costs: a row for each stage and device, with headers as keys. A device is a GPU, or a thread
+    of a CPU. The energy is the board's power limit times the hours."""
     spent: dict[tuple[str, str, int], list[StageCost]] = defaultdict(list)
     for name, record in state.records.items():
         run, machine = state.plan.runs[name], read_environment(state, name)
@@ -524,7 +524,7 @@ def list_costs(state: StudyState, sizes: Mapping[str, RunSize]) -> list[dict[str
 
 
 def write_citation(study: Study, declared: Sequence[str]) -> str:
-    """Write BibTeX entries of the study and of biphase."""
+    """Return BibTeX entries for the study and for biphase."""
     fields = {"author": " and ".join(study.authors), "title": f"{{{study.title or study.name}}}"}
     fields["note"] = "; ".join([f"made with biphase {__version__}", *declared[:1]])
     software = {"author": "{The biphase authors}", "title": "{biphase}", "version": __version__}
@@ -536,7 +536,7 @@ def write_citation(study: Study, declared: Sequence[str]) -> str:
 
 
 def list_missing(state: StudyState) -> Iterator[str]:
-    """Write sentences about unfinished, failed and diverged units."""
+    """Yield sentences about unfinished, failed and diverged units."""
     kinds, done = state.kinds, state.done
     left = Counter(kind for unit, kind in kinds.items() if unit not in done)
     for kind, total in Counter(kinds.values()).items():

@@ -1,8 +1,8 @@
-"""Run a plan: its runs and cells are units, in the order of their needs, on any free worker.
+"""Run a plan: its runs and cells become units. Any free worker takes a unit once the units that it needs are done.
 
-Finished work in the study's folder is never done again (`studies.folder`), so the same command continues. Any number of
-processes may share a folder: each skips the units of the others, and waits for those that it needs. A worker trains a
-run or fits a cell; only workers load PyTorch.
+Finished work in the study's folder is never repeated (`studies.folder`), so the same command continues. Any number of
+processes may share a folder: each skips the units that others work on, and waits for those that it needs. A worker
+trains a run or fits a cell; only workers load PyTorch.
 """
 
 import os
@@ -51,13 +51,13 @@ from biphase.tasks.sources import HUB, dir_of, find_source
 from biphase.tasks.spec import find_task
 
 TICK_SECONDS = 10.0
-"""The most training time that a killed run loses from its record."""
+"""The most training time that is missing from the record of a killed run."""
 
 
 def train_unit(plan: Plan, run: str, folder: Path, processes: int) -> list[str]:
-    """Train a run, or make its missing checkpoints, and record its folder.
+    """Train a run, or only make its missing checkpoints, and write its record. Return the progress lines to print.
 
-    Raises `BusyError` while another process trains it.
+    Raises `BusyError` while another process trains the run.
     """
     planned, name, runs, trained = plan.runs[run], train_name(run), folder / "runs", folder / "trained"
     clock = trained / f".{run}.clock"
@@ -74,8 +74,8 @@ def train_unit(plan: Plan, run: str, folder: Path, processes: int) -> list[str]:
             checkpoint = reach_step(folder, plan.runs[planned.parent], planned.first)
             changes["init"] = recipe.init.model_copy(update={"checkpoint": checkpoint})
         recipe = recipe.model_copy(update=changes)
-        # The earlier time of training: by its clock, else by its record. A run without either is untimed. The clock of
-        # a run whose folder was removed does not count.
+        # The earlier training time, by the run's clock or else by its record. A run without either is untimed. A clock
+        # does not count if the run's folder was removed.
         begun = tuple(sorted(path.name for path in runs.glob(f"{run}-????????")))
         before = read_record(clock) if clock.exists() and begun else None
         if before is None or before.key != planned.key:
@@ -84,7 +84,7 @@ def train_unit(plan: Plan, run: str, folder: Path, processes: int) -> list[str]:
         with keep_time(clock, before) as so_far:
             path = train(recipe, runs).path if processes == 1 else train_by_torchrun(recipe, runs, processes)
         timed = so_far()
-        # The last checkpoint names the fingerprints of the shard sets.
+        # The last checkpoint's manifest has the fingerprints of the shard sets.
         steps = whole_steps(Run(path))
         manifest = read_checkpoint_manifest(Run(path).steps / str(steps[-1]), check_files=False) if steps else None
         text = manifest.texts if manifest else None
@@ -102,8 +102,8 @@ def train_unit(plan: Plan, run: str, folder: Path, processes: int) -> list[str]:
 
 @contextmanager
 def keep_time(clock: Path, before: TrainedRecord) -> Iterator[Callable[[], TrainedRecord]]:
-    """Add the time of the block to `before` in the file `clock`, every few seconds because a kill gives no notice.
-    Yield a function that returns the record so far."""
+    """Add the time that the block takes to `before`, and write the sum into the file `clock` every few seconds, because
+    a kill gives no notice. Yield a function that returns the record so far."""
     started = time.perf_counter()
     over = threading.Event()
 
@@ -114,7 +114,7 @@ def keep_time(clock: Path, before: TrainedRecord) -> Iterator[Callable[[], Train
         is_last = False
         while not is_last:
             is_last = over.is_set()
-            with suppress(OSError):  # on a full disk the training itself fails, and its error must be seen
+            with suppress(OSError):  # on a full disk the training itself fails; the user must see that error
                 write_hashed(clock, to_jsonable_python(so_far()))
             over.wait(TICK_SECONDS)
 
@@ -128,8 +128,8 @@ def keep_time(clock: Path, before: TrainedRecord) -> Iterator[Callable[[], Train
 
 
 def train_by_torchrun(recipe: Recipe, runs: Path, processes: int) -> Path:
-    """Train by `biphase pretrain` under torchrun, with output to runs/NAME.log. Pass SIGTERM on, and raise
-    `StoppedError` when all processes have ended."""
+    """Train by `biphase pretrain` under torchrun, with output to runs/NAME.log; return the run's folder. Pass stop
+    signals on, and raise `StoppedError` when all processes have ended."""
     runs.mkdir(parents=True, exist_ok=True)
     recipe_file, log = runs / f"{recipe.name}.yaml", runs / f"{recipe.name}.log"
     write_text(recipe_file, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
@@ -138,7 +138,7 @@ def train_by_torchrun(recipe: Recipe, runs: Path, processes: int) -> Path:
     signals: list[int] = []
     with open(log, "ab") as file:
         begin = file.tell()
-        # With BIPHASE_PARENT, it ends whenever this process ends.
+        # BIPHASE_PARENT makes the child end whenever this process ends.
         launching = python_process(*words, OMP_NUM_THREADS="1", BIPHASE_PARENT=str(os.getpid()))
         child = subprocess.Popen(**launching, stdout=file, stderr=subprocess.STDOUT)
 
@@ -162,12 +162,13 @@ def train_by_torchrun(recipe: Recipe, runs: Path, processes: int) -> Path:
     printed = {Path(line).name for line in lines}  # `pretrain` prints the folder of its run
     done = [path for path in runs.glob(f"{recipe.name}-????????") if path.name in printed and Run(path).is_done]
     if len(done) != 1:
-        raise InputError(f"torchrun ended well but did not print the folder of its run; see {log}")
+        raise InputError(f"torchrun succeeded but did not print the folder of its run; see {log}")
     return done[0]
 
 
 def score_unit(cell: StudyCell, run: PlannedRun, step: int, folder: Path, evaluation: Evaluation) -> list[str]:
-    """Fit a cell of the model at a step of a run: fine-tune it, or make an embedding model of it."""
+    """Fit a cell: fine-tune the model at a step of a run, or turn it into an embedding model; then score it. Return the
+    progress lines to print."""
     reference, out, embed = reach_step(folder, run, step), folder / "scores" / cell.model, evaluation.embed
     if embed is None or not cell.task.startswith(EMBED):
         data_dirs = find_data_dirs(evaluation)
@@ -182,27 +183,27 @@ def score_unit(cell: StudyCell, run: PlannedRun, step: int, folder: Path, evalua
 
 
 CELLS = "cells"
-"""In place of a unit's name: all cells of trained models."""
+"""The word that stands for all cells of trained models in place of a unit's name."""
 
 
 def run_study(plan: Plan, folder: Path, engine: Engine, processes: int = 1, only: str | None = None) -> list[Failure]:
-    """Run all missing units, or `only` one unit, all of `train` or all `cells`; return the failures. A failure blocks
-    only the units that need it.
+    """Run all missing units, or only those that `only` names: one unit, all of `train`, or all `cells`. Return the
+    failures. A failure blocks only the units that need the failed one.
 
-    `processes` above 1 trains each run under torchrun, on this number of devices of its machine. Raises `InputError` as
-    `refuse_other_text` and `choose_units` do, and for missing shards and folders of models.
+    With `processes` above 1, torchrun trains each run on that number of devices of its machine. Raises `InputError`
+    like `refuse_other_text` and `choose_units`, and for missing shards and folders of models.
     """
-    # 1. All units of the plan, and those that are done.
+    # 1. All units of the plan, and the units that are done.
     state = read_state(plan, folder)
     units, done = study_units(state, processes), state.done
     if plan.study.hypotheses:
         declare(plan, folder)
     refuse_other_text(state)
-    # 2. Before hours of training, check the data of all tasks and the name of the unit.
+    # 2. Check the data of all tasks and the name of the unit before hours of training.
     if only != TRAINING and len(units) > len(done):
         look_for_data(plan)
     chosen = units if only is None else choose_units(units, only, done)
-    # 3. The remaining units; check their shards and models.
+    # 3. The remaining units. Check their shards and models.
     drop_checkpoints(folder, plan)  # a killed process may have left some
     left = [unit for unit in chosen if unit.name not in done]
     recipes = [plan.runs[unit.arguments["run"]].recipe for unit in left if unit.kind == TRAINING]
@@ -210,7 +211,7 @@ def run_study(plan: Plan, folder: Path, engine: Engine, processes: int = 1, only
         read_shard_manifest(Path(path))
     for model in {recipe.init.model for recipe in recipes if recipe.init.model is not None}:
         refuse_missing(model)
-    # 4. Run them, and delete checkpoints as soon as no run needs them.
+    # 4. Run these units, and delete checkpoints after each training as soon as nothing needs them.
     return run_batch(
         left,
         engine,
@@ -225,8 +226,8 @@ def run_study(plan: Plan, folder: Path, engine: Engine, processes: int = 1, only
 
 
 def choose_units(units: Sequence[Unit], only: str, done: Set[str]) -> list[Unit]:
-    """Choose all training runs, all cells of trained models, or one unit by its name. Raises `InputError` for an
-    unknown unit, and for a unit that needs an unfinished one."""
+    """Choose the units of all training runs, of all cells of trained models, or one unit by its name. Raises
+    `InputError` for an unknown unit, and for a unit that needs an unfinished one."""
     if only == TRAINING:
         return [unit for unit in units if unit.kind == TRAINING]
     if only == CELLS:
@@ -238,7 +239,7 @@ def choose_units(units: Sequence[Unit], only: str, done: Set[str]) -> list[Unit]
     by_name = {unit.name: unit for unit in units}
     if only not in by_name:
         close = get_close_matches(only, [TRAINING, CELLS, *by_name], 1)
-        hint = f"did you mean '{close[0]}'?" if close else f"a name is such as '{units[0].name}'"
+        hint = f"did you mean '{close[0]}'?" if close else f"names look like '{units[0].name}'"
         raise InputError(f"no unit '{only}' in this study; {hint}")
     unit = by_name[only]
     if unit.needs and only not in done:
@@ -247,7 +248,7 @@ def choose_units(units: Sequence[Unit], only: str, done: Set[str]) -> list[Unit]
 
 
 def measure_units(state: StudyState, units: Sequence[Unit]) -> dict[str, Pace]:
-    """Measure the pace of finished units by kind, so that forecasts begin with the first unit of a call."""
+    """Measure the pace of finished units by kind, so that a call has a forecast before its first unit is done."""
     records = {train_name(name): record for name, record in state.records.items() if name in state.trained}
     timed = {name: record.seconds for name, record in records.items() if record.is_timed}
     trained = sum(unit.cost for unit in units if unit.name in timed)
@@ -263,11 +264,11 @@ class StudyStatus:
     study: str
     folder: Path
     lines: list[dict[str, Any]]
-    """A row for the training runs, and one for the cells of each task. `begun` units are not done, and perhaps no
+    """A row for the training runs, and one for the cells of each task. `begun` units are not done, whether or not a
     process works on them now. `seconds_left` is the forecast for one worker, as in the bar of `study run`; None before
     anything is done."""
     seeds: list[str]
-    """The progress of each pretraining seed if there are several."""
+    """The progress of each pretraining seed, in words; [] with a single one."""
     notes: list[str]
     """Sentences about guessed times and missing shards."""
     failed: list[Failure]
@@ -305,11 +306,11 @@ def status(state: StudyState) -> StudyStatus:
 
 
 def study_units(state: StudyState, processes: int = 1) -> list[Unit]:
-    """Make a unit of each run and of each cell, with the names of `study status` and `--unit`. Each needs only units
-    that are not done yet.
+    """Make a unit of each run and of each cell, with the names of `study status` and `--unit`. The needs of a unit are
+    only units that are not done yet.
 
-    The cost of a unit is its remaining FLOPs, or its tokens if the size of a network is unknown. Each pretraining seed
-    is a wave, so that a stopped study has complete seeds.
+    The cost of a unit is its remaining FLOPs, or its tokens if the size of some network is unknown. Each pretraining
+    seed is a wave, so that a stopped study has complete seeds.
     """
     plan, folder, evaluation = state.plan, state.folder, state.plan.study.evaluation
     sizes = measure_sizes(plan)
@@ -318,7 +319,7 @@ def study_units(state: StudyState, processes: int = 1) -> list[Unit]:
     units = []
     for run in plan.runs.values():
         cost = sum(run_flops(run, sizes[run.name]).values()) if has_flops else float(run.tokens)
-        cost *= max(run.steps - state.begun.get(run.name, 0), 1) / run.steps  # at least a step, for a checkpoint
+        cost *= max(run.steps - state.begun.get(run.name, 0), 1) / run.steps  # a missing checkpoint costs some steps
         needs = (train_name(run.parent),) if run.parent and run.parent not in state.trained else ()
         arguments = {"plan": trained, "run": run.name, "folder": folder, "processes": processes}
         name, wave = train_name(run.name), plan.arms[run.name].seed
@@ -336,7 +337,7 @@ def study_units(state: StudyState, processes: int = 1) -> list[Unit]:
 
 
 def look_for_data(plan: Plan) -> None:
-    """Raise `InputError` for a task with missing data, before hours of training. The Hub is not asked."""
+    """Raise `InputError` for a task with missing data, before hours of training. Do not ask the Hub."""
     evaluation = plan.study.evaluation
     if evaluation is None:
         return

@@ -1,6 +1,6 @@
 """The form of a study file: arms (models × curricula × budgets), their evaluation, and assumptions about cost.
 
-`studies.arms` turns it into recipes. A curriculum has short forms:
+`studies.arms` turns arms into recipes. Curricula have short forms:
 
     mlm   mlm30   mntp12.5       one objective for the whole budget; the number is the percentage of masked tokens
     25/75                        25 % of the budget CLM, then 75 % MLM
@@ -10,7 +10,7 @@
     40k clm + 2k mlm20           any list of phases in steps ...
     40% mlm + 20% clm + 40% mlm  ... or in shares of the budget, which add up to 100 %
 
-All other curricula need a name and a list of phases in the study's `curricula` (`NamedCurriculum`).
+Any other curriculum needs a name and a list of phases in the study's `curricula` (`NamedCurriculum`).
 """
 
 import re
@@ -38,7 +38,8 @@ SHORT_PHASE = re.compile(
     rf"(?:(?P<amount>{NUMBER})(?P<unit>k|%|)\s+)?(?P<objective>{'|'.join(OBJECTIVES)})"
     rf"(?:(?<!clm)(?P<percent>{NUMBER})(?:-(?P<to>{NUMBER}))?)?"
 )
-"""`40k clm`, `25% mlm20`, `500 mntp`, `mlm`, `mlm40-15`; clm, which masks nothing, has no percentage."""
+"""A phase in short form: `40k clm`, `25% mlm20`, `500 mntp`, `mlm`, `mlm40-15`. `clm` masks nothing, so it has no
+percentage."""
 
 
 class NamedCurriculum(config.Strict):
@@ -46,17 +47,17 @@ class NamedCurriculum(config.Strict):
 
     name: str
     phases: Annotated[tuple[dict[str, Any], ...], Field(min_length=1)]
-    """Phases with the keys of a recipe's phase, or with `share`, a share of the budget, in place of `steps`."""
+    """Phases with the keys of a recipe's phase, or with `share`, a share of the budget, instead of `steps`."""
     repeat: Annotated[config.PositiveCount, Field(le=10_000)] = 1
-    """The number of times that the list is repeated. Shares and steps are those of one round."""
+    """The number of times to go through the list. Shares and steps are those of one round."""
 
 
 PhaseTemplate = tuple[Phase, Fraction | None]
-"""A phase with its own number of steps and None, or a phase of one step and its share of a budget."""
+"""A phase and its share of a budget: None with the phase's own number of steps, else the phase has one step."""
 
 
 def read_steps(value: Any) -> Any:
-    """Read `42k` as 42000. Return anything else as it is, for validation."""
+    """Read `42k` as 42000. Return anything else unchanged, for validation."""
     match = re.fullmatch(rf"({NUMBER})k", value) if isinstance(value, str) else None
     if match is None:
         return value
@@ -72,8 +73,8 @@ def curriculum_label(text: str) -> str:
 def read_curriculum(
     text: str, named: Mapping[str, NamedCurriculum], mask_probability: float
 ) -> tuple[PhaseTemplate, ...]:
-    """Read the phases of a name in `named` or of a short form. Masked phases without a percentage get
-    `mask_probability`.
+    """Read the phases of a curriculum: `text` is a name in `named` or a short form. Masked phases without a percentage
+    get `mask_probability`.
 
     Raises `InputError` for an unknown name or form, and for a phase that no recipe could have.
     """
@@ -83,19 +84,19 @@ def read_curriculum(
         where = f"curriculum '{text}', phase {index}"
         if ("steps" in phase) == ("share" in phase):
             raise InputError(f"{where} needs either steps or share")
-        is_clean = phase.get("objective", "clm") == "clm"  # `attention` and `target` alone mask nothing
+        is_clean = phase.get("objective", "clm") == "clm"  # a phase with only `attention` and `target` masks nothing
         settings = {"steps": 1} | ({} if is_clean else {"mask_probability": mask_probability}) | phase
         settings["steps"], share = read_steps(settings["steps"]), settings.pop("share", None)
         if "share" in phase:
             if isinstance(share, bool) or not isinstance(share, int | float | Fraction) or not 0 < share <= 1:
                 raise InputError(f"{where}: share is {share!r}, not a number above 0 and up to 1")
-            share = Fraction(str(share)) / curriculum.repeat  # a share is one of the budget of a round
+            share = Fraction(str(share)) / curriculum.repeat  # the file has shares of a round's budget
         one_round.append((config.parse_config(Phase, settings, origin=where), share))
     return tuple(one_round) * curriculum.repeat
 
 
 def read_short_form(text: str, named: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Read the phases of a short form, with the keys of a named curriculum's. Errors suggest names in `named`."""
+    """Yield the phases of a short form, with the keys of `NamedCurriculum.phases`. Errors suggest names in `named`."""
     long_form = re.sub(rf"^({NUMBER})/({NUMBER})$", r"\1% clm + \2% mlm", text)
     long_form = re.sub(r"^([a-z][^/+]*)/([a-z][^/+]*)$", r"50% \1 + 50% \2", long_form)
     long_form = re.sub(rf"^({NUMBER}k?)\+({NUMBER}k?)$", r"\1 clm + \2 mlm", long_form)
@@ -120,12 +121,12 @@ def read_short_form(text: str, named: Iterable[str]) -> Iterator[dict[str, Any]]
 
 
 def fill_budget(templates: tuple[PhaseTemplate, ...], budget: int | None, where: str) -> tuple[Phase, ...]:
-    """Fit the phases into a budget of steps. The ends of phases are rounded, so that steps add up to the budget."""
+    """Fit the phases into a budget of steps. Round the ends of phases, so that their steps add up to the budget."""
     shares = [share for _, share in templates if share is not None]
     if shares and len(shares) < len(templates):
         raise InputError(f"{where} mixes steps and shares; use one of the two")
     if shares:
-        # Ends of phases as shares of the budget: 1/4, 3/4 → 1/4, 1.
+        # The ends of phases as shares of the budget: shares 1/4, 3/4 → ends 1/4, 1.
         reached = list(accumulate(shares))
         if abs(float(reached[-1]) - 1) > 1e-6:
             raise InputError(f"{where} is impossible: its shares add up to {float(reached[-1]):.4%}, not 100 %")
@@ -138,18 +139,18 @@ def fill_budget(templates: tuple[PhaseTemplate, ...], budget: int | None, where:
         if budget not in (None, sum(steps)):
             raise InputError(f"{where} has {sum(steps)} steps, which is not the budget of {budget}; leave budgets out")
     if min(steps) < 1:
-        raise InputError(f"{where} gives one of its phases less than a step of {budget}")
+        raise InputError(f"{where} gives one of its phases less than one of {budget} steps")
     return join_phases(
         phase.model_copy(update={"steps": count}) for (phase, _), count in zip(templates, steps, strict=True)
     )
 
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-"""The form of names of studies and models, which become names of folders."""
+"""The form of the names of studies and models, which become names of folders."""
 
 
 ARCHITECTURE = "architecture."
-"""The beginning of the axes of a sweep that change a network."""
+"""The prefix of the axes of a sweep that change a network."""
 
 Steps = Annotated[config.PositiveCount, BeforeValidator(read_steps)]
 
@@ -161,21 +162,21 @@ Seeds = Annotated[
     ),
     BeforeValidator(lambda value: None if value == 1 else value),
 ]
-"""A list of seeds, or their number: 5 means 0 to 4. The number 1 is None: each model has the number of its pretraining
-seed."""
+"""A list of seeds, or their number: 5 means 0 to 4. The number 1 becomes None: then the fine-tuning seed of each model
+is its pretraining seed."""
 
 
 ShownText = Annotated[str, AfterValidator(printable)]
-"""A text for people. Control characters, which no page or picture can hold, are written out."""
+"""A text for people. It has escapes in place of control characters, which no page or picture can hold."""
 
 
 class PretrainingSeeds(config.Strict):
-    """The pretraining seeds of every arm. Each has its own initial weights, masks and, with `order`, order of the data.
-    All arms have the same order with the same seed."""
+    """The pretraining seeds of every arm. Each seed has its own initial weights, its own masks and, with `order`, its
+    own order of the data. All arms with the same seed have the same order."""
 
     count: Annotated[config.PositiveCount, Field(le=config.MOST_REPEATS)] = 1
     order: bool = True
-    """Whether each seed has its own order of the data. With `false`, results are valid for the one order only."""
+    """Whether each seed has its own order of the data. With `false`, results hold only for the one order."""
 
 
 SeededTraining = Annotated[
@@ -185,14 +186,14 @@ SeededTraining = Annotated[
 
 
 class StartingModel(config.Strict):
-    """The start of an arm: a network with random weights, or a pretrained network. A plain preset needs no entry."""
+    """The start of an arm: a network with random weights, or a pretrained one. A plain preset needs no entry."""
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
     preset: str | None = None
     architecture: dict[str, config.Setting] = Field(default_factory=dict)
     """Changes to the preset, as in a recipe's `init`."""
     model: str | None = None
-    """A Hugging Face decoder or encoder, in place of a preset."""
+    """A Hugging Face decoder or encoder, instead of a preset."""
     revision: str | None = None
     """The commit, tag or branch of `model` on the Hub."""
     recipe: dict[str, Any] = Field(default_factory=dict)
@@ -205,25 +206,27 @@ class ArmGroup(config.Strict):
     group: ShownText = "arms"
     """The name of these arms in the plan's table."""
     name: str = ""
-    """A template of {model} or {parent}, {curriculum} and {budget}; by default `{model}-{curriculum}-{budget}`."""
+    """A template of names with {model} or {parent}, {curriculum} and {budget}; by default
+    `{model}-{curriculum}-{budget}`."""
     models: tuple[str, ...] = ()
-    """Presets, or names of the study's `models`."""
+    """Presets, or names from the study's `models`."""
     parents: tuple[str, ...] = ()
     """Arms to continue, from their final, decayed models. They replace `models`."""
     curricula: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Short forms such as `25/75`, or names of the study's `curricula`."""
+    """Short forms such as `25/75`, or names from the study's `curricula`."""
     budgets: tuple[Steps, ...] = ()
-    """Budgets in steps. Curricula with steps of their own need none."""
+    """Budgets in steps. Curricula that state their own steps need none."""
     pretraining_seeds: SeededTraining | None = None
-    """Pretraining seeds in place of the study's."""
+    """Pretraining seeds that replace the study's."""
     carry_optimizer: bool = True
-    """Whether arms with `parents` take over the optimizer moments of their parent; otherwise these start at zero."""
+    """Whether arms with `parents` take over their parent's optimizer moments; otherwise the moments start at zero."""
     recipe: dict[str, Any] = Field(default_factory=dict)
     """Changes to the study's `recipe` for these arms."""
     sweep: dict[str, Annotated[tuple[bool | int | float | str, ...], Field(min_length=1)]] = Field(default_factory=dict)
-    """Further axes: keys of the recipe, such as `schedule.peak_lr`, or of a preset, such as
-    `architecture.num_hidden_layers`, with their values. Each architecture is a model with its own name, such as
-    `1m-num_hidden_layers4`. For other keys, the names of arms end in the last word and the value: `…-peak_lr0.003`."""
+    """Further axes with their values: keys of the recipe, such as `schedule.peak_lr`, or of a preset, such as
+    `architecture.num_hidden_layers`. Each architecture becomes a model with its own name, such as
+    `1m-num_hidden_layers4`. For other keys, the names of arms end in the key's last word and the value:
+    `…-peak_lr0.003`."""
 
     @model_validator(mode="after")
     def axes_and_beginning_are_known(self) -> "ArmGroup":
@@ -237,7 +240,7 @@ class ArmGroup(config.Strict):
 
 
 class Intermediate(config.Strict):
-    """Checkpoints before the decay to evaluate like final models."""
+    """Checkpoints before the decay, to evaluate like final models."""
 
     arms: Annotated[tuple[str, ...], Field(min_length=1)]
     steps: Annotated[tuple[Steps, ...], Field(min_length=1)]
@@ -245,15 +248,15 @@ class Intermediate(config.Strict):
 
 
 EMBED = "embed:"
-"""The beginning of the names of embedding recipes, which replace the name of a training task in cells and scores."""
+"""The prefix of the names of embedding recipes, which stand for a training task in cells and scores."""
 
 
 class EmbedEvaluation(config.Strict):
-    """An evaluation of embeddings: one recipe turns every model into an embedding model, with every seed, and its
-    zero-shot scores count."""
+    """An evaluation of embeddings: one recipe turns every model into an embedding model, once for each seed, and the
+    study counts its zero-shot scores."""
 
     recipe: dict[str, Any]
-    """A recipe of `biphase embed` without the keys that the study decides: name, model, out, weights, seed,
+    """A recipe of `biphase embed`, without the keys that the study decides: name, model, out, weights, seed,
     evaluation."""
     data: Annotated[JudgedPaths, Field(min_length=1)]
     """Folders in BEIR's layout, or files of scored pairs."""
@@ -264,7 +267,7 @@ class EmbedEvaluation(config.Strict):
 
     @property
     def tasks(self) -> dict[str, str]:
-        """The names of its scores → the paths of the data."""
+        """Name of a score → the path of its data."""
         return {f"zero-shot:{set_name(path)}": path for path in self.data}
 
     def settle(self) -> EmbeddingRecipe:
@@ -276,7 +279,8 @@ class EmbedEvaluation(config.Strict):
         return config.parse_config(EmbeddingRecipe, {**self.recipe, **settled}, origin="evaluation.embed")
 
     def configs(self, seeds: Sequence[int]) -> list[FinetuneConfig]:
-        """Return the settings of cells, one per seed: the last stage's rate, and the steps of all stages."""
+        """Return the settings of a cell for each seed: the rate and batch size of the last stage, and the steps of all
+        stages."""
         stages, usual = self.settle().stages, FinetuneConfig()
         steps = sum(stage.max_steps or usual.max_steps for stage in stages)
         last = {"learning_rate": stages[-1].learning_rate, "batch_size": stages[-1].batch_size}
@@ -284,22 +288,22 @@ class EmbedEvaluation(config.Strict):
 
 
 class Evaluation(config.Strict):
-    """The evaluation of a study: every model is fine-tuned on every task with every rate and seed."""
+    """The evaluation of a study, which fine-tunes every model on every task with every rate and seed."""
 
     tasks: tuple[str, ...] = ()
     learning_rates: tuple[Annotated[float, Field(gt=0)], ...] = ()
     seeds: Seeds = None
-    """Fine-tuning seeds, the same for every pretraining seed. By default, each model has one fine-tuning seed, with the
-    number of its pretraining seed: the luck of a shared seed would look like an effect of the arm."""
+    """Fine-tuning seeds, the same for every pretraining seed. By default, each model has a single fine-tuning seed with
+    the number of its pretraining seed, because the luck of a shared seed would look like an effect of the arm."""
     embed: EmbedEvaluation | None = None
     finetune: dict[str, Any] = Field(default_factory=dict)
     """Settings for all tasks, with the keys of `biphase finetune`."""
     per_task: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Settings for single tasks, which override those of `finetune`."""
     data_dirs: dict[str, str] = Field(default_factory=dict)
-    """Folders with the published data of tasks, in place of the Hub; by the task's name or its YAML file."""
+    """Folders with the published data of tasks, instead of the Hub; by a task's name or YAML file."""
     random_weights: bool = False
-    """Whether to fine-tune each network from random weights too: the control that pretraining must beat."""
+    """Whether to also fine-tune each network from random weights: the control that pretraining must beat."""
 
     @model_validator(mode="after")
     def something_is_scored(self) -> "Evaluation":
@@ -310,15 +314,15 @@ class Evaluation(config.Strict):
         return self
 
     def seeds_of(self, pretraining_seed: int) -> tuple[int, ...]:
-        """Return the fine-tuning seeds for models of a pretraining seed."""
+        """Return the fine-tuning seeds for models with this pretraining seed."""
         return (pretraining_seed,) if self.seeds is None else self.seeds
 
 
 class Planning(config.Strict):
-    """The assumptions behind estimates of cost. They change no result."""
+    """The assumptions behind estimates of cost. They do not change any result."""
 
     device: str | None = None
-    """A device such as H100 or CPU, or the folder of a run that measures one."""
+    """A device such as H100 or CPU, or the folder of a run whose measured speed counts."""
     devices: config.PositiveCount = 1
     efficiency: Annotated[float, Field(gt=0, le=1)] | None = None
     """Useful FLOP/s as a share of the device's peak."""
@@ -343,7 +347,7 @@ class Hypothesis(config.Strict):
 
 
 class Study(config.Strict):
-    """A study file as a whole."""
+    """The contents of a study file."""
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
     title: ShownText = ""
@@ -352,11 +356,11 @@ class Study(config.Strict):
     authors: tuple[ShownText, ...] = ()
     """The authors to cite, in BibTeX's form, such as `Ada Lovelace`."""
     notes: tuple[ShownText, ...] = ()
-    """Sentences for readers of the report, such as what was left out, and why."""
+    """Sentences for readers of the report, for example about what was left out, and why."""
     recipe: dict[str, Any]
     """The common recipe of all arms, without name, init and curriculum."""
     pretraining_seeds: SeededTraining = PretrainingSeeds()
-    """The number of pretrainings of every arm. The first has the runs and names of a study without this key."""
+    """The number of pretrainings of every arm. The first has the same runs and names as a study without this key."""
     mask_probability: Annotated[float, Field(gt=0, lt=1)] = 0.4
     """The masking probability of masked phases that do not state one."""
     models: tuple[StartingModel, ...] = ()
@@ -369,11 +373,11 @@ class Study(config.Strict):
 
 
 def load_study(source: Path | dict[str, Any], overrides: Sequence[str] = ()) -> Study:
-    """Read a study from its file, or from a mapping of the file's keys, changed by `key.sub=value` overrides. Raises
-    `InputError` as `load_config` does.
+    """Read a study from its file, or from a mapping with the file's keys, and apply `key.sub=value` overrides. Raises
+    `InputError` like `load_config`.
 
-    Its `hypotheses` may be the path of a file with a list of them, relative to the study's folder, or `paper`: all
-    findings of the paper. The file of a task may be relative to the current folder or to the study's.
+    Its `hypotheses` may be the path of a file that lists them, relative to the study file, or `paper`, which means all
+    findings of the paper. The file of a task may be relative to the current folder or to the study file.
     """
     path = config.find_yaml(source, "studies") if isinstance(source, Path) else Path("study")
     tree = config.read_yaml(path) if isinstance(source, Path) else dict(source)
@@ -397,7 +401,7 @@ def load_study(source: Path | dict[str, Any], overrides: Sequence[str] = ()) -> 
 
 
 def move_tasks(tree: dict[str, Any], move: Callable[[str], str]) -> dict[str, Any]:
-    """Rename the tasks in the tree of a study, such as to the paths of their files."""
+    """Return a study's tree with each task renamed by `move`, for example to the path of its file."""
     evaluation = tree.get("evaluation")
     if not (isinstance(evaluation, dict) and isinstance(evaluation.get("tasks"), list)):
         return tree
@@ -409,8 +413,8 @@ def move_tasks(tree: dict[str, Any], move: Callable[[str], str]) -> dict[str, An
 
 
 def trainings(evaluation: Evaluation) -> dict[str, tuple[str, ...]]:
-    """Map each training task to the tasks that evaluate it. Some tasks have no training of their own (nq), and the
-    tests of one file share its training."""
+    """Map each training task to the tasks that it is evaluated on. Some tasks have no training of their own (nq), and
+    the tests of one file share its training."""
     trained: dict[str, tuple[str, ...]] = {}
     for task in evaluation.tasks:
         description = find_task(task)
@@ -434,7 +438,7 @@ def task_families(evaluation: Evaluation | None) -> dict[str, str]:
 
 
 def check_evaluation(evaluation: Evaluation) -> None:
-    """Raise `InputError` for an unknown task or setting of fine-tuning."""
+    """Raise `InputError` for an unknown task or fine-tuning setting, or a repeated task, rate or seed."""
     trained = trainings(evaluation)
     names = [find_task(task).name for task in evaluation.tasks]
     for key, values in (("task", names), ("rate", evaluation.learning_rates), ("seed", evaluation.seeds_of(0))):
@@ -449,7 +453,7 @@ def check_evaluation(evaluation: Evaluation) -> None:
 
 
 def find_data_dirs(evaluation: Evaluation) -> dict[str, str]:
-    """Map the names of tasks to their folders of data. Raises `InputError` for a task that is not evaluated."""
+    """Map names of tasks to their folders of data. Raises `InputError` for a task that the study does not evaluate."""
     return name_data_dirs(evaluation.data_dirs.items(), evaluation.tasks, "evaluation.data_dirs")
 
 
