@@ -134,7 +134,7 @@ def test_yaml_reads_on_and_off_as_booleans(text: str, value: str) -> None:
         ("curriculum.0={attention: bidirectional, target: same, steps: 4}", "target: same is no objective: give"),
         ("curriculum.0={attention: causal, target: same, steps: 4}", "target: same is no objective: give"),
         ("curriculum.0={steps: 4, mask_probability: 0.4}", "'curriculum.0.objective' is required"),
-        ("checkpoints.keep=[4, 11]", "checkpoints.keep: step 11 lies behind the 10 steps of the curriculum"),
+        ("checkpoints.keep=[4, 11]", "checkpoints.keep: step 11 is beyond the 10 steps of the curriculum"),
         ("curriculum=[]", "'curriculum' is []"),
         ("name=a b", "'name' is 'a b'"),
         ("data.shards=", "'data.shards' is None"),

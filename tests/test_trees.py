@@ -27,7 +27,7 @@ def test_json_reads_as_python_does(value: object) -> None:
         ("9" * 5000, "4300 digits"),
         (r'"\ud800"', "surrogate"),
         (r'{"\uDC00": 1}', "surrogate"),
-        ('[{"text": 1, "id": 2, "text": 3}]', "the key 'text' stands twice"),
+        ('[{"text": 1, "id": 2, "text": 3}]', "the key 'text' occurs twice"),
         ("[1,", "Expecting value"),
     ],
 )
@@ -51,8 +51,8 @@ def test_numbers_to_another_base_are_texts() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("a: 1\nb: 2\na: 3\n", "line 1: the key 'a' stands twice"),
-        ("a:\n  b: 1\n  'b': 2\n", "line 2: the key 'b' stands twice"),
+        ("a: 1\nb: 2\na: 3\n", "line 1: the key 'a' occurs twice"),
+        ("a:\n  b: 1\n  'b': 2\n", "line 2: the key 'b' occurs twice"),
         (BOMB, "stands for more than 200,000 values"),
         ("a: &a [*a]\n", "stands for more than 200,000 values"),
         ("a: " + "[" * 5000 + "]" * 5000, "nested more than 100 deep"),

@@ -59,7 +59,7 @@ def make_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
         [(name, _)] = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key '{name}' stands twice")
+        raise ValueError(f"the key '{name}' occurs twice")
     return value
 
 
@@ -131,15 +131,15 @@ def check_nodes(root: yaml.Node) -> None:
             counts = Counter(str(key.value) for key, _ in node.value)
             if len(counts) < len(node.value):
                 [(name, _)] = counts.most_common(1)
-                raise yaml.YAMLError(f"line {node.start_mark.line + 1}: the key '{name}' stands twice")
+                raise yaml.YAMLError(f"line {node.start_mark.line + 1}: the key '{name}' occurs twice")
             nodes += chain.from_iterable(node.value)
         elif isinstance(node, yaml.SequenceNode):
             nodes += node.value
         if len(nodes) > MAX_YAML_VALUES:
-            raise yaml.YAMLError(f"it stands for more than {MAX_YAML_VALUES:,} values")
+            raise yaml.YAMLError(f"it expands to more than {MAX_YAML_VALUES:,} values")
 
 
-ANEW = "delete it and rerun what makes it"
+ANEW = "delete it and rerun the command that makes it"
 """The remedy for a file that biphase itself made."""
 
 Stored = TypeVar("Stored")
@@ -271,7 +271,7 @@ def read_hashed(path: Path, kind: type[Stored], remedy: str) -> Stored:
 
 @contextmanager
 def whole_folder(path: Path, *, is_lasting: bool = False) -> Iterator[Path]:
-    """Make a folder to fill that takes its name only when the block ends without an error.
+    """Yield a folder to fill, which takes its name only if the block ends without an error.
 
     It replaces an existing folder at `path`. The next call clears what a killed process left. With `is_lasting`, all
     files are on the disk before the folder takes its name, so that it survives a power cut.
@@ -444,7 +444,7 @@ Stamp = tuple[int, int, int]
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Return a file's inode, size and modification time, which differ once somebody writes or replaces it."""
+    """Return a file's inode, size and modification time, which change when somebody writes or replaces it."""
     status = path.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -472,7 +472,7 @@ def refuse_existing(path: Path) -> None:
     if not path.parent.is_dir():
         raise InputError(f"{path}: there is no folder {path.parent}; make it first")
     if path.exists():
-        raise InputError(f"{path} is there already; choose another name, or delete it first")
+        raise InputError(f"{path} already exists; choose another name, or delete it first")
 
 
 def refuse_filled(folder: Path) -> None:
@@ -504,7 +504,7 @@ def refuse_links(*paths: Path) -> None:
     files."""
     for path in paths:
         if path.is_symlink():
-            raise InputError(f"{path} is a link, through which nothing is written; remove it")
+            raise InputError(f"{path} is a link, and biphase does not write through links; remove it")
 
 
 def sync(path: Path) -> None:

@@ -31,8 +31,8 @@ INDEX = "model.safetensors.index.json"
 """The file that lists the parts of large weights."""
 
 MADE_ONE_BY_ONE, MOST_MADE = re.compile(r"(layers?|groups?|experts?|blocks?|group_num)$"), 1_000
-"""Names of counts in a configuration, and the largest such count: transformers makes that many parts, even if it takes
-forever."""
+"""Names of counts in a configuration, and the largest count that is accepted: transformers would make any number of
+parts, even if that took forever."""
 
 
 def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "tokenizer"] = "model") -> Path:
@@ -75,7 +75,7 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
 
 
 def refuse_missing(name: str, kind: str = "model") -> None:
-    """Raise `InputError` for a path, which cannot be a Hub id, to a missing folder."""
+    """Raise `InputError` for a name that can only be a path, not a Hub id, if its folder is missing."""
     is_path = name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
     if is_path and not Path(name).is_dir():
         raise InputError(f"{kind} {name}: there is no such folder")
@@ -125,14 +125,14 @@ def told_by_hub(problem: str, remedy: str) -> Iterator[None]:
     REMEDY."""
     try:
         yield
-    except Exception as error:  # each library has kinds of its own
+    except Exception as error:  # each library has error types of its own
         if stop := find_stop(error):
             raise stop from None
         raise InputError(f"{problem} ({hub_says(error)}); {remedy}") from None
 
 
 def hub_says(error: BaseException) -> str:
-    """Explain an error of the Hub in one line, with a remedy. Raises our own mistakes again, with their traceback."""
+    """Explain an error of the Hub in one line, with a remedy. Raises bugs of ours again, with their traceback."""
     if is_raised_here(error) and not isinstance(error, OSError):
         raise error
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
@@ -259,7 +259,7 @@ def longest_text(config: Any) -> int | None:
     limit = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     for kind in (rope, *(kind for kind in rope.values() if isinstance(kind, Mapping))):
-        if kind.get("rope_type", kind.get("type")) in ("longrope", "su"):  # the second is its first name
+        if kind.get("rope_type", kind.get("type")) in ("longrope", "su"):  # `su` is its older name
             original = kind.get("original_max_position_embeddings")
             original = original or getattr(config, "original_max_position_embeddings", None) or limit
             limit = min((length for length in (limit, original) if length), default=0)
@@ -282,7 +282,7 @@ def output_width(config: Any) -> int:
 
 
 def position_limit(network: Any) -> int | None:
-    """Return the longest sample that fits a network's positions, the first of which its proof (`encoder.proofs`) has
+    """Return the longest sample that fits a network's positions, from the first one that its proof (`encoder.proofs`)
     found; None for no limit."""
     limit = longest_text(network.config)
     return limit - getattr(network.base_model, "first_position", 0) if limit else None

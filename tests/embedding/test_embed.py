@@ -275,7 +275,7 @@ def test_a_training_that_is_asked_to_stop_keeps_every_step(
 
     monkeypatch.setattr(training.StageRun, "on_step_begin", ask, raising=False)
     for at in (1, 3):
-        with pytest.raises(StoppedError, match=rf"pairs: stopped at step {at} of 4; run the same command to go on"):
+        with pytest.raises(StoppedError, match=rf"pairs: stopped at step {at} of 4; run the same command to continue"):
             train_embedder(recipe, tmp_path / "b")
         [kept] = (tmp_path / "b").glob("*/stages/pairs/trainer/checkpoint-*")
         assert kept.name == f"checkpoint-{at}"
