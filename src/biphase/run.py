@@ -76,8 +76,10 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def claim_run(run: Run, config: dict[str, Any], environment: dict[str, Any]) -> Iterator[None]:
-    """Hold the folder for training, after removing the half-written files of killed processes. If the start fails
-before any work is done, remove a new folder again. Raises `BusyError` when another process holds it.
+    """Hold the folder for training, after removing the half-written files of killed processes.
+
+    If the start fails before any work is done, remove a new folder again. Raises `BusyError` when another process holds
+    it.
     """
     path, is_new = run.path, not run.path.exists()
     with files.locked(path / ".lock", busy=f"{path} is in use by another process; wait for it, or stop it first"):
