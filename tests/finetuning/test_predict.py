@@ -363,7 +363,7 @@ def test_weights_that_are_no_numbers_predict_nothing(model_folder: Path, tmp_pat
     weights.write_bytes(weights.read_bytes()[:-8] + b"\xff" * 8)
     (kept / MARK).unlink()
     write_jsonl(tmp_path / "rows.jsonl", [{"tokens": ["Tip", "ran"]}])
-    with pytest.raises(InputError, match="has weights that are no finite numbers"):
+    with pytest.raises(InputError, match="has weights that are not finite numbers"):
         predict_all(kept, tmp_path / "rows.jsonl")
 
 

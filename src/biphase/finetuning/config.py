@@ -84,7 +84,7 @@ class FinetuneConfig(Strict):
     """Classification into one class: the share of each label that is spread over all classes, as in torch."""
     load_best_model_at_end: bool = False
     """Score validation after each epoch, or after each quarter of the steps where there are fewer than four epochs, and
-    end with the weights that scored best, the earliest of equal ones. The paper ends with the last weights."""
+    end with the weights that scored best, the earliest of equal ones. The paper keeps the last weights."""
     max_length: Annotated[int, Field(ge=2)] = DEFAULT_MAX_LENGTH
     """The longest input in tokens, end-of-text included. A network with fewer positions lowers it. A pair that is too
     long loses tokens of its longer text."""
@@ -106,10 +106,10 @@ class FinetuneConfig(Strict):
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """The type of the arithmetic. `auto` takes bf16 where the device has units for it."""
     weight_dtype: Literal["fp32", "bf16"] = "fp32"
-    """The type of weights and moments. The paper took `bf16`, in which rounding loses the updates of low rates."""
+    """The type of weights and moments. The paper used `bf16`, in which rounding loses the updates of low rates."""
     head: Literal["paper", "transformers"] = "paper"
     """`paper` puts the paper's head on every network, so that scores compare. `transformers` trains the head of the
-    network's own class in transformers, with its dropout, on padded batches. `finetune --keep` trains that one where it
+    network's own class in transformers, with its dropout, on padded batches. `finetune --keep` trains that head if it
     differs from the paper's."""
     head_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """The dropout of the paper's token classifier. Its other heads have none."""
@@ -124,7 +124,7 @@ class FinetuneConfig(Strict):
     """Retrieval: the factor on cosines in the loss (1 / temperature)."""
     ranking: Literal["embeddings", "pairs"] = "embeddings"
     """Retrieval: `pairs` trains a cross-encoder, which reads a query and a document together. It learns from relevant
-    documents beside others that BM25 finds, and reorders the 100 best of BM25."""
+    documents and others that BM25 finds, and reorders BM25's 100 best."""
     judged_only: bool | None = None
     """Retrieval: search only the documents that the judgements of the split name. None: yes for the paper's tasks, as
     in the paper, and no for others."""
@@ -139,7 +139,7 @@ class FinetuneConfig(Strict):
     @model_validator(mode="after")
     def settings_fit(self) -> "FinetuneConfig":
         if self.shots is not None and self.max_train_examples is not None:
-            raise ValueError("shots and max_train_examples both say what is trained on; give one")
+            raise ValueError("shots and max_train_examples both choose the training examples; give one")
         return self
 
     def schedule(self, num_steps: int) -> Schedule:
@@ -150,11 +150,11 @@ class FinetuneConfig(Strict):
 
 
 def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> FinetuneConfig:
-    """Reduce a configuration to what matters for this task, so that equal requests have one name.
+    """Reduce a configuration to the settings that matter for this task, so that equal requests have one name.
 
     Settings that the task does not use take their defaults, and `max_length` is at most the network's
     (`encoder.models.Encoder`). The settings of `PLACEMENT` and a precision of `auto` stay. Raises `InputError` for
-    settings that the task cannot have.
+    settings that do not fit the task.
     """
     if config.frozen and task.kind.is_search:
         raise InputError(f"frozen: {task.name} has no head to train; zero-shot:FOLDER scores embeddings as they are")
@@ -225,7 +225,7 @@ class CellPlan:
 def plan_cells(
     model: str, tasks: Sequence[str], config: FinetuneConfig, data_dirs: DataDirs, label: str | None = None
 ) -> list[CellPlan]:
-    """Plan the cells of a model on some tasks. Scores name the model `label` instead of `model` where it is given."""
+    """Plan the cells of a model on some tasks. Scores name the model `label`, if given, instead of `model`."""
     identity, config = replace(identify(model), name=label or model), resolve_precision(config)
     return [plan_cell(identity, *find_task_sources(task, data_dirs), config) for task in tasks]
 

@@ -1,5 +1,5 @@
 """The objective of each step and its microbatches, made one step ahead. `curriculum.OBJECTIVES` has the facts of each
-objective; only this module trains them differently.
+objective. Only in this module does training depend on the objective.
 
 A curriculum is a list of phases. A pure phase has one objective; a mixed phase (`clm_share`) has CLM steps between
 those of its masked objective. Each step belongs to one pure phase. While a step computes, a thread labels the batch of

@@ -80,7 +80,7 @@ def outline_network(
     """Make a network without values, to be divided among processes. Every process must call it.
 
     Only the first process calls `load`, which draws or reads the network, and proves it. That process gets the whole
-    network back beside the outline, so that it is in memory once, and on no device.
+    network back beside the outline, so that it is in memory only once, and not on a device.
     """
     whole = None
     with world.fail_together():

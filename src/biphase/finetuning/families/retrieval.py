@@ -23,7 +23,7 @@ from biphase.tasks.spec import TASK_SPLITS, TaskSplit
 from biphase.tasks.splits import Collection, Judgements, own_documents
 
 TOP = 100
-"""Documents that the metrics look at for a query."""
+"""The number of documents per query that the metrics read."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Split(EncodedSplit):
     judged_N: np.ndarray
     """Documents that any judgement of the split names, ascending, also for queries that are not evaluated."""
     itself_A: np.ndarray
-    """For each query the document that is the query itself, which search leaves out; -1 for none."""
+    """For each query, the document that is the query itself, which its search leaves out; -1 for none."""
 
     @cached_property
     def lengths_I(self) -> np.ndarray:
@@ -79,7 +79,7 @@ class Split(EncodedSplit):
         return loss.detach()
 
     def predict(self, model: BatchModel, cell: CellContext) -> Ranked:
-        """Search by cosine, exactly; the longest documents are embedded first."""
+        """Search by cosine, exactly; embed the longest documents first."""
         queries_Q = np.unique(self.queries_J)
         assert cell.config.judged_only is not None, "the configuration is settled"
         documents_N = self.judged_N if cell.config.judged_only else np.arange(self.documents.num_samples)
@@ -144,15 +144,15 @@ def encode(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig)
 
 
 def contrastive_loss(queries_BD: Tensor, documents_BD: Tensor, positives_BB: Tensor, scale: float) -> Tensor:
-    """Compute the mean cross-entropy, in nats, of finding each query's own document by scaled cosine. The `positives`,
-    documents of other pairs that are relevant too or are the query itself, are no negatives."""
+    """Compute the mean cross-entropy, in nats, of finding each query's own document by scaled cosine. The `positives`
+    (documents of other pairs that are relevant too, or are the query itself) do not count as negatives."""
     scores_BB = scale * normalize(queries_BD, dim=-1) @ normalize(documents_BD, dim=-1).T
     targets_B = torch.arange(len(scores_BB), device=scores_BB.device)
     return cross_entropy(scores_BB.masked_fill(positives_BB, float("-inf")), targets_B)
 
 
 def no_negatives(split: Split, queries_B: np.ndarray, documents_B: np.ndarray) -> Tensor:
-    """Tell, [B, B], which documents of other pairs are a query's own pairs too, or the same text as the query."""
+    """Tell, [B, B], which documents of other pairs also form a pair with the query, or are the query's own text."""
     keys_J = split.keys_J
     keys_BB = queries_B[:, None] * split.documents.num_samples + documents_B
     is_positive_BB = keys_J[np.minimum(np.searchsorted(keys_J, keys_BB), len(keys_J) - 1)] == keys_BB

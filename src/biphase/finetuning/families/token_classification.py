@@ -48,7 +48,7 @@ class Split(EncodedSplit):
         return balance_classes(np.bincount(self.targets_of(items), minlength=len(cell.task.classes)))
 
     def loss(self, output: Tensor, batch: Batch, items: np.ndarray, cell: CellContext) -> Tensor:
-        """The cross-entropy of the tokens of words."""
+        """Compute the cross-entropy over the tokens of words."""
         words_T = self.words_T[batch.indices_T]
         targets_T = np.where(words_T >= 0, self.tags_W[words_T], -100)  # torch ignores -100
         return cross_entropy(cell, output, targets_T, self.targets_of(items))
@@ -58,8 +58,8 @@ class Split(EncodedSplit):
         return self.tags_W
 
     def predict(self, model: BatchModel, cell: CellContext) -> tuple[np.ndarray, np.ndarray]:
-        """Predict the tags, [W], and the mean probability of its tag over a word's tokens, [W]; 0 for a word that was
-        cut off."""
+        """Predict the tag of each word, [W], and the mean probability of this tag over the word's tokens, [W]; 0 for a
+        word that was cut off."""
         classes = cell.task.classes
         num_words = len(self.tags_W)
         logits_TC = self.texts.predict(model, cell)
@@ -88,7 +88,7 @@ def encode_words(examples: Sequence[TaggedWords], tokenizer: HashedTokenizer, co
     encoded = tokenizer.tokenize(sentences, with_spans=True)
     for example, first, (ids, spans_T2) in zip(examples, word_bounds_S1[:-1], encoded, strict=True):
         parts.append(ids)
-        # The words of the tokens that are not cut off, counted through the whole split, between special tokens (-1).
+        # The word of each token that is not cut off, counted through the whole split, between special tokens (-1).
         last_characters = np.maximum(spans_T2[:, 1] - 1, spans_T2[:, 0])[:room]
         ends_W = np.cumsum([len(word) + 1 for word in example.words]) - 1  # a space belongs to the word after it
         inside = np.searchsorted(ends_W, last_characters, side="right").clip(max=len(ends_W) - 1)
@@ -135,7 +135,7 @@ def tag_rows(split: Split, predictions: tuple[np.ndarray, np.ndarray], classes: 
 
 
 SHARED = 4
-"""An input that continues a text shares one in so many words with the input before it."""
+"""An input that continues a text shares one word in `SHARED` with the input before it."""
 
 
 def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
