@@ -428,7 +428,7 @@ def test_a_linear_map_is_learnt_kept_and_gone_on_with(
     train_embedder(again, tmp_path / "b")  # from the stage before, as it was kept
     learnt = load_file(tmp_path / "again" / "2_Dense" / "model.safetensors")["linear.weight"]
     torch.testing.assert_close(learnt, linear.linear.weight.detach(), rtol=0, atol=1e-6)
-    with pytest.raises(InputError, match="had no such map"):
+    with pytest.raises(InputError, match="has no such map"):
         make("dense=true", "merge=0.5")
 
 
@@ -478,7 +478,7 @@ def test_a_checkpoint_without_a_mark_was_not_finished(
     (last / MARK).unlink()
     (last / "model.safetensors").write_bytes(b"half")
     go_on(make(), tmp_path / "b", whole)
-    assert "stage pairs: begins anew, its checkpoint was not finished" in capsys.readouterr().err
+    assert "stage pairs: starts over, because its checkpoint was not finished" in capsys.readouterr().err
 
 
 def test_a_teacher_reads_with_its_own_prompts(wide_teacher: Path, tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_what_is_refused_before_anything_is_sent(hub: SimulatedHub, folder: Path
 
 def test_a_public_repository_is_asked_for(hub: SimulatedHub, folder: Path) -> None:
     hub.commit("me/encoder", {})
-    with pytest.raises(InputError, match="is there already, and public; say public"):
+    with pytest.raises(InputError, match="already exists, and is public; say public"):
         push(folder, "me/encoder", license="mit", language="en")
     assert not sent_to(hub, "me/encoder")
     push(folder, "me/new", license="mit", language="en", public=True)

@@ -31,7 +31,7 @@ PLAIN_TYPES = {
     "qwen3_vl_moe_text": "qwen3_moe",
 }
 """Types of text networks without a class of their own → the types that compute the same. Without images, Qwen's three
-axes of positions are one."""
+axes of positions coincide."""
 
 ROPE_THETA_UNLESS_SAID = 250_000.0
 BACKBONE_PARTS = {"model", "embed_tokens", "layers", "norm"}
@@ -178,4 +178,4 @@ def read_old_config(path: Path) -> Any:
     settings = {"rope_theta": ROPE_THETA_UNLESS_SAID, "classifier_pooling": old.get("clf_pooling", "late")}
     settings |= {key: value for key, value in old.items() if key in {*names, "rope_theta", "rope_scaling"}}
     with told_as(f"{path} is no configuration of a EuroBERT"):
-        return EuroBertConfig(**settings)  # which makes `rope_parameters` of the two old keys
+        return EuroBertConfig(**settings)  # it makes `rope_parameters` from the two old keys

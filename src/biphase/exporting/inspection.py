@@ -1,5 +1,5 @@
-"""Any model folder → facts about it, from what transformers computes and what its files say: head, direction,
-tokenizer, pooling, prompts, limits.
+"""Any model folder → facts about it, from transformers' results and from its files: head, direction, tokenizer,
+pooling, prompts, limits.
 
 Contradictions become warnings: a missing head that transformers draws at random; a network whose direction differs from
 its configuration; token ids without a row; weights that nothing reads, or that are not finite.

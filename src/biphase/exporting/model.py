@@ -92,10 +92,10 @@ SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
 }
 """The fixed files of sentence-transformers, in the form of version 2, which later ones and other programs read."""
 NEEDS_VERSION: dict[str, Any] = {"requirements": {"transformers": f">={FLOOR}"}}
-"""The requirement of a bidirectional decoder; sentence-transformers checks it from 6.2 on."""
+"""The requirement of a bidirectional decoder, which sentence-transformers checks since 6.2."""
 
 POOLING_KEYS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
-"""The poolings in that form: `mean`, for example, is `mean_tokens`."""
+"""The names of poolings in that form: `mean`, for example, is `mean_tokens`."""
 
 
 def export_checkpoint(
@@ -109,7 +109,7 @@ def export_checkpoint(
 
     Args:
         merge: first average the network with the decoder that it came from, with this weight for the decoder.
-        complete: a function that adds to the folder after the proof.
+        complete: a function that adds files to the folder after the proof.
 
     Raises:
         InputError: no such checkpoint, a damaged one, a folder that is not empty, or nothing to merge with.
@@ -133,7 +133,7 @@ def export_checkpoint(
         longest = position_limit(exported) or recipe.data.max_sample_tokens
         tokenizer = export_tokenizer(source / "model", part, exported.config, causal, longest)
         misread_as = misreading_class(tokenizer, exported.config)
-        if not causal and not misread_as:  # sentence-transformers takes what AutoTokenizer takes
+        if not causal and not misread_as:  # sentence-transformers loads what AutoTokenizer loads
             write_sentence_transformer(part, exported, longest)
         check_export(part, kind, network, causal)
         write_golden(part)
@@ -223,7 +223,7 @@ def export_tokenizer(source: Path, folder: Path, config: Any, causal: bool, long
     tokenizer = load_tokenizer(source)
     tokenizer.model_max_length = longest
     if causal:
-        tokenizer.padding_side = "left"  # `generate` goes on from the end of a row
+        tokenizer.padding_side = "left"  # `generate` continues from the end of a row
     else:
         close_texts(tokenizer)
     tokenizer.save_pretrained(folder)

@@ -1,7 +1,7 @@
 """Any model folder → its outputs by name, as transformers alone or sentence-transformers computes them.
 
-They are the reference for all other forms of the folder: an ONNX file, a plain Llama, llama.cpp, a server. No pickle is
-opened, and no code of the folder is run.
+They are the reference for all other forms of the folder: an ONNX file, a plain Llama, llama.cpp, a server. This module
+opens no pickle and runs no code of the folder.
 
 Letters: S texts of a batch, L tokens of the longest of them, D width.
 """
@@ -30,7 +30,7 @@ from biphase.tasks.families import KINDS
 TOKEN_OUTPUTS = ("last_hidden_state", "start_logits", "end_logits")
 """The outputs with a row per token; `logits` have one per token or per text."""
 LONGEST = 2048
-"""The longest text of a proof, if a network has positions for twice as many tokens."""
+"""The longest text of a proof, in a network with positions for twice as many tokens."""
 LENGTHS = ((1,), (2,), (3, 1), (LONGEST,), (17, LONGEST, 1), (9, 40, 5, 1, 23))
 """The batches of a proof, each by the lengths of its texts."""
 NUM_TEXTS, TEXT_CHARACTERS, TEXTS_AT_ONCE = 64, 400, 8
