@@ -288,7 +288,7 @@ def test_words_are_searched_by_their_stems_and_without_stop_words(encoder_folder
     assert json.loads((index / "index.json").read_text())["language"] == "none"
     with pytest.raises(InputError, match=r"has the words of language 'none', not of 'fr': search its text"):
         search(index, "flow", language="fr")
-    with pytest.raises(InputError, match="language 'elvish' is none with stems or stop words"):
+    with pytest.raises(InputError, match="language 'elvish' has neither stems nor stop words"):
         search(papers, "flow", language="elvish")
 
 

@@ -160,7 +160,7 @@ def test_no_numbers_and_code_of_its_own(make_model: Callable[..., Path]) -> None
 
     change_weights(folder, damage)
     facts = biphase.inspect(folder)
-    assert "weights are no finite numbers: encoder.layer.0.output.dense.weight" in "\n".join(facts["warnings"])
+    assert "weights are not finite numbers: encoder.layer.0.output.dense.weight" in "\n".join(facts["warnings"])
     assert "direction" not in facts
 
 

@@ -48,7 +48,7 @@ def unfold_squad(document: Any) -> Iterator[Row]:
 def unfold_record(line: Any) -> Iterator[Row]:
     """Yield the questions about a passage, with its entities."""
     text, entities = line["passage"]["text"], line["passage"]["entities"]
-    spans = [(entity["start"], entity["end"] + 1) for entity in entities]  # ends are inclusive there
+    spans = [(entity["start"], entity["end"] + 1) for entity in entities]  # its ends are inclusive
     named = {"text": [text[start:end] for start, end in spans], "start": [start for start, _ in spans]}
     for question in line["qas"]:
         answers = [{"text": answer["text"], "start": answer["start"]} for answer in question["answers"]]

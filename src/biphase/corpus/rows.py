@@ -40,7 +40,7 @@ MAX_LINE_BYTES = 1 << 28
 DAMAGED = "it is damaged, cut short or not what its ending says"
 
 SHORT_ROW: Row = {}
-"""The value of a row with too few fields, where the layout allows such rows."""
+"""The value of a row with too few fields, if the layout allows such rows."""
 
 FORMATS: dict[str, Format] = {
     ".jsonl": "jsonl",
@@ -69,13 +69,13 @@ class FileForm(Strict):
     """The form of a file of rows."""
 
     format: Format | None = None
-    """The format of the files. Unless it is given, the ending decides; other endings have columns."""
+    """The format of the files. By default, the ending decides; other endings have columns."""
     quotes: bool | None = None
-    """Whether fields of a .tsv may stand in quotes, as pandas and Excel write them; in a .csv they always may. Unless
-    it is given, a quoted header decides, and doubt is an error. Tables of biphase's own tasks have no quotes."""
+    """Whether fields of a .tsv may be in quotes, as pandas and Excel write them; in a .csv they always may. By default,
+    a quoted header decides, and doubt is an error. Tables of biphase's own tasks have no quotes."""
     delimiter: Delimiter | None = None
-    """The character between fields. Unless it is given: tabs in a .tsv; in a .csv commas, or semicolons where the
-    header has some and no comma."""
+    """The character between fields. By default: tabs in a .tsv; in a .csv commas, or semicolons if the header has some
+    and no comma."""
     has_header: bool = True
     """Whether the first row of a .csv or .tsv names the columns. Without a header they are called 0, 1, … (see
     `rename`)."""
@@ -320,7 +320,7 @@ def saved_tables(folder: Path) -> list[Path]:
     state: Any = read_json_file(folder / SAVED_STATE) if (folder / SAVED_STATE).is_file() else None
     try:
         return [folder / Path(file["filename"]).name for file in state["_data_files"]]
-    except (KeyError, TypeError):  # no such file, or that of another program
+    except (KeyError, TypeError):  # no such file, or one of another program
         return []
 
 
@@ -450,7 +450,7 @@ def read_separated(path: Path, layout: FileForm, form: TableForm, lines: Iterato
             if layout.has_header:
                 continue
         fits = len(fields) == len(header)
-        # Splitting would cut a quoted text with line ends or tabs; then only a part of it is here.
+        # Splitting would cut a quoted text with line ends or tabs, and leave only a part of it in the field.
         quoted = (field for field in fields if len(field) > 1 and field[0] == QUOTE)
         if is_guessed and any(field[-1] == QUOTE or not fits for field in quoted):
             remedy = "say `quotes: true` beside its name if they only enclose it (as pandas and Excel write them), "
@@ -466,7 +466,7 @@ def quoted_fields(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[
     """Yield each row that is not empty: its first line's number, and its fields."""
     csv.field_size_limit(MAX_LINE_BYTES)  # else an open quote consumes a file of any size
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    before = 0  # lines that earlier rows took
+    before = 0  # the number of lines in earlier rows
     try:
         for fields in reader:
             if fields:
@@ -491,7 +491,7 @@ def read_sheet(path: Path) -> Iterator[PlacedRow]:
         from openpyxl import load_workbook
     except ModuleNotFoundError:
         raise InputError(f"{path}: .xlsx needs openpyxl: pip install 'biphase[xlsx]', or save it as .csv") from None
-    warnings.filterwarnings("ignore", module="openpyxl")  # about styles that it drops
+    warnings.filterwarnings("ignore", module="openpyxl")  # it warns about styles that it drops
     header: list[str] = []
     texts: set[str] = set()
     with reading(path, DAMAGED), zipfile.ZipFile(path) as parts:

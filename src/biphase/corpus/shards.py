@@ -34,7 +34,7 @@ SHARD_SPLITS: tuple[ShardSplitName, ...] = get_args(ShardSplitName)
 
 
 class SplitRecord(Strict):
-    """The record of one split: in one shard, with the hashes of its files, or in the whole set, without."""
+    """The record of one split: in one shard, with the hashes of its files, or in the whole set, without hashes."""
 
     later: ClassVar[frozenset[str]] = frozenset({"tokens_sha256", "ends_sha256", "hashes_sha256"})
     documents: Count
@@ -194,7 +194,7 @@ class ShardSet:
     def check_documents(self, index: int, start: int, stop: int) -> None:
         """Check the hashes of the documents in [start, stop) of the stream, each on its first read.
 
-        All lie in the shard with this index. Raises `InputError` for a damaged one.
+        All of them are in the shard with this index. Raises `InputError` for a damaged one.
         """
         shard = self.manifest.shards[index]
         shard_start = self.starts[index]

@@ -45,14 +45,14 @@ MOSTLY, MUCH = 0.8, 0.3
 """The share of one language from which the whole text counts as that language, and the share of code from which it
 counts as code, because code has comments too."""
 PIECE, MOST_PIECES = 1000, 20
-"""The least characters to judge at once, because fewer say little, and about the number of pieces of a text."""
+"""The fewest characters to judge at once, because fewer say little, and the approximate number of pieces of a text."""
 CODE_SIGNS = frozenset("{}()[]=;<>_+*/\\#&|")
 LEAST_SIGNS, LEAST_INDENTED = 0.045, 0.3
 """The least share of signs among the characters of program code, and of indented lines. Prose has a fifth of these
 signs; tables and lists have no indented lines."""
 LANGUAGE_TEXTS = 100
 LEAST_MARGIN = 0.02
-"""The least lead of the likeliest language over the next one, in nats per character, in text of any language."""
+"""The least lead of the likeliest language over the next one, in nats per character, for text that has a language."""
 
 
 def find_language(texts: Iterable[str]) -> str:
@@ -149,7 +149,7 @@ class TextSource:
     path: Path | None = None
     """The file, with links resolved."""
     rows: Any = None
-    """The texts or rows in memory."""
+    """Texts or rows in memory."""
     copies: frozenset[int] = frozenset()
     """The indices of the documents to leave out because an earlier one has their text."""
 
@@ -281,7 +281,7 @@ def folder_sources(folder: Path) -> list[TextSource]:
             continue
         tables = saved_tables(path.parent) if ending_of(path) in (".arrow", ".json") else []
         is_cached = ending_of(path) == ".arrow" and bool(tables) and path not in tables  # `datasets` caches beside them
-        # A .csv beside texts is often about them, so it is read only by name.
+        # A .csv beside texts is often about them, so read it only if it is named.
         if path.is_file() and kind_of(path) not in (None, "csv") and not is_cached:
             readable.append(path)
         elif path.is_file() or path.is_symlink():
@@ -294,7 +294,7 @@ def folder_sources(folder: Path) -> list[TextSource]:
 
 def name_left_out(kind: str, names: list[str], num_files: int) -> None:
     if names:
-        console.err.print(f"{len(names):,} of {num_files:,} files are {kind} and stay out: {first_of(names)}")
+        console.err.print(f"{len(names):,} of {num_files:,} files are {kind} and left out: {first_of(names)}")
 
 
 def file_source(path: Path) -> TextSource:
@@ -368,7 +368,7 @@ def read_txt(path: Path, txt_documents: TxtDocuments) -> Iterator[Document]:
     for number, line, num_bytes in read_text_lines(path):
         if txt_documents == "lines":
             yield Document(f"{path.name}:{number}", line.rstrip("\r\n"), num_bytes)
-        elif txt_documents == "file" or line.strip(string.whitespace):  # of ASCII: other spaces make no blank line
+        elif txt_documents == "file" or line.strip(string.whitespace):  # ASCII spaces only: others make no blank line
             first, num_chars = (first, num_chars + len(line)) if lines else (number, len(line))
             lines.append(line)
             if num_chars > MAX_LINE_BYTES:

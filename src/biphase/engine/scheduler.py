@@ -28,7 +28,8 @@ from biphase.files import content_hash, read_json_as, write_json
 from biphase.machine import STOPS, grace, handled
 
 START_ATTEMPTS = 3
-"""The number of workers in a row that may end before they take a unit (short of memory, say). Then the run ends."""
+"""The number of consecutive workers that may end before they take a unit (for lack of memory, say). Then the run
+ends."""
 
 WAITING = "waiting for units on which other processes work"
 
@@ -69,7 +70,7 @@ def run_units(
         StoppedError: after a signal in `machine.STOPS`.
     """
     queue = UnitQueue(list(units), waits_for_busy)
-    grace()  # an unreadable value is refused before anything starts
+    grace()  # refuse an unreadable value before anything starts
     return run_here(queue, on_progress) if engine.workers == 0 else schedule(queue, engine, folder, on_progress)
 
 
@@ -187,7 +188,7 @@ def unless_failed(function: Callable[..., Any], arguments: dict[str, Any], recor
     Otherwise the processes that wait for a unit would repeat it one by one, for hours and with the same result.
     """
     failure = read_failure(record, mtime)
-    if failure is not None and failure.traceback:  # without one, it was blocked or its worker died: it may succeed here
+    if failure is not None and failure.traceback:  # else blocked, or its worker died: it may succeed here
         raise InputError(failure.reason)
     return function(**arguments)
 
@@ -219,7 +220,7 @@ class Pace:
 
 
 LEAST_PROGRESS = 0.1
-"""The part of a unit that must be done before its pace counts, since its first seconds go to loading."""
+"""The share of a unit that must be done before its pace counts, because its first seconds go to loading."""
 
 
 class Forecast:

@@ -47,7 +47,7 @@ def examine_model(folder: Path) -> Facts:
     if unused := sorted(report["unexpected_keys"]):
         warnings.append(f"{len(unused)} weights are read by nothing in {type(model).__name__}: {first_of(unused)}")
     if broken := [name for name, weight in model.state_dict().items() if not weight.isfinite().all()]:
-        warnings.append(f"weights are no finite numbers: {first_of(broken)}")
+        warnings.append(f"weights are not finite numbers: {first_of(broken)}")
     else:
         facts["direction"] = examine_direction(model, config, warnings)
     facts |= examine_texts(folder, model, config, warnings)
