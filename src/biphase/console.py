@@ -2,7 +2,7 @@
 
 TensorBoard or Weights & Biases receive the records of metrics.jsonl under the names of transformers' trainer
 (`train/learning_rate`, `eval/…`). Metrics that depend on the objective include its name (`train/mlm_loss`,
-`eval/clm_accuracy`), so that no curve jumps where an objective ends.
+`eval/clm_accuracy`), so that no curve jumps at the end of an objective.
 """
 
 import os
@@ -36,14 +36,15 @@ TRAINER_NAMES = {"lr": "learning_rate", "tokens_seen": "num_input_tokens_seen", 
 
 
 def check_tracking(name: TrackingName | None) -> None:
-    """Raise `InputError` where the package is not installed. A folder `wandb` of earlier runs is no package."""
+    """Raise `InputError` if the package is not installed. A folder `wandb` of earlier runs is no package."""
     if name and getattr(find_spec(name), "origin", None) is None:
         extra = "wandb" if name == "wandb" else "tracking"
         raise InputError(f"tracking: {name} needs a package that is not installed; pip install 'biphase[{extra}]'")
 
 
 def name_scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """`{kind: train, objective: mlm, step: 3, loss: 2.0, lr: 0.1}` → train/mlm_loss 2.0, train/learning_rate 0.1."""
+    """Name the numbers of a record: `{kind: train, objective: mlm, step: 3, loss: 2.0, lr: 0.1}` → train/mlm_loss 2.0,
+    train/learning_rate 0.1."""
     scalars = {}
     for key, value in record.items():
         if key not in ("kind", "objective", "step"):
@@ -265,7 +266,7 @@ class Tracker:
         if err.is_terminal and not err.quiet:
             whole = Column(no_wrap=True, min_width=len(label))
             name = TextColumn("{task.description}", markup=False, table_column=whole)
-            bars = [BarColumn(24)] if err.width >= 110 else []  # where there is room
+            bars = [BarColumn(24)] if err.width >= 110 else []  # if there is room
             clipped_end = Column(no_wrap=True, overflow="ellipsis", ratio=1)
             note = TextColumn("{task.fields[note]}", markup=False, table_column=clipped_end)
             self.bar = Progress(name, *bars, TimeElapsedColumn(), note, console=err, transient=True, expand=True)

@@ -107,7 +107,7 @@ class Phase(Strict):
     mask_token_share: Share = 1.0
     """The share of the chosen tokens that are replaced by the mask token. The paper: all. BERT: 0.8."""
     random_token_share: Share = 0.0
-    """The share of the chosen tokens that are replaced by a random token. BERT: 0.1. The rest stay as they are."""
+    """The share of the chosen tokens that are replaced by a random token. BERT: 0.1. The rest stay unchanged."""
     mask_passes: Annotated[PositiveCount, Field(le=100)] = 1
     """The number of updates in a row that read the same text, each masking other tokens. With 2, training skips every
     second batch of text. A text then has as many targets as with twice the ratio, and each target sees more of the

@@ -40,7 +40,7 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
 
 
 def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """Return the type of the arithmetic: bf16 where the device has units for it, else fp32. Raises `InputError` for any
+    """Return the type of the arithmetic: bf16 if the device has units for it, else fp32. Raises `InputError` for any
     other name."""
     if precision not in ("auto", "bf16", "fp32"):
         raise InputError(f"precision '{precision}': give auto, bf16 or fp32")
@@ -64,7 +64,7 @@ def has_bf16_units(device: torch.device) -> bool:
 
 
 def missing_for_compile(device: torch.device) -> str:
-    """Name the tool that torch.compile lacks on this device, with the remedy; "" where it works."""
+    """Name the tool that torch.compile lacks on this device, with the remedy; "" if it works."""
     if device.type == "cpu":
         has_compiler = any(shutil.which(name) for name in ("g++", "clang++", "c++"))
         return "" if has_compiler else "there is no C++ compiler; install g++"

@@ -120,7 +120,7 @@ class World:
 
 
 class Heart(threading.Thread):
-    """A thread that beats for this process and watches the beats of others, through the store where all have met.
+    """A thread that beats for this process and watches the beats of others, through the store at which all have met.
 
     The first process watches all others, and they watch the first. Each measures silence in its own beats, so that no
     process counts as silent while the whole run is suspended or starved. The first to find a silent process names it
@@ -291,7 +291,7 @@ def launch() -> int:
         codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
         if errors := [code for code in codes.values() if code > 0]:
             return errors[0]
-        # SIGTERM is what torchrun sends to the others.
+        # torchrun sends SIGTERM to the others.
         rank = next((rank for rank, code in codes.items() if code != -signal.SIGTERM), min(codes))
         line = f"process {rank} (pid {failed.failures[rank].pid}) {describe_kill(-codes[rank])}; {GO_ON}"
     except RendezvousError:

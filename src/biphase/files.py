@@ -174,7 +174,7 @@ def open_alone(path: Path, *, wait: bool = True) -> int:
     """Open and lock a file for writing, never through a link; create it if it is missing. Returns a file descriptor.
 
     Raises `BlockingIOError` when another process holds the lock and `wait` is off, and `OSError` on a file system
-    without locks, where it leaves no new file.
+    without locks, after removing a new file.
     """
     while True:
         is_new = not path.exists()
@@ -273,12 +273,12 @@ def read_hashed(path: Path, kind: type[Stored], remedy: str) -> Stored:
 def whole_folder(path: Path, *, is_lasting: bool = False) -> Iterator[Path]:
     """Yield a folder to fill, which takes its name only if the block ends without an error.
 
-    It replaces an existing folder at `path`. The next call clears what a killed process left. With `is_lasting`, all
-    files are on the disk before the folder takes its name, so that it survives a power cut.
+    It replaces an existing folder at `path`. The next call clears the leftovers of a killed process. With `is_lasting`,
+    all files are on the disk before the folder takes its name, so that it survives a power cut.
 
     Raises:
         BusyError: another process writes a folder of this name.
-        OSError: the disk is full or the like, even where a library wraps that error in its own.
+        OSError: the disk is full or the like, even if a library wraps that error in its own.
     """
     path = path.resolve()
     old = path.with_name(f".{path.name}.old.part")
@@ -309,8 +309,8 @@ def whole_folder(path: Path, *, is_lasting: bool = False) -> Iterator[Path]:
 @contextmanager
 def claimed(path: Path, ending: str = "part") -> Iterator[Path]:
     """Claim the path of a future folder by an empty, locked folder beside it, and remove that folder at the end unless
-    the block renamed it. Clears what a killed process left in it. NFS cannot lock folders, so there the claim keeps
-    nobody out.
+    the block renamed it. Clears the leftovers of a killed process in it. NFS cannot lock folders, so there the claim
+    keeps nobody out.
 
     Args:
         ending: the suffix of that folder's name; choose another one for work that ends with a `whole_folder` at `path`.
@@ -344,7 +344,7 @@ def claimed(path: Path, ending: str = "part") -> Iterator[Path]:
 
 
 NO_LOCKS = (errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Errors of file systems that do not lock folders; the first is that of NFS."""
+"""Errors of file systems that do not lock folders; NFS gives the first."""
 
 
 RUST_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")

@@ -80,7 +80,7 @@ DEVICES = {
 """Peak FLOP/s, GiB of memory and watts of one device. The peak is for dense bf16 (V100 and T4: fp16) with sums in fp32,
 by the vendors' data sheets, and for the RTX cards by NVIDIA's whitepapers of Ada (165.2) and GA102 (71). Figures "with
 sparsity" are halved. Where a device has two sizes of memory, this is the smaller. Watts are a board's highest power, 0
-where it is unknown. MI250 and MI250X: one of their two dies, each a device to programs, with half of the board's power.
+if it is unknown. MI250 and MI250X: one of their two dies, each a device to programs, with half of the board's power.
 CPU: one core, fp32 with AVX2 as measured on an EPYC (a core with bf16 matrix units reaches 20 times as much); its
 memory is the machine's."""
 
@@ -332,7 +332,8 @@ def activations_per_token(shape: Shape, number_bytes: int, *, recomputes: bool) 
     """Count the numbers per token that the backward pass needs, in the type of the arithmetic (see above)."""
     of_layer, of_input, of_ends = WIDTHS_KEPT[number_bytes]
     of_block = of_layer * shape.width + 2 * shape.head_width * (shape.heads + shape.kv_heads) + 4 * shape.ffn
-    # With checkpointing, each block keeps its input in fp32, and one block at a time all that it computes.
+    # With checkpointing, each block keeps its input in fp32, and only one block at a time keeps everything that it
+    # computes.
     of_blocks = shape.layers * of_input * shape.width + of_block if recomputes else shape.layers * of_block
     return of_blocks + of_ends * shape.width
 

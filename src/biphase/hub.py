@@ -94,7 +94,8 @@ def pin_commit(id: str, revision: str | None) -> str:
 def load_rows(id: str, config: str | None, split: str, commit: str, streaming: bool = False) -> Any:
     """Load the rows of a data set's split at a commit by `datasets`, which never runs the data set's code.
 
-    When the Hub does not answer, `datasets` uses what it prepared last; refuse another commit or configuration.
+    When the Hub does not answer, `datasets` uses the data that it prepared last; refuse another commit or
+    configuration.
     """
     import datasets
     from datasets.packaged_modules.cache.cache import Cache
@@ -196,7 +197,7 @@ def refuse_endless(name: str, config: Any) -> None:
     """Raise `InputError` for the configuration of a network with too many parts."""
     for key, count in config.to_dict().items():
         if MADE_ONE_BY_ONE.search(key) and isinstance(count, int) and count > MOST_MADE:
-            raise InputError(f"{name} says {key} {count}; up to {MOST_MADE:,} are made")
+            raise InputError(f"{name} has {key} {count}; at most {MOST_MADE:,} are allowed")
 
 
 def load_whole_config(source: str | Path) -> "PretrainedConfig":
@@ -210,13 +211,13 @@ def load_whole_config(source: str | Path) -> "PretrainedConfig":
     name = model_name(source)
     with told_as(f"cannot read a model configuration from {name}"):
         content: Any = PretrainedConfig.get_config_dict(str(source))[0]
-        refuse_own_code(name, validate_record(Path(source, "config.json"), content, dict[str, Any], "save it anew"))
+        refuse_own_code(name, validate_record(Path(source, "config.json"), content, dict[str, Any], "save it again"))
         published: PretrainedConfig = AutoConfig.from_pretrained(str(source), trust_remote_code=False)
         config = published.get_text_config()
     quantized = getattr(published, "quantization_config", None) or getattr(config, "quantization_config", None)
     if quantized:
         method = quantized.get("quant_method", "in a way that it does not name")
-        raise InputError(f"{name} is quantized ({method}): give the weights that are not")
+        raise InputError(f"{name} is quantized ({method}): give a model that is not")
     return published
 
 
@@ -236,7 +237,7 @@ def refuse_own_code(name: str, content: dict[str, Any]) -> None:
     kind = content.get("model_type")
     if kind == "eurobert" and not content.keys() & {"rope_theta", "rope_parameters"}:
         # Without a RoPE base in it, its own code and transformers assume different ones.
-        raise InputError(f"{name} is a EuroBERT for its own code; convert it first: biphase convert {name} FOLDER")
+        raise InputError(f"{name} is a EuroBERT with its own code; convert it first: biphase convert {name} FOLDER")
     if kind not in CONFIG_MAPPING:
         reason = f"{name} needs its own code (type '{kind}', auto_map in its config.json), which is never run"
         raise InputError(f"{reason}; choose a model of a type that transformers knows")
@@ -267,7 +268,7 @@ def longest_text(config: Any) -> int | None:
 
 
 def count_positions(config: Any) -> int:
-    """Count the positions of a network by its configuration; its type decides where the first one is."""
+    """Count the positions of a network by its configuration; its type decides which position is the first."""
     positions = longest_text(config)
     if not positions:
         return 2**31
@@ -300,11 +301,11 @@ def refuse_pickles(source: str | Path) -> None:
         return
     index, weight_files = folder / INDEX, {path.name for path in folder.glob("*.safetensors")}
     if index.exists():
-        weight_map = read_json_as(index, dict[str, Any], "save the model anew").get("weight_map")
+        weight_map = read_json_as(index, dict[str, Any], "save the model again").get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
-            raise InputError(f"{index} is damaged (it has no weight_map); save the model anew")
+            raise InputError(f"{index} is damaged (it has no weight_map); save the model again")
         for name in sorted({str(name) for name in weight_map.values()} - weight_files):
-            raise InputError(f"{index} names '{name}', which is no *.safetensors file beside it; save the model anew")
+            raise InputError(f"{index} names '{name}', which is no *.safetensors file beside it; save the model again")
     if not weight_files:
         remedy = "choose a folder or revision that has them (refs/pr may), or write them by model.save_pretrained"
         raise InputError(f"{model_name(source)} has no weights (*.safetensors), and pickles are never opened: {remedy}")

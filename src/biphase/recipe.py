@@ -60,7 +60,7 @@ class Init(Strict):
     newest. The commit is part of the run's identity."""
     new_head: bool = False
     """With `model`: give a language model head to a network that lacks one, such as an embedding model. The head is
-    tied to the embeddings where the network's class ties them, else drawn from `seed`."""
+    tied to the embeddings if the network's class ties them, else drawn from `seed`."""
 
     @model_validator(mode="after")
     def one_source(self) -> "Init":
@@ -180,7 +180,7 @@ class ComputeConfig(Strict):
     microbatch_tokens: PositiveCount = 16_384
     """The tokens that each process computes at once. Lower it if memory is short: the result stays the same."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """The type of the arithmetic. Master weights are always fp32. `auto`: bf16 where the device has units for it, else
+    """The type of the arithmetic. Master weights are always fp32. `auto`: bf16 if the device has units for it, else
     fp32."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile for the blocks and, on CUDA, for the loss. `auto`: on CUDA and in long bf16 runs on a CPU, wherever

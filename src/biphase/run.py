@@ -151,12 +151,12 @@ def read_recipe(run: Run) -> Recipe:
     try:
         return load_config(Recipe, run.path / "config.yaml")
     except InputError as error:
-        raise InputError(f"{error}; delete it and done.json, and run the run's own command to write it anew") from None
+        raise InputError(f"{error}; delete it and done.json, and run the run's own command to write it again") from None
 
 
 def read_own_name(run: Run) -> str:
     """Read the name that a run had when it began, whatever its folder is called now: its recipe's name, and the
-    beginning of the hash of all that decides its weights. Its checkpoints record it too."""
+    beginning of the hash of everything that decides its weights. Its checkpoints record it too."""
     if not run.environment.exists():
         return run.path.name
     return str(files.read_json_as(run.environment, dict[str, Any], "delete it, and rerun").get("run"))
@@ -247,8 +247,8 @@ def name_run(reference: str) -> str:
 def find_checkpoint(reference: str) -> Path:
     """Find the folder behind `RUN` (its last step) or `RUN@STEP`.
 
-    Raises `InputError` where there is none, where a finished run lacks its last step, and for the checkpoint of another
-    run or step.
+    Raises `InputError` if there is none, if a finished run lacks its last step, and for the checkpoint of another run
+    or step.
     """
     path, step = split_reference(reference)
     run = open_run(Path(path))

@@ -108,7 +108,7 @@ def test_what_needs_code_of_its_own_is_named_as_the_user_names_it(tmp_path: Path
     write_old(cache / "left", network.state_dict(), rope_theta=None)
     write_old(cache / "other", network.state_dict(), model_type="strange")
     for load in (load_backbone, load_model):
-        with pytest.raises(InputError, match=r"^some/model is a EuroBERT for .* biphase convert some/model FOLDER$"):
+        with pytest.raises(InputError, match=r"^some/model is a EuroBERT with .* biphase convert some/model FOLDER$"):
             load(cache / "left")
         with pytest.raises(InputError, match=r"^some/model needs its own code \(type 'strange', auto_map"):
             load(cache / "other")

@@ -120,7 +120,7 @@ def test_what_is_refused_before_anything_is_sent(hub: SimulatedHub, folder: Path
         with pytest.raises(InputError, match=r"local paths are named in .*README\.md"):
             push(folder, "me/encoder", license="mit", language="en")
     (folder / "README.md").write_text(f"with hf_{'aB3' * 11}")
-    with pytest.raises(InputError, match=r"README\.md has an access token of the Hub, hf_aB3…: take it out"):
+    with pytest.raises(InputError, match=r"README\.md has an access token of the Hub, hf_aB3…: remove it"):
         push(folder, "me/encoder", license="mit", language="en")
     (folder / "README.md").write_text("trained on /data/mine/corpus")
     with pytest.raises(InputError, match=r"local paths are named in .*README\.md \(/data/mine/corpus"):

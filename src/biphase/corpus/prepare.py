@@ -1,7 +1,7 @@
 """Documents → token shards. This process or workers read, split and tokenize each source file into its own folder.
 
-A folder appears once it is whole, so that the next call resumes where a killed one stopped. Its content depends only on
-the sources, the tokenizer and the options. The manifest comes last.
+A folder appears once it is whole, so that the next call resumes where a killed call stopped. Its content depends only
+on the sources, the tokenizer and the options. The manifest comes last.
 """
 
 import array
@@ -507,7 +507,7 @@ LINE_START = re.compile(r"(?<=\n)(?=[^\W\d_])")
 def cut_text(text: str, cuts_at_lines: bool) -> Iterator[tuple[str, bool]]:
     """Cut a text into pieces of at least `PIECE_CHARS`, a smaller one last, each with whether it is the last.
 
-    Pieces end before lines where that changes no token. Otherwise a piece ends at a blank, if there is one, and has at
+    Pieces end before lines if that changes no token. Otherwise a piece ends at a blank, if there is one, and has at
     most `LONGEST_TEXT` characters, because a longer one would exhaust the memory.
     """
     start = 0

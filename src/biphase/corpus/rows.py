@@ -1,7 +1,7 @@
 """Files, data sets and values in memory → rows: lines and JSON (plain, .gz or .zst), tables, DataFrames.
 
 This module reads pretraining texts, task data, pairs, and rows to predict; each `Format` has a reader. Errors are
-`InputError`s that name the file, and the line or row where there is one.
+`InputError`s that name the file, and the line or row if there is one.
 """
 
 import csv
@@ -59,7 +59,7 @@ FORMATS: dict[str, Format] = {
 
 UD_COLUMNS = (1, 3)
 """The columns of the word and its universal part of speech in CoNLL-U. Its first column numbers the words, so the
-default of `FileForm.columns` means these two, even where a layout spells it out."""
+default of `FileForm.columns` means these two, even if a layout spells it out."""
 
 LONGEST_TEXT = 5_000_000
 """The most characters of a text, more than in a long novel: tokenizers need some hundred bytes per character."""
@@ -178,8 +178,8 @@ def column(location: str, row: Row, name: str, remedy: str = TASK_REMEDY) -> Any
 def check_text(location: str, name: str, value: Any) -> str:
     """Return a field's value if it is a text. Raises `InputError` for another type and for half of a surrogate pair."""
     if not isinstance(value, str):
-        raise InputError(f"{location}: column '{name}' is {excerpt(value)}, not a text: mend the row or take it out")
-    with told_as(f"{location}: column '{name}' is no Unicode", "take it out"):
+        raise InputError(f"{location}: column '{name}' is {excerpt(value)}, not a text: fix the row or remove it")
+    with told_as(f"{location}: column '{name}' is no Unicode", "remove it"):
         value.encode()
     return value
 
@@ -367,7 +367,7 @@ def rows_of_file(
     match form:
         case "squad":
             yield from unfold(str(path), read_json_file(path), form)
-        case "judgements":  # a .tsv of TREC's form, where it has no header and four fields
+        case "judgements":  # a .tsv is in TREC's form if it has no header and four fields
             fields = next(numbered_lines(path), (1, ""))[1].split("\t")
             is_trec = len(fields) == 4 and fields[-1].lstrip("-").isdecimal()
             yield from read_trec(path) if is_trec else open_table(path, layout, is_csv=False)[1]

@@ -243,7 +243,7 @@ class ShardSet:
             for kind in ("tokens", "ends", "hashes"):
                 self.checked_file(shard, kind)
         if not np.array_equal(self.token_bytes(), token_byte_lengths(self.tokenizer)):
-            raise InputError(f"{self.folder / 'token_bytes.npy'} is not that of the tokenizer: prepare the set anew")
+            raise InputError(f"{self.folder / 'token_bytes.npy'} is not the tokenizer's: prepare the set again")
 
 
 def check_tokenizer(shards: ShardSet, expected_hash: str) -> None:

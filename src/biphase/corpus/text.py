@@ -219,7 +219,7 @@ def find_text_sources(sources: Any, recorded: Collection[str] = ()) -> list[Text
     in memory (texts, rows, a DataFrame, a `datasets.Dataset`) are one source.
 
     A Hub data set is `hub:owner/name[:config[:split]][@revision]`, for example
-    `hub:HuggingFaceFW/fineweb-edu:sample-10BT`; the prefix is optional where there is no such local path. The default
+    `hub:HuggingFaceFW/fineweb-edu:sample-10BT`; the prefix is optional if there is no such local path. The default
     split is `train`. Each file of the data set becomes a source, pinned to the revision's present commit, or without a
     revision to the commit of the `recorded` names of its files.
 
@@ -299,7 +299,7 @@ def name_left_out(kind: str, names: list[str], num_files: int) -> None:
 
 def file_source(path: Path) -> TextSource:
     if kind_of(path) is None:
-        raise InputError(f"{path} has an unknown ending; can be read: {READABLE}")
+        raise InputError(f"{path} has an unknown ending; biphase reads {READABLE}")
     status, file = path.stat(), path.resolve()
     return TextSource(str(path), f"{file} {status.st_size} {status.st_mtime_ns}", status.st_size, file)
 
@@ -412,7 +412,7 @@ def read_fields(source: TextSource, text_field: str, id_field: str, with_columns
 
 def read_hub_file(name: str) -> Iterator[tuple[int, Row, int]]:
     """Stream the rows of a file on the Hub, each with its number and 0 for the bytes read, which are unknown."""
-    with told_by_hub(f"{name}: cannot be read on", "if the network failed, run the same command again"):
+    with told_by_hub(f"{name}: cannot be read further", "if the network failed, run the same command again"):
         for number, row in enumerate(stream_rows(name), start=1):
             yield number, row, 0
 

@@ -103,7 +103,7 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str,
     """Open an index. Update it first if its `text` is given and has changed, or if its language is not `language`.
     Raises `InputError` if its model is another one or has changed, or if its text would now be cut into other
     passages."""
-    # 1. Its model and its text, as they are now.
+    # 1. The present state of its model and its text.
     remedy = "delete the index and build it again"
     refuse_damaged(path, remedy)
     manifest = read_json_as(path / "index.json", IndexManifest, remedy)
@@ -161,7 +161,7 @@ def build_index(
     """Build an index of the passages of a text. The folder appears whole, and replaces only an index.
 
     Args:
-        language: the language of stop words and stems. None: that of `old`, or the one that a sample of passages has.
+        language: the language of stop words and stems. None: the language of `old`, or of a sample of passages.
         old: the index of an earlier state of the text, whose embeddings are copied.
     """
     folder = Path(text).expanduser().resolve()
@@ -188,7 +188,7 @@ def build_index(
             words = index_bm25(read_texts(part), stems_of(language))
             if words is not None:
                 words.save(part / WORDS)
-        # 3. Embeddings: those of the old index, then the new ones.
+        # 3. Embeddings: copies from the old index, then the new ones.
         rows_ND = embedders.create_vectors(part / VECTORS, num_passages, embedders.width_of(embedder))
         if old is not None:
             np.take(open_vectors(old.folder), old_rows_N, axis=0, out=rows_ND, mode="clip")
@@ -347,7 +347,7 @@ def check_passages(index: Index, conditions: Sequence[Condition]) -> np.ndarray:
 
 
 def rank_again(ranker: CrossEncoder, name: str, question: str, passages: Sequence[Row]) -> list[Row]:
-    """Order passages by the mean of their score so far and that of a cross-encoder, each scaled to 0..1. Raises
+    """Order passages by the mean of two scores, each scaled to 0..1: their score so far and a cross-encoder's. Raises
     `InputError` for scores that are not numbers."""
     texts = [passage["text"] for passage in passages]
     ranked = ranker.rank(question, texts, show_progress_bar=False) if texts else []

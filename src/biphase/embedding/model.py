@@ -223,7 +223,7 @@ def find_similar(
     model: SentenceTransformer, queries_QD: Tensor, documents_ND: Tensor, top: int, chosen_N: np.ndarray | None = None
 ) -> list[list[tuple[int, float]]]:
     """Find the `top` documents of each query by the model's own similarity: their indices and scores, best first. The
-    embeddings are those of `encoder_of`. `chosen_N` are the indices to search among; None for all."""
+    embeddings must come from `encoder_of`. `chosen_N` are the indices to search among; None for all."""
     similarity: dict[str, Any] = {} if model.similarity_fn_name == "cosine" else {"similarity": model.similarity}
     return find_nearest(queries_QD, in_pieces(documents_ND, chosen_N), top, **similarity)
 

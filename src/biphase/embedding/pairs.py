@@ -153,7 +153,7 @@ def check_rows(rows: Iterable[PlacedRow], columns: Sequence[str], is_scored: boo
         for column in columns[:2] if is_scored else columns:
             values.append(check_text(location, column, row.get(column)))
             if not values[-1].strip():
-                raise InputError(f"{location}: '{column}' is empty: mend the row or take it out")
+                raise InputError(f"{location}: '{column}' is empty: fix the row or remove it")
         if is_scored:
             values.append(read_number(location, columns[2], row.get(columns[2])))
             if not 0 <= values[-1] <= 5:

@@ -84,7 +84,7 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     console.err.print(f"{computing} · not compiled (too short a run)")
     stage_runs = open_stages(recipe, model)
     datasets = [read_judged_set(Path(path)) for path in recipe.evaluation]
-    # 2. The folder of the run, named by all that decides its weights.
+    # 2. The folder of the run, named by everything that decides its weights.
     hashes = [pairs.hash for run in stage_runs for pairs in run.sources]
     hashes += [embedders.hash_embedder(stage.teacher) for stage in recipe.stages if stage.teacher is not None]
     hashes.append(str(choose_dtype(recipe.precision, device)))
@@ -122,7 +122,7 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
 
 
 def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
-    """Make the model before training, from the recipe's seed where it is random, and a copy to train. Raises
+    """Make the model before training (random weights come from the recipe's seed), and a copy to train. Raises
     `InputError` for a tokenizer that sentence-transformers would misread, and token embeddings that cannot be
     scaled."""
     console.err.print(f"loading {recipe.model}")
@@ -137,7 +137,7 @@ def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
     config = before[0].network.config
     if misread_as := misreading_class(before[0].tokenizer, config):
         message = f"sentence-transformers would take {misread_as} for its type '{config.model_type}'"
-        raise InputError(f"{recipe.model}: {message}, and split texts otherwise: take another network or tokenizer")
+        raise InputError(f"{recipe.model}: {message}, and split texts differently: take another network or tokenizer")
     model = copy.deepcopy(before)
     if recipe.token_embedding_rms is not None:
         embedders.scale_token_embeddings(model[0], recipe.token_embedding_rms, whiten=recipe.whiten_token_embeddings)
@@ -449,7 +449,7 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
     # 1. The trainer, with the weights that losses learn.
     stage = run.stage
     model = run.model
-    torch.manual_seed(run.recipe.seed)  # a loss may draw weights, whatever was drawn before
+    torch.manual_seed(run.recipe.seed)  # a loss may draw weights, which must not depend on earlier draws
     loss_modules = {name: make_loss(run, kind) for name, (kind, _) in tables.items()}
     rows = {name: table for name, (_, table) in tables.items()}
     trainer = CardlessTrainer(model, arguments_of(run, tables), train_dataset=rows, loss=loss_modules, callbacks=[run])

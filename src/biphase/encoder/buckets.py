@@ -96,9 +96,9 @@ def bucket_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return the outputs [T, H, V] and, for the backward pass, the softmax weights of all buckets end to end.
 
-    `sizes_3B` and `plan_PS` are those of the `PackedLayout`; `num_kept` is the number of weights to return, 0 or all.
-    With `softcap` c a score s becomes c · tanh(s / c). A sink is a further key for each query of its head, with that
-    score and without a value.
+    `sizes_3B` and `plan_PS` come from the `PackedLayout`; `num_kept` is the number of weights to return, 0 or all. With
+    `softcap` c a score s becomes c · tanh(s / c). A sink is a further key for each query of its head, with that score
+    and without a value.
     """
     buckets, queries, keys = open_plan(sizes_3B, plan_PS, q_THK, k_TGK)
     q, k, v = queries.gather(q_THK).mul_(scale), keys.gather(k_TGK), keys.gather(v_TGK)

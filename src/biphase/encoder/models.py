@@ -106,12 +106,12 @@ def find_ranker(name: str) -> Path:
 
 
 def stamp_model(folder: Path) -> dict[Path, Stamp]:
-    """Return the stamps of all files that decide what an encoder does, in order."""
+    """Return the stamps of all files that decide an encoder's results, in order."""
     return {path: stamp_of(path) for path in sorted({*chain(*map(folder.glob, IDENTIFYING_FILES))})}
 
 
 def hash_model(folder: Path) -> str:
-    """Hash all files that decide what an encoder does. Raises `InputError` for a changed file of a checkpoint of
+    """Hash all files that decide an encoder's results. Raises `InputError` for a changed file of a checkpoint of
     ours."""
     files = stamp_model(folder)
     checkpoint = folder.parent

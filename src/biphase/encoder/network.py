@@ -144,7 +144,7 @@ def load_model(
     causal = kind is transformers.AutoModelForCausalLM and getattr(config, "is_causal", True)
     reason = find_first_position(model.base_model, causal)
     if reason:
-        raise InputError(f"{source}: nothing proves that packing changes nothing for {type(model).__name__}: {reason}")
+        raise InputError(f"{source}: no proof that packing changes nothing for {type(model).__name__}: {reason}")
     embedding: Any = model.get_input_embeddings()
     old_size = embedding.weight.shape[0]
     with torch.random.fork_rng(devices=[]):

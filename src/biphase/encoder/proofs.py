@@ -234,8 +234,8 @@ def why_not_packed(network: PreTrainedModel, causal: bool, longest: int) -> str:
 
 
 def check_directions(network: Any, directions: Sequence[bool]) -> None:
-    """Prove for each direction of training (causal or not) that transformers computes what we train, because users load
-    the result there. Raises `FailedProofError`."""
+    """Prove for each direction of training (causal or not) that transformers computes the network that we train,
+    because users load the result there. Raises `FailedProofError`."""
     published = network.config.__dict__.get("is_causal")
     for causal in directions:
         network.config.is_causal = causal
@@ -381,7 +381,7 @@ def check_padded(padded: Any) -> None:
             if agree(packed_hidden(padded, tokens_T, torch.zeros_like(tokens_T), layout), alone_TD):
                 probe_causality(partial(packed_hidden, padded), False, network)
                 return
-    raise FailedProofError(f"{name}: a text comes out otherwise in a batch than alone")
+    raise FailedProofError(f"{name}: a text gives another result in a batch than alone")
 
 
 @torch.no_grad()

@@ -89,7 +89,7 @@ class WorkerProcess:
             names = machine.gpu_variables()
             variables |= dict.fromkeys(names if gpus else [*names, "CUDA_VISIBLE_DEVICES"], gpus)
         paths = sys.path
-        if ray := sys.modules.get("ray"):  # Ray's vendored packages must not hide those of the user
+        if ray := sys.modules.get("ray"):  # Ray's vendored packages must not hide the user's packages
             paths = [path for path in paths if not Path(path).is_relative_to(Path(str(ray.__file__)).parent)]
         self.connection, worker_end = Pipe()
         with worker_end:
@@ -127,7 +127,7 @@ class WorkerProcess:
 
 
 def end_processes(processes: Sequence[WorkerProcess]) -> None:
-    """Ask processes to end, wait for them, and kill all that remains. Ctrl-C during the wait kills at once."""
+    """Ask processes to end, wait for them, and kill all that remain. Ctrl-C during the wait kills at once."""
     started, is_told, patience = time.monotonic(), False, machine.grace()
     try:
         for process in processes:

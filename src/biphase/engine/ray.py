@@ -329,7 +329,8 @@ class RayPool:
                 yield worker, (kind, body)
 
     def look_for_places(self) -> None:
-        """If all workers wait for a place in the cluster, say so once. Raises `InputError` if no place will come."""
+        """Print a line, once, if all workers wait for a place in the cluster. Raises `InputError` if no place will
+        come."""
         import ray
 
         if not self.nodes or any(node.done() for node in self.nodes.values()):
@@ -386,7 +387,7 @@ def describe_loss(error: Exception, address: "Future[str] | None") -> str:
 
 @contextmanager
 def visible_file(folder: Path) -> Iterator[str]:
-    """Keep a file in a folder while the block runs, so that other machines can look for it. Remove those of killed
+    """Keep a file in a folder while the block runs, so that other machines can look for it. Remove such files of killed
     processes."""
     for stale_path in folder.glob(".seen-*"):
         if not is_locked(stale_path):

@@ -226,13 +226,13 @@ LEAST_PROGRESS = 0.1
 class Forecast:
     """A forecast of the time that the remaining units will take.
 
-    It assumes that time is proportional to cost. The factor is that of the unit's kind so far, running units included;
-    before any unit of the kind has progressed, that of all units. It also assumes that as many units run side by side
+    It assumes that time is proportional to cost. The factor comes from the units of the same kind so far, including
+    running ones; before any of them has progressed, from all units. It also assumes that as many units run side by side
     as when the last one ended.
     """
 
     def __init__(self, units: Sequence[Unit], spent: Mapping[str, Pace] | None = None) -> None:
-        """`spent`: the pace of earlier calls, by kind."""
+        """Start a forecast; `spent` is the pace of earlier calls, by kind."""
         self.left: dict[str, float] = defaultdict(float)
         """The cost of the remaining units, by kind."""
         self.seconds = defaultdict(float, {kind: pace.seconds for kind, pace in (spent or {}).items()})

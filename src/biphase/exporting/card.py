@@ -34,8 +34,8 @@ FLOOR = "5.17"
 """The first version of transformers in which all adapted decoders are bidirectional."""
 
 MISREAD = (
-    "AutoTokenizer takes {chosen} for type '{type}', which splits texts otherwise than in training: load the tokenizer "
-    "with PreTrainedTokenizerFast.from_pretrained"
+    "AutoTokenizer takes {chosen} for type '{type}', which splits texts differently than in training: load the "
+    "tokenizer with PreTrainedTokenizerFast.from_pretrained"
 )
 
 
@@ -144,7 +144,7 @@ def tell_parent(reference: str, content: str) -> tuple[str | None, list[str]]:
         base, [*before, line] = tell_history(run, replace(last, step=int(step), run_step=passed))
         return base, [*before, f"{line.removesuffix('.')}; this checkpoint (`{content[:16]}`) is not here any more."]
     if parent.content != content:
-        return None, [f"`{run.path.name}` as it was (`{content[:16]}`): it has been trained anew since."]
+        return None, [f"`{run.path.name}` as it was (`{content[:16]}`): it has been trained again since."]
     return tell_history(run, parent)
 
 

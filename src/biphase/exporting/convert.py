@@ -124,8 +124,8 @@ def as_plain(tower: Any, head: Any, name: str) -> PreTrainedModel:
 
 @torch.no_grad()
 def check_text_part(network: Any, whole: Any, name: str) -> None:
-    """Raise `InputError` if a text network's logits differ from those of the whole model, or of its part with the head
-    (Llama 4)."""
+    """Raise `InputError` if a text network's logits differ from the logits of the whole model, or of its part with the
+    head (Llama 4)."""
     published = whole.config.to_dict()
     marks = [id for key, id in published.items() if key.endswith(("token_id", "token_index")) and isinstance(id, int)]
     words = torch.tensor(sorted({*range(network.config.vocab_size)} - {*marks}))  # no image tokens
@@ -164,7 +164,7 @@ def convert_eurobert(source: Path, part: Path, name: str) -> tuple[str, str]:
     bare = {key.removeprefix("model."): weight for key, weight in saved.items()}
     for key, weight in weights.items():
         if not torch.equal(bare[key.removeprefix("model.")], weight):
-            raise InputError(f"{source}: '{key}' is another in what was written (tied, or no numbers); not converted")
+            raise InputError(f"{source}: '{key}' changed in the written file (tied, or no numbers); not converted")
     networks.load_backbone(part)
     theta = config.rope_parameters["rope_theta"]
     about = f"`{kind.__name__}`, which needs no `trust_remote_code`, with the weights of `{name}`"

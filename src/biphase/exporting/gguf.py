@@ -102,4 +102,4 @@ def compare_tokens(route: str, tokenizer: Any) -> None:
         if json.load(build_opener(ProxyHandler({})).open(request))["tokens"] != tokenizer(text)["input_ids"]:
             others.append(repr(text[:30]))
     if others:
-        raise InputError(f"gguf: llama.cpp splits {len(others)} texts otherwise, such as {', '.join(others[:3])}")
+        raise InputError(f"gguf: llama.cpp splits {len(others)} texts differently, such as {', '.join(others[:3])}")

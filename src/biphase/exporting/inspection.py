@@ -45,7 +45,7 @@ def examine_model(folder: Path) -> Facts:
     facts: Facts = {"network": f"{type(model).__name__}, {size:,} parameters"}
     facts["head"] = examine_head(model, report["missing_keys"], warnings)
     if unused := sorted(report["unexpected_keys"]):
-        warnings.append(f"{len(unused)} weights are read by nothing in {type(model).__name__}: {first_of(unused)}")
+        warnings.append(f"{len(unused)} weights are not used by {type(model).__name__}: {first_of(unused)}")
     if broken := [name for name, weight in model.state_dict().items() if not weight.isfinite().all()]:
         warnings.append(f"weights are not finite numbers: {first_of(broken)}")
     else:
@@ -117,7 +117,7 @@ def examine_texts(folder: Path, model: Any, config: Any, warnings: list[str]) ->
         if (highest := max(vocabulary.values(), default=0)) >= rows:
             warnings.append(f"its tokenizer gives ids up to {highest:,}, and its embedding has {rows:,} rows")
         if misread_as := misreading_class(tokenizer, config):
-            warnings.append(f"AutoTokenizer takes {misread_as}, which splits texts otherwise than its tokenizer.json")
+            warnings.append(f"AutoTokenizer takes {misread_as}, which splits texts differently than its tokenizer.json")
         closed = " ".join(tokenizer.convert_ids_to_tokens(tokenizer("a")["input_ids"]))
         facts["tokenizer"] = f"{len(vocabulary):,} tokens, {rows:,} rows; it makes of 'a': {closed}"
     else:

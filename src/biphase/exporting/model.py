@@ -68,7 +68,7 @@ def find_decoder(run: Run, manifest: CheckpointManifest) -> tuple[str, Path, Rec
     folder = find_checkpoint(init.checkpoint)
     parent = read_checkpoint_manifest(folder)
     if parent.content != manifest.parent:
-        raise InputError(f"{init.checkpoint} is not what {run.path} started from: it was trained anew since")
+        raise InputError(f"{init.checkpoint} is not what {run.path} started from: it has been trained again since")
     parent_run = Run(folder.parent.parent)
     if not parent.is_causal:
         return find_decoder(parent_run, parent)
@@ -193,7 +193,7 @@ def check_export(folder: Path, kind: Any, network: PreTrainedModel, causal: bool
     """
     reloaded = kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
     if proofs.window_of(reloaded.config) != proofs.window_of(network.config):
-        raise FailedProofError(f"{folder}: its window is another than in training")
+        raise FailedProofError(f"{folder}: its window differs from that in training")
     longest = position_limit(network) or 2**31
     reloaded, packed = proofs.with_windows(reloaded, longest), proofs.with_windows(network.eval(), longest)
     length = min(max(proofs.PROOF_LENGTHS), longest)
@@ -207,7 +207,7 @@ def check_export(folder: Path, kind: Any, network: PreTrainedModel, causal: bool
     ours_TV = softcap * torch.tanh(ours_TV / softcap) if softcap else ours_TV
     theirs_TV = reloaded(input_ids=tokens_T[None]).logits[0]
     if not proofs.agree(ours_TV, theirs_TV):
-        raise FailedProofError(f"{type(reloaded).__name__} of plain transformers computes other logits than trained")
+        raise FailedProofError(f"{type(reloaded).__name__} of plain transformers computes different logits")
     moved_T = proofs.relative_moves(theirs_TV, reloaded(input_ids=changed_T[None]).logits[0])
     does_move = moved_T[-1 - proofs.reach(reloaded) :] > proofs.MOVED_BY_ROUNDING[torch.float32]
     if not does_move[-1]:

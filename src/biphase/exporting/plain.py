@@ -169,7 +169,7 @@ def read_modules(folder: Path) -> list[ModuleEntry]:
     folder."""
     if not (folder / "modules.json").exists():
         return []
-    modules = read_json_as(folder / "modules.json", list[ModuleEntry], "save the model anew")
+    modules = read_json_as(folder / "modules.json", list[ModuleEntry], "save the model again")
     for module in modules:
         if not (folder / module.path).resolve().is_relative_to(folder.resolve()):
             raise InputError(f"{folder}: its module '{module.path}' is not in the folder; save the model again")
@@ -191,7 +191,7 @@ def read_pooling(folder: Path) -> list[str]:
     """Read how sentence-transformers pools a folder's tokens, such as `mean`; it concatenates several."""
     modes: list[str] = []
     for path in sorted(folder.glob("*_Pooling/config.json")):
-        content = read_json_as(path, dict[str, Any], "save the model anew")
+        content = read_json_as(path, dict[str, Any], "save the model again")
         named = content.get("pooling_mode") or []
         modes += [named] if isinstance(named, str) else named
         keys = [key for key, value in content.items() if key.startswith("pooling_mode_") and value is True]

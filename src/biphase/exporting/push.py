@@ -133,7 +133,7 @@ def check_files(folder: Path, files: dict[str, Path]) -> None:
         if path.suffix in (".json", ".md", ".jinja") and path.name not in WORDS_OF_A_TOKENIZER:
             text = path.read_text(encoding="utf-8")
             if match := HUB_TOKEN.search(text):
-                raise InputError(f"{path} has an access token of the Hub, {match[0][:6]}…: take it out")
+                raise InputError(f"{path} has an access token of the Hub, {match[0][:6]}…: remove it")
             if match := LOCAL_PATH.search(text):
                 local.append(f"{path} ({match[1]})")
     if local:

@@ -103,7 +103,7 @@ def vary_over_examples(by_rate: Mapping[float, Sequence[Score]], split: Evaluate
     scores = [score for of_rate in by_rate.values() for score in of_rate]
     num_examples = min(score.num_examples.get(split, 0) for score in scores)
     if num_examples < 2:
-        return none_KK, f"no two {split} examples chose"
+        return none_KK, f"fewer than two {split} examples"
     table = join_examples(scores, split, MOST_EXAMPLES)
     if table.why_unknown:
         return none_KK, table.why_unknown

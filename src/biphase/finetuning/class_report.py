@@ -138,7 +138,7 @@ def read_report(score: Score, split: EvaluatedSplit = "test") -> ClassReport | N
 
 
 def tell_report(report: ClassReport, in_train: Mapping[str, int]) -> list[str]:
-    """Write sentences on what a score alone hides. `in_train` counts classes in train, if that is known."""
+    """Write sentences on facts that a score alone hides. `in_train` counts classes in train, if that is known."""
     sentences = []
     supports = {score.name: score.support for score in report.classes}
     if report.majority is not None:

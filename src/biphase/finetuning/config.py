@@ -55,7 +55,7 @@ ClassWeights = Annotated[Literal["balanced"] | tuple[tuple[str, float], ...] | N
 
 
 class FinetuneConfig(Strict):
-    """The settings of a fine-tuning. Defaults are the paper's where it states a value."""
+    """The settings of a fine-tuning. Defaults are the paper's values where it states any."""
 
     later: ClassVar[frozenset[str]] = frozenset(
         {"frozen", "shots", "keep_texts", "ranking", "head", "class_weights", "label_smoothing"}
@@ -83,7 +83,7 @@ class FinetuneConfig(Strict):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Classification into one class: the share of each label that is spread over all classes, as in torch."""
     load_best_model_at_end: bool = False
-    """Score validation after each epoch, or after each quarter of the steps where there are fewer than four epochs, and
+    """Score validation after each epoch, or after each quarter of the steps if there are fewer than four epochs, and
     end with the weights that scored best, the earliest of equal ones. The paper keeps the last weights."""
     max_length: Annotated[int, Field(ge=2)] = DEFAULT_MAX_LENGTH
     """The longest input in tokens, end-of-text included. A network with fewer positions lowers it. A pair that is too
@@ -104,7 +104,7 @@ class FinetuneConfig(Strict):
     """Evaluate on fixed random subsets of validation and test, each of this size. In retrieval it limits the queries,
     but not the documents, whose search takes most of the time."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """The type of the arithmetic. `auto` takes bf16 where the device has units for it."""
+    """The type of the arithmetic. `auto` takes bf16 if the device has units for it."""
     weight_dtype: Literal["fp32", "bf16"] = "fp32"
     """The type of weights and moments. The paper used `bf16`, in which rounding loses the updates of low rates."""
     head: Literal["paper", "transformers"] = "paper"
@@ -132,7 +132,7 @@ class FinetuneConfig(Strict):
     """Compute a batch of more tokens than this in parts. It changes memory, not the gradient."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     keep_texts: bool = False
-    """Store the inputs beside the predictions. A finished cell stays as it is."""
+    """Store the inputs beside the predictions. A finished cell stays unchanged."""
     tracking: TrackingName | None = None
     """Send the loss of each step and the scores to `tensorboard` or `wandb`, as in a recipe."""
 

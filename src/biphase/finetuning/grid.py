@@ -91,8 +91,8 @@ def missing_trainings(trainings: Iterable[SharedTraining], out: Path) -> list[Sh
 
 
 def resolve_for(config: FinetuneConfig, engine: Engine) -> FinetuneConfig:
-    """Replace a `precision` of `auto` by its meaning where the engine runs units, because it is part of a cell's name.
-    On a Ray cluster a unit finds it out, because this process may have no GPU. Raises `InputError` if the unit
+    """Replace a `precision` of `auto` by its meaning on the machines that run units, because it is part of a cell's
+    name. On a Ray cluster a unit finds it out, because this process may have no GPU. Raises `InputError` if the unit
     fails."""
     if engine.kind == "local" or config.precision != "auto":
         return resolve_precision(config)

@@ -6,7 +6,7 @@ the same; but with a vocabulary of 128,256 and small batches, their gradients, n
 all else.
 
 A trained network is kept as a class of transformers, whose `pipeline` predicts as ours does. Where such a class has
-another head than the paper's, `head: transformers` trains that one, so the kept network computes what was scored.
+another head than the paper's, `head: transformers` trains that one, so the kept network is the one that was scored.
 
 A frozen encoder computes its outputs once for all cells of a process, which train their layer on them. It computes them
 in blocks of neighbours, so that an output is the same to the last bit whichever cell asks first.
@@ -379,7 +379,7 @@ def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> 
     config: Any = encoder.backbone.config
     if misread_as := misreading_class(encoder.tokenizer.pretrained, config):
         taken = f"transformers would take {misread_as} for the type '{config.model_type}'"
-        raise InputError(f"keep: {taken}, which splits texts otherwise than the tokenizer.json of {encoder.name}")
+        raise InputError(f"keep: {taken}, which splits texts differently than the tokenizer.json of {encoder.name}")
     with torch.random.fork_rng(devices=[]):
         model = to_transformers(build_network(encoder, cell, []), encoder, cell)
     if cell.is_embedder:

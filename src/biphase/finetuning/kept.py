@@ -184,8 +184,8 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
 
 
 def layout_to_predict(task: Task, file: Path) -> FileLayout:
-    """Choose the layout of a file to predict: that of a training file with its ending, else the columns of any training
-    file in columns. CoNLL-U itself fixes the column of words."""
+    """Choose the layout of a file to predict: the layout of a training file with the same ending, else the columns of
+    any training file in columns. CoNLL-U itself fixes the column of words."""
     endings = [(layout, ending_of(Path(layout.train))) for layout in task.files if layout.train]
     for layout, ending in endings:
         if ending == ending_of(file):

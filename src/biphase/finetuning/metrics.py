@@ -67,7 +67,7 @@ def correlation(products_C: np.ndarray) -> np.ndarray:
 
 def label_counts(metric: str, gold: Sequence[Any], predicted: Sequence[Any], classes: Sequence[str]) -> Contributions:
     """Count each example's contribution to a metric of labels, [N, C]. The macro F1 of sets of labels averages all
-    labels, as in scikit-learn; that of single labels only those that occur."""
+    labels, as in scikit-learn; the macro F1 of single labels averages only labels that occur."""
     gold_NL, predicted_NL = one_hot(gold, classes), one_hot(predicted, classes)
     right_NL = gold_NL * predicted_NL
     if metric == "macro_f1":
@@ -75,7 +75,7 @@ def label_counts(metric: str, gold: Sequence[Any], predicted: Sequence[Any], cla
         return counts_NC, macro_f1_of_all if isinstance(gold[0], list) else macro_f1
     if metric == "mcc":
         return np.concatenate([right_NL.sum(axis=1, keepdims=True), predicted_NL, gold_NL], axis=1), matthews
-    counted = slice(1, 2) if metric == "f1" else slice(None)  # F1 is that of the second class
+    counted = slice(1, 2) if metric == "f1" else slice(None)  # F1 scores the second class
     counts = [labels_NL[:, counted].sum(axis=1) for labels_NL in (right_NL, predicted_NL, gold_NL)]
     return np.stack(counts, axis=1), micro_f1
 
@@ -129,9 +129,9 @@ def tag_scores(rows: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> Met
 
     An entity is right if its type and both ends are; without any entity `precision`, `recall`, `f1` and `strict_f1` are
     0. They differ for broken tags, which a model that predicts tags one by one can make: an I- tag that continues no
-    entity of its type begins one in the first three scores, and belongs to none in `strict_f1`. `f1` is that of CoNLL's
-    script conlleval and seqeval's default mode, as published for CoNLL-2003; `strict_f1` is that of seqeval's strict
-    mode for IOB2.
+    entity of its type begins one in the first three scores, and belongs to none in `strict_f1`. `f1` equals that of
+    CoNLL's script conlleval and of seqeval's default mode, as published for CoNLL-2003; `strict_f1` equals that of
+    seqeval's strict mode for IOB2.
     """
     if classes[0] != "O":
         return score_rows(rows, ("accuracy", "macro_f1"), classes)
@@ -232,7 +232,7 @@ def counted_answers(gold: Sequence[Sequence[str]], is_version_2: bool | None = N
 def answer_scores(
     predictions: Sequence[str], gold: Sequence[Sequence[str]], no_answer_scores: Sequence[float] | None = None
 ) -> Metrics:
-    """Compute SQuAD's `exact` and `f1`, by the official script of version 1.1 or 2.0; ReCoRD's is that of 1.1.
+    """Compute SQuAD's `exact` and `f1`, by the official script of version 1.1 or 2.0; ReCoRD uses 1.1.
 
     `gold` has the texts of all annotators for each question, none for an unanswerable one; the prediction "" means no
     answer. The version is 2.0 if a question is unanswerable or `no_answer_scores` are given. It ignores answers that
@@ -347,7 +347,8 @@ def judge_ranking(relevance: Relevance, ranked: Ranked, metric: str) -> Judgemen
 
 
 def paper_ndcg_at_10(relevance: Relevance, ranked: Ranked) -> dict[str, float]:
-    """Compute the paper's score of retrieval, per query: NDCG whose ideal order is that of the ten retrieved documents.
+    """Compute the paper's score of retrieval, per query: NDCG whose ideal order is over the ten retrieved documents
+    alone.
 
     So relevant documents that were not retrieved cost nothing, and a single one at the tenth place is worth 0.29. A
     grade of 1 or more is a gain of 1. Documents of equal scores share their mean gain (scikit-learn's `ndcg_score`). If
@@ -374,7 +375,7 @@ def best_documents(scores: Mapping[str, float], num: int) -> list[tuple[str, flo
     return heapq.nlargest(num, scores.items(), key=lambda pair: (pair[1], pair[0]))
 
 
-# Rows of predictions, as they are stored → their contributions to a score
+# Stored rows of predictions → their contributions to a score
 
 
 def contributions(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence[str]) -> Contributions:

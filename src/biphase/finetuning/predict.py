@@ -29,7 +29,7 @@ ROWS_AT_ONCE = 512
 
 @torch.no_grad()
 def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, device: torch.device) -> Iterator[Row]:
-    """Yield the rows of the file `name` with their predictions, in order and as they are needed.
+    """Yield the rows of the file `name` with their predictions, in order, on demand.
 
     Prints at the end how many rows were cut. Raises `InputError` for a row that lacks a column, or has one with the
     name of a prediction.

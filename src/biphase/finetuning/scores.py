@@ -277,7 +277,7 @@ def measure_trainings(scores: Iterable[Score]) -> dict[str, Spent]:
 
 
 def show_rate(rate: float) -> str:
-    """`5e-5`, `1.5e-4`."""
+    """Format a learning rate: `5e-5`, `1.5e-4`."""
     mantissa, _, exponent = f"{rate:.3e}".partition("e")
     return f"{float(mantissa):g}e{int(exponent)}"
 
@@ -334,13 +334,13 @@ def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def short_name(model: str) -> str:
-    """`runs/encoders/a [weights=random]` → `a [weights=random]`."""
+    """Drop the folders of a model's name: `runs/encoders/a [weights=random]` → `a [weights=random]`."""
     path, bracket, settings = model.partition(" [")
     return Path(path).name + bracket + settings
 
 
 def base_name(model: str) -> str:
-    """`runs/encoders/a [weights=random]` → `a`."""
+    """Drop the folders and settings of a model's name: `runs/encoders/a [weights=random]` → `a`."""
     return short_name(model.partition(" [")[0])
 
 

@@ -53,11 +53,12 @@ class Job:
 def open_job(
     recipe: Recipe, root: Path, world: World, text: TrainingText | None = None, model: Path | None = None
 ) -> Job:
-    """Open the recipe's run under `root`, named by all that decides its weights. Writes nothing and loads no weights.
+    """Open the recipe's run under `root`, named by everything that decides its weights. Writes nothing and loads no
+    weights.
 
     Args:
-        text: the opened texts of `data`, where the caller has them.
-        model: the folder of `init.model`, where the caller has it.
+        text: the opened texts of `data`, if the caller has them.
+        model: the folder of `init.model`, if the caller has it.
     """
     init, origin, text = recipe.init, Start(), text or open_text(recipe.data)
     if init.model is not None:
@@ -71,7 +72,7 @@ def open_job(
         origin = world.on_first(lambda: find_branch(recipe, text, root, run_from))
     run = run_from(origin)
     if (name := read_own_name(run)) != run.path.name:
-        raise InputError(f"{run.path} holds the run {name}: give that its own name back, or delete it")
+        raise InputError(f"{run.path} holds the run {name}: rename the folder back, or delete it")
     return Job(recipe, run, world, text, origin)
 
 

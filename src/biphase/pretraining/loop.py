@@ -46,8 +46,8 @@ def train(
     """Train as the recipe says, and return the run. Return a finished run at once if it has all checkpoints to keep.
 
     Args:
-        text: the opened texts of the recipe's `data`, where the caller has them.
-        model: the folder of the recipe's `init.model`, where the caller has it.
+        text: the opened texts of the recipe's `data`, if the caller has them.
+        model: the folder of the recipe's `init.model`, if the caller has it.
 
     Raises:
         InputError: for mistakes that the user can fix, and for a diverging loss.
@@ -60,7 +60,7 @@ def train(
         if find_rest(job) is None:
             err.print(f"{run.path} is already done")
             return run
-        # 2. While these processes hold the folder: train what is left.
+        # 2. While these processes hold the folder: train the steps that are left.
         with hold_run(job):
             while rest := find_rest(job):
                 if rest.begin and rest.is_logged:
@@ -110,7 +110,7 @@ def train_steps(job: Job, rest: Rest) -> int:
     batches, validate = open_batches(job)
     validates_at = due_steps(recipe, recipe.validation.every_steps, stop) if validate and rest.is_logged else set()
     saves_at = due_steps(recipe, recipe.checkpoints.every_steps, stop) if rest.is_logged else {stop}
-    # 4. Model and optimizers, as they are at the start.
+    # 4. Model and optimizers, in their state at the start.
     state = load_state(job, rest.begin)
     err.print(describe_start(job, state, batches))
     proved: set[tuple[int, str]] = set()

@@ -1,8 +1,8 @@
 """The objective of each step and its microbatches, made one step ahead. `curriculum.OBJECTIVES` has the facts of each
 objective. Only in this module does training depend on the objective.
 
-A curriculum is a list of phases. A pure phase has one objective; a mixed phase (`clm_share`) has CLM steps between
-those of its masked objective. Each step belongs to one pure phase. While a step computes, a thread labels the batch of
+A curriculum is a list of phases. A pure phase has one objective; a mixed phase (`clm_share`) has CLM steps between the
+steps of its masked objective. Each step belongs to one pure phase. While a step computes, a thread labels the batch of
 the next step and lays it out on the device.
 
 Masks depend only on (seed, epoch, sample, position in the sample), so that they are the same for every run with that

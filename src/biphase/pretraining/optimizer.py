@@ -194,7 +194,7 @@ def block_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 def set_rate(optimizers: list[torch.optim.Optimizer], schedule: Schedule, step: int, num_steps: int) -> float:
-    """Set the rate of update `step`, times its scale, in every group, and return the schedule's rate."""
+    """Set the rate of update `step` in every group, times the group's scale, and return the schedule's rate."""
     rate = schedule.peak_lr * schedule.share_of_peak(step, num_steps)
     for optimizer in optimizers:
         for group in optimizer.param_groups:

@@ -44,7 +44,7 @@ def begin_with_model(recipe: Recipe, shards: ShardSet, folder: Path | None = Non
     tokenizer to compare.
 
     Args:
-        folder: the model's folder, where the caller has it.
+        folder: the model's folder, if the caller has it.
     """
     source, revision = recipe.init.model or "", recipe.init.revision
     folder = folder or fetch_model(source, revision)
@@ -58,8 +58,8 @@ def begin_with_model(recipe: Recipe, shards: ShardSet, folder: Path | None = Non
         content = tokenizer_hash(tokenizer)
         check_tokenizer(shards, content)
     elif manifest.vocab_size > config.vocab_size + len(manifest.special_ids):
-        sizes = f"{folder} knows {config.vocab_size} tokens and the shards have {manifest.vocab_size}"
-        raise InputError(f"{sizes}: another tokenizer")
+        sizes = f"{folder} has {config.vocab_size} tokens and the shards have {manifest.vocab_size}"
+        raise InputError(f"{sizes}: their tokenizers differ")
     else:
         doubt = "nothing shows whether it was trained with the tokenizer of the shards"
         sizes = f"{manifest.vocab_size:,} tokens, the network has {config.vocab_size:,}"

@@ -33,8 +33,8 @@ def searched_words(text: str) -> list[str]:
 
 
 def stems_of(language: str) -> FindWords:
-    """Return a function that finds the stems of a text in a language (ISO 639) and drops stop words. Stems are
-    Snowball's, stop words those of bm25s; a language that neither knows gets `searched_words`."""
+    """Return a function that finds the stems of a text in a language (ISO 639) and drops stop words. Stems come from
+    Snowball, stop words from bm25s; a language that neither knows gets `searched_words`."""
     from Stemmer import Stemmer
 
     language = {"nb": "no", "nn": "no"}.get(language, language)

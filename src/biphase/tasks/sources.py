@@ -69,7 +69,7 @@ def find_source(task: spec.Task, data_dir: str | Path | None) -> TaskSource:
     `data_dir` may have any layout of the task; the first complete one counts. The name `hub` means the Hub.
 
     Raises:
-        InputError: a folder without the files (naming what is needed), a task without a source, a Hub repository
+        InputError: a folder without the files (naming the missing ones), a task without a source, a Hub repository
             whose commit cannot be found out.
     """
     if tests := spec.test_names(task):
@@ -193,7 +193,7 @@ def parts_of(task: spec.Task, layout: spec.FileLayout) -> dict[PartName, str]:
 
 
 def read_rows(source: TaskSource, part: PartName) -> Iterator[PlacedRow]:
-    """Read the rows of a split (in retrieval its judgements), of the corpus or of the queries, as they are needed.
+    """Read the rows of a split (in retrieval its judgements), of the corpus or of the queries, on demand.
 
     Renamed columns have the task's names too.
 

@@ -157,7 +157,8 @@ class Split(EncodedSplit):
         if not is_span:  # all tokens of the one window that are labelled 1, in the question too
             is_labelled_T = logits_T2[:, 1] > logits_T2[:, 0]
             selected = [np.flatnonzero(part) for part in np.split(is_labelled_T, self.texts.bounds_S1[1:-1])]
-        # 5. Its text, and its probability among the spans of its context: that of its start times that of its end.
+        # 5. Its text, and its probability among the spans of its context: the probability of its start times that of
+        # its end.
         answers = []
         for question, (first, last) in enumerate(pairwise(self.context_bounds_Q1.tolist())):
             start, end = characters_of_span(self, question, *spans_Q2[question].tolist())

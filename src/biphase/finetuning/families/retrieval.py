@@ -60,7 +60,7 @@ class Split(EncodedSplit):
         most = cell.config.microbatch_tokens
         parts = [(self.texts, part) for part in self.texts.in_parts(queries, most)]
         parts += [(self.documents, part) for part in self.documents.in_parts(documents, most)]
-        # 1. Embed all texts; with a graph only where all of them fit into memory at once.
+        # 1. Embed all texts; with a graph only if all of them fit into memory at once.
         fits = bool(self.lengths_I[items].sum() <= most)
         with torch.set_grad_enabled(fits):
             pieces = [texts.compute(model, part, cell)[1] for texts, part in parts]
@@ -113,7 +113,7 @@ def encode(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig)
     # 2. Queries that are documents too.
     twins = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
     itself_A = np.array([document_indices[id] if id in twins else -1 for id in query_ids], dtype=np.int64)
-    # 3. The judgements of each split; those of train are its pairs.
+    # 3. The judgements of each split; in train, the pairs are the judgements.
     splits = {}
     for name in TASK_SPLITS:
         relevance: Judgements = {}

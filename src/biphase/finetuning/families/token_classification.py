@@ -142,9 +142,9 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
     """Tag each word of a list, and name the spans of words that the tags make. Running text has spans only
     (`tag_text`).
 
-    The rest of a list that is longer than an input goes into further inputs. Each begins some words earlier.
-    Of the words that two inputs share, the first half take the tags of the earlier input. With inputs of 8 words, 20
-    words are in 0–8, 6–14, 12–20, and the tags are those of 0–7, 7–13, 13–20.
+    The rest of a list that is longer than an input goes into further inputs. Each begins some words earlier. Of the
+    words that two inputs share, the first half take the tags of the earlier input. With inputs of 8 words, 20 words are
+    in 0–8, 6–14, 12–20, and these inputs give the tags of 0–7, 7–13, 13–20.
     """
     task = model.task
     if not model.is_ours or task.words not in rows[0][1]:
@@ -158,7 +158,7 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
         sentences = [TaggedWords("", words, (0,) * len(words)) for words in rests]
         split = encode_words(sentences, tokenizer, model.config)
         sentence_rows = tag_rows(split, predict_inputs(model, network, split), task.classes)
-        # 2. Keep its tags, and find where a list that was cut continues.
+        # 2. Keep its tags, and find the word from which a cut list continues.
         cut = set(split.texts.truncated.tolist())
         inside = split.words_T[split.words_T >= 0]
         ends = np.searchsorted(inside, split.word_bounds_S1[1:])  # the tokens before the next sentence
