@@ -218,10 +218,11 @@ class Batches:
         plus 2⁴⁰ times the index of the set, so that masks differ.
         """
         assert 0 <= part < num_parts and self.data_position + self.tokens_before(step) >= 0
-        # With shares of 0.3 and 0.7 and 1,000 tokens a batch, batch 2 is [600, 900) of the first set's order, and of the
-        # second's [1400, 2100). Laid end to end they are 1,000 places, and each part takes a stretch of them: three
-        # parts take [0, 333), [333, 666) and [666, 1000). Every sample begins in exactly one stretch and belongs to it
-        # as a whole. So a part may end after its stretch, and the next part then begins that much after its own start.
+        # With shares of 0.3 and 0.7 and 1,000 tokens a batch, batch 2 is [600, 900) of the first set's order, and
+        # [1400, 2100) of the second's. Laid end to end they are 1,000 places, and each part takes a stretch of them:
+        # three parts take [0, 333), [333, 666) and [666, 1000). Every sample begins in exactly one stretch and belongs
+        # to it as a whole. So a part may end after its stretch, and the next part then begins that much after its own
+        # start.
         first = self.data_position + self.tokens_before(step)
         end = first + self.batch_tokens(step)
         intervals = [(floor(first * share), floor(end * share)) for share in self.shares]
