@@ -155,8 +155,8 @@ Advance = tuple[float | None, float, str]
 """The progress of a silenced process: the finished share of its work (0 to 1), the seconds so far, and a line."""
 
 report_progress: Callable[[Any], None] = lambda value: None  # noqa: E731
-"""Report the progress of this process's unit to the engine, as plain data; bars report an `Advance`. The engine sets
-this function while a unit runs."""
+"""The function that reports the progress of this process's unit to the engine, as plain data; bars report an `Advance`.
+The engine sets it while a unit runs."""
 
 
 def silence(is_silent: bool = True) -> None:

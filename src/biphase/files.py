@@ -233,7 +233,7 @@ def read_json_as(path: Path, kind: type[Stored], remedy: str = ANEW) -> Stored:
 
 
 make_adapter: Callable[[Any], TypeAdapter[Any]] = lru_cache(TypeAdapter)
-"""Cached, because making an adapter takes longer than reading a record."""
+"""A cached `TypeAdapter`, because making one takes longer than reading a record."""
 
 
 def validate_record(path: Path, record: Any, kind: type[Stored], remedy: str) -> Stored:

@@ -38,7 +38,7 @@ MATRIX_UPDATES = {
 
 
 class Init(Strict):
-    """Where the weights come from: exactly one of `preset`, `checkpoint` and `model`."""
+    """The origin of the weights: exactly one of `preset`, `checkpoint` and `model`."""
 
     later: ClassVar[frozenset[str]] = frozenset({"new_head"})
 
@@ -96,7 +96,7 @@ class Data(Strict):
     min_sample_tokens: PositiveCount = 12
     """The shortest sample. Shorter documents are left out."""
     max_sample_tokens: PositiveCount = 2048
-    """The longest sample. The default shrinks to the number of positions of `init.model`."""
+    """The longest sample. If unset, it is lowered to the number of positions of `init.model`."""
     order_seed: Seed = 42
     """The seed of the order of samples: all runs on one text with this seed see the same order."""
 
@@ -137,7 +137,7 @@ class Optimizer(Strict):
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     """The decoupled weight decay of all parameters, norms and embeddings included, as in the paper's code."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    """The largest norm of the gradient; a longer gradient is scaled down to it."""
+    """The largest norm of the gradient; training scales a longer gradient down to it."""
     muon_lr_scale: Annotated[float, Field(gt=0)] = 1.0
     """With `muon`: the rate of its matrices as a multiple of AdamW's. Updates are scaled to AdamW's root mean
     square."""
@@ -189,7 +189,7 @@ class ComputeConfig(Strict):
     """With several processes: `ddp` keeps all weights in each; `fsdp` divides weights, gradients and moments among them
     (FSDP2)."""
     activation_checkpointing: bool = False
-    """Recompute each block in the backward pass, which takes less memory and more time."""
+    """Whether to recompute each block in the backward pass, which takes less memory and more time."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """The device to train on. `auto`: a GPU if there is one."""
     silence_seconds: PositiveCount | None = None

@@ -195,7 +195,7 @@ class CheckpointManifest:
     run: str
     """The run's own name (`read_own_name`)."""
     files: dict[str, str] = field(default_factory=dict)
-    """SHA-256 of each file."""
+    """The SHA-256 of each file."""
 
     @property
     def is_causal(self) -> bool:

@@ -56,7 +56,8 @@ class Samples:
     left_out_tokens: int
     """The tokens of the text that are in no sample."""
     spans: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-    """Maps sample ids to the first token and the end (exclusive) of each, as offsets into the stream of tokens."""
+    """The function from sample ids to the first token and the end (exclusive) of each, as offsets into the stream of
+    tokens."""
 
 
 def cut_documents(document_ends: np.ndarray, min_tokens: int, max_tokens: int) -> Samples:
@@ -124,7 +125,7 @@ def make_samples(data: Data, shards: ShardSet) -> Samples:
 
 
 BLOCK_SAMPLES = 4096
-"""Samples per stored prefix sum of an epoch's order: 100 million samples need 200 kB."""
+"""The samples per stored prefix sum of an epoch's order: 100 million samples need 200 kB."""
 
 
 class PackedSet:

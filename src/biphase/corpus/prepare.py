@@ -65,7 +65,7 @@ class ShardPlan:
     """The plan of one shard folder."""
 
     folder: Path
-    """OUT/shards/NAME, absolute."""
+    """The folder OUT/shards/NAME, absolute."""
     sources: tuple[TextSource, ...]
     split: ShardSplitName | None
     """The split of all its documents; None: draw a split for each document."""

@@ -40,7 +40,7 @@ class SplitRecord(Strict):
     documents: Count
     tokens: Count
     text_bytes: Count
-    """Bytes of UTF-8."""
+    """The bytes of the texts in UTF-8."""
     empty_texts: Count
     """The number of texts with nothing but white space, which `prepare` leaves out."""
     tokens_sha256: str = ""

@@ -112,7 +112,7 @@ class EmbeddingStage(Strict):
 
 
 class Prompts(Strict):
-    """Words in front of queries and of documents, saved for `encode_query` and `encode_document`."""
+    """The words before queries and before documents, saved for `encode_query` and `encode_document`."""
 
     query: str = ""
     document: str = ""
@@ -157,11 +157,10 @@ class EmbeddingRecipe(Strict):
     """With `token_embedding_rms`: first make all directions of the table equally strong. Pretraining crowds tokens into
     few directions, in which they are hard to tell apart."""
     dense: bool = False
-    """Learn a linear map after pooling (sentence-transformers' `2_Dense`). Networks end in a norm, so every token
-    weighs the same in the mean; the map can shrink tokens that say little."""
+    """Whether to learn a linear map after pooling (sentence-transformers' `2_Dense`). Networks end in a norm, so every
+    token weighs the same in the mean; the map can shrink tokens that say little."""
     matryoshka: bool | Annotated[tuple[PositiveCount, ...], Field(min_length=1)] = True
-    """Train the first dimensions of embeddings for use without the others: halves of the width down to 32, or the
-    numbers given."""
+    """The numbers of first dimensions to train for use without the others; `true`: halves of the width down to 32."""
     merge: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The share of the original weights in the final weights, against forgetting (BidirLM: 0.5)."""
     seed: int = 0
@@ -173,7 +172,8 @@ class EmbeddingRecipe(Strict):
     evaluation: JudgedPaths = ()
     """Folders in BEIR's layout, or files of scored pairs. The card has their scores before and after training."""
     tracking: TrackingName | None = None
-    """As in a recipe of pretraining: log the loss of each step, counted over all stages, and the scores at the end."""
+    """The receiver of the loss of each step, counted over all stages, and of the final scores, as in a recipe of
+    pretraining."""
 
     @model_validator(mode="after")
     def stages_fit(self) -> "EmbeddingRecipe":

@@ -369,7 +369,7 @@ class StageRun(TrainerCallback):
     steps_before: int = 0
     """The number of steps of the earlier stages; the steps of its losses continue from there."""
     loss_weights: dict[str, nn.Parameter] = field(default_factory=dict)
-    """Weights that the losses learn beside the model: a map to a teacher's dimension."""
+    """The weights that the losses learn beside the model: a map to a teacher's dimension."""
     stop_signals: list[int] = field(default_factory=list)
     note: str = ""
     tracker: console.Tracker | None = None

@@ -82,7 +82,7 @@ class UnitQueue:
         self.missing = {unit.name: set(unit.needs) for unit in units}
         self.dependents: dict[str, list[str]] = defaultdict(list)
         self.groups: dict[tuple[int, int], dict[str, deque[Unit]]] = defaultdict(dict)
-        """(-wave, length of the chain) → affinity → units; the largest key comes first."""
+        """The groups: (-wave, length of the chain) → affinity → units; the largest key comes first."""
         self.affinities: dict[int, str] = {}
         """The affinity of each worker's last unit."""
         self.postponed: deque[tuple[float, Unit]] = deque()

@@ -24,7 +24,7 @@ from biphase.hub import count_positions, load_model_config, refuse_pickles
 
 Facts = dict[str, Any]
 LEAST_LIMIT = 2**31
-"""Tokenizers and networks without a length limit state this number or a larger one."""
+"""The least number that tokenizers and networks without a length limit state."""
 
 
 def examine_model(folder: Path) -> Facts:

@@ -21,7 +21,7 @@ from biphase.tasks.spec import EvaluatedSplit
 
 NUM_DRAWS = 10_000
 MOST_EXAMPLES = 500
-"""Validation examples, evenly over the file, that measure how much the mean over all varies."""
+"""The most validation examples, evenly over the file, that measure how much the mean over all varies."""
 REACH = 3.0
 """The difference of two means over the same N values from 0 to 1 has a standard error of at most 1/√N. Other examples
 would not choose a rate that is more than this many errors behind."""
@@ -29,14 +29,14 @@ would not choose a rate that is more than this many errors behind."""
 
 @dataclass(frozen=True)
 class ChoiceNoise:
-    """How far a choice of rate depends on its validation examples and seeds."""
+    """The dependence of a choice of rate on its validation examples and seeds."""
 
     shares: Mapping[float, float]
     """The probability of each possible rate under other examples and seeds."""
     variance: float
     """The variance of the mean test score over such choices; nan if it is unknown."""
     why_unknown: str = ""
-    """Why the choices of other examples are unknown."""
+    """The reason why the choices of other examples are unknown."""
 
 
 @dataclass
@@ -116,8 +116,8 @@ def spread_of_choices(shares_K: np.ndarray, scores_K: np.ndarray, covariance_KK:
     """Return the variance of the true test score over choices that fall on the rates with these shares.
 
     Measured scores spread further than true ones, by the noise of the test examples, which the error over examples
-    already counts. `covariance_KK` is that noise, and is subtracted. The noise of seeds stays: seeds that are
-    lucky at a rate choose it for each other, so they share luck that their spread does not show.
+    already counts. `covariance_KK` is that noise, and this function subtracts it. The noise of seeds stays: seeds that
+    are lucky at a rate choose it for each other, so they share luck that their spread does not show.
     """
     spread = shares_K @ (scores_K - shares_K @ scores_K) ** 2
     spread -= shares_K @ np.diag(covariance_KK) - shares_K @ covariance_KK @ shares_K

@@ -57,7 +57,8 @@ class ClassReport:
     labels: tuple[str, ...]
     """The names of the rows and columns of `confusion`."""
     confusion: tuple[tuple[int, ...], ...]
-    """How often each label (row) is predicted as each (column), word by word for tags; () if an example has several."""
+    """The number of times that each label (row) is predicted as each label (column), word by word for tags; () if an
+    example has several."""
     calibration_error: float | None
     """The expected calibration error (`calibration.calibration_error`)."""
 

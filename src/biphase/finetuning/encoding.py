@@ -148,9 +148,10 @@ class TokenizedTexts:
     """Samples as token ids, end to end."""
 
     tokens_T: np.ndarray
-    """int32."""
+    """The token ids, int32."""
     bounds_S1: np.ndarray
-    """int64: sample s is `tokens_T[bounds_S1[s] : bounds_S1[s + 1]]` (flash attention's cu_seqlens)."""
+    """The bounds of the samples, int64: sample s is `tokens_T[bounds_S1[s] : bounds_S1[s + 1]]` (flash attention's
+    cu_seqlens)."""
     truncated: np.ndarray
     """The samples that were cut, ascending."""
 

@@ -196,7 +196,7 @@ def evaluate_cell(
     network: nn.Module, encoded: EncodedTask, plan: CellPlan, cell: CellContext, training: dict[str, Any]
 ) -> tuple[Score, dict[str, Rows]]:
     """Predict and score validation and test of a task, unless training diverged. Returns also the rows of predictions
-    of each split. `training` is what `train_network` returns."""
+    of each split. `training` comes from `train_network`."""
     splits, num_left_out = encoded
     started = time.perf_counter()
     metrics: dict[str, dict[str, float]] = {}
@@ -304,7 +304,7 @@ def train_copy(
     encoder: Encoder, cell: CellContext, trained: Mapping[Any, EncodedSplit], splits: Iterable[EncodedSplit]
 ) -> tuple[nn.Module, list[float], dict[str, Any]]:
     """Train a copy of the encoder, for the texts of these splits, with a new head. Head and dropout draw from torch's
-    generator, under the seed. Returns the network, and what `train_network` returns."""
+    generator, under the seed. Returns the network, and the results of `train_network`."""
     is_on_gpu = cell.device.type == "cuda"
     if is_on_gpu:
         torch.cuda.reset_peak_memory_stats(cell.device)
@@ -315,7 +315,7 @@ def train_copy(
 
 
 def track_cell(plan: CellPlan, out: Path | None) -> AbstractContextManager[console.Send]:
-    """Open a cell's tracking in its own folder below `out`; nothing where `out` is not given."""
+    """Open a cell's tracking in its own folder below `out`; without `out`, track nothing."""
     config = plan.config
     name = f"{short_name(plan.model.name)}-{plan.task.name}-lr{config.learning_rate:g}-seed{config.seed}"
     folder = (out or Path()) / "tracking" / f"{name}-{plan.hash[:8]}"

@@ -50,7 +50,7 @@ def plan_grid(grid: Grid, part: str | None = None) -> list[SharedTraining]:
     """Plan all trainings of a grid, finished or not. Hashes models and data, but loads neither.
 
     Args:
-        part: `3/16` for every sixteenth training from the third, counted from 0, as in job arrays of Slurm.
+        part: `3/16` for every sixteenth training from index 3 on (the first has index 0), as in job arrays of Slurm.
 
     Raises `InputError` for an unknown task, a missing model or missing data, and for any duplicate.
     """
@@ -146,7 +146,7 @@ class MissingCells:
     """The number of missing trainings on tasks with a finished one, which allows a forecast of their time."""
     unknown_trainings: int
     failed: list[Failure]
-    """Failures of the last attempt."""
+    """The failures of the last attempt."""
 
 
 def plan_missing(grid: Grid, engine: Engine, part: str | None = None) -> MissingCells:

@@ -3,10 +3,10 @@ a network of transformers.
 
 The copy has only the rows of the embedding that the cell's texts use. The other rows get no gradient, so scores stay
 the same; but with a vocabulary of 128,256 and small batches, their gradients, norm and optimizer would cost more than
-all else.
+everything else.
 
-A trained network is kept as a class of transformers, whose `pipeline` predicts as ours does. Where such a class has
-another head than the paper's, `head: transformers` trains that one, so the kept network is the one that was scored.
+A trained network is kept as a class of transformers, whose `pipeline` predicts as ours does. If that class has another
+head than the paper's, `head: transformers` trains that head, so the kept network is the one that was scored.
 
 A frozen encoder computes its outputs once for all cells of a process, which train their layer on them. It computes them
 in blocks of neighbours, so that an output is the same to the last bit whichever cell asks first.
@@ -192,7 +192,7 @@ class ClassNetwork(nn.Module):
 
 def make_class(config: Any, backbone: nn.Module, cell: CellContext) -> Any:
     """Make a network of transformers for a task, with random weights. Raises `InputError` if it has no such class."""
-    has_sdpa = getattr(backbone, "_supports_sdpa", False)  # a network on padded batches attends as it did
+    has_sdpa = getattr(backbone, "_supports_sdpa", False)  # a network on padded batches keeps its own attention
     try:
         model = auto_class(cell.task).from_config(config, attn_implementation="sdpa" if has_sdpa else "eager")
     except ValueError:
@@ -369,7 +369,7 @@ def plan_to_keep(plan: CellPlan) -> CellPlan:
 @torch.no_grad()
 def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> None:
     """Raise `InputError` for a network that has another head in transformers (`OtherHeadError`), or whose outputs for a
-    text change in a batch, and for templates that are no prompts."""
+    text change in a batch, and for templates that cannot become prompts."""
     cell = CellContext(task, finetuning, torch.device("cpu"), torch.float32)
     if task.family == "question_answering" and finetuning.qa_head != "span":
         raise InputError("keep: transformers has no class with the token head; give qa_head=span")

@@ -70,7 +70,7 @@ class KeptModel(Strict):
     is_ours: bool = Field(default=True, exclude=True)
     """Whether `finetune --keep` wrote the folder."""
     layout: FileLayout = Field(default=FileLayout(), exclude=True)
-    """The layout by which a file of rows is read."""
+    """The layout for reading a file of rows."""
 
 
 def keep_network(model: Any, encoder: Encoder, cell: "CellContext", folder: Path, score: Score, test: Any) -> None:
@@ -313,7 +313,7 @@ def decimal_of(form: TableForm, rows: Iterable[Mapping[str, str]]) -> str:
 LINES_READ = 200
 """The number of lines of a .txt to read to see whether it has columns."""
 CHANCE = 2
-"""This many texts may have the same number of words by chance."""
+"""The number of texts that may have the same number of words by chance."""
 
 
 def has_text_lines(task: Task, layout: FileLayout, file: Path) -> bool:

@@ -1,7 +1,7 @@
 """Predictions → scores: shares from 0 to 1, correlations from -1.
 
-Predictions are labels of samples, tags of words, answers, or ranked documents. Texts of answers are compared as by the
-official scripts of SQuAD 1.1, SQuAD 2.0 and ReCoRD; the paper compares sets of tokens instead.
+Predictions are labels of samples, tags of words, answers, or ranked documents. Texts of answers are compared as the
+official scripts of SQuAD 1.1, SQuAD 2.0 and ReCoRD do; the paper compares sets of tokens instead.
 
 Letters: U units that carry a label (samples or words), S samples or sentences, L labels or tags, E entities, K the ten
 best documents of a query.
@@ -58,7 +58,7 @@ def correlation_products(metric: str, gold_N: np.ndarray, predicted_N: np.ndarra
 
 
 def correlation(products_C: np.ndarray) -> np.ndarray:
-    """Turn [..., 6] sums of 1, x, y, x², y² and xy into Pearson's correlation of x and y [...]; 0 where one does not
+    """Turn [..., 6] sums of 1, x, y, x², y² and xy into Pearson's correlation of x and y [...]; 0 if one does not
     vary."""
     num, x, y, xx, yy, xy = np.moveaxis(products_C, -1, 0)
     variances = np.maximum(num * xx - x**2, 0.0) * np.maximum(num * yy - y**2, 0.0)
@@ -81,7 +81,7 @@ def label_counts(metric: str, gold: Sequence[Any], predicted: Sequence[Any], cla
 
 
 def micro_f1(counts_C: np.ndarray) -> np.ndarray:
-    """Turn [..., 3] labels or entities found, predicted and in gold into F1 [...]; 0 where there is none at all."""
+    """Turn [..., 3] labels or entities found, predicted and in gold into F1 [...]; 0 if there is none at all."""
     shared, predicted, gold = np.moveaxis(counts_C, -1, 0)
     return 2 * shared / np.maximum(predicted + gold, 1)
 
@@ -106,9 +106,9 @@ def share(counts_C: np.ndarray) -> np.ndarray:
 
 
 def matthews(counts_C: np.ndarray) -> np.ndarray:
-    """Turn [..., 1 + 2L] counts into Matthews' correlation of two labels, Gorodkin's R_K of more; 0 where all
-    predictions, or all of gold, are one label. The counts are how many are right, how often each of L labels is
-    predicted, and how often gold."""
+    """Turn [..., 1 + 2L] counts into Matthews' correlation of two labels, Gorodkin's R_K of more; 0 if all predictions,
+    or all of gold, are one label. The counts are how many are right, how often each of L labels is predicted, and how
+    often gold."""
     counts_C = np.asarray(counts_C, dtype=np.float64)
     right, (predicted_L, gold_L) = counts_C[..., 0], np.split(counts_C[..., 1:], 2, axis=-1)
     num = gold_L.sum(axis=-1)
@@ -222,8 +222,8 @@ def token_f1(prediction: str, answers: Sequence[str]) -> float:
 
 
 def counted_answers(gold: Sequence[Sequence[str]], is_version_2: bool | None = None) -> list[Sequence[str]]:
-    """List the answers to each question that count: in version 2.0 those that normalisation does not empty. Unless
-    given, the version is 2.0 if a question has no answer."""
+    """List the answers to each question that count: in version 2.0 those that normalisation does not empty. By default,
+    the version is 2.0 if a question has no answer."""
     if is_version_2 is None:
         is_version_2 = not all(gold)
     return [[answer for answer in answers if normalise(answer)] if is_version_2 else answers for answers in gold]

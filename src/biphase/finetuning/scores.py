@@ -69,7 +69,7 @@ class Score(Strict):
     num_examples: dict[str, int]
     num_truncated: dict[str, int] = Field(default={})
     num_left_out: int = 0
-    """Rows without a gold label."""
+    """The number of rows without a gold label."""
     num_steps: int
     best_step: int | None = None
     """With `load_best_model_at_end`: the step of the scored weights."""
@@ -254,9 +254,9 @@ class Spent:
     trainings: int
     steps: int
     tokens: float
-    """Tokens in training."""
+    """The tokens in training."""
     seconds: float
-    """Including all evaluations."""
+    """The time, including all evaluations."""
 
 
 def measure_trainings(scores: Iterable[Score]) -> dict[str, Spent]:
@@ -351,7 +351,7 @@ class ExampleTable:
     fingerprint: str
     """A hash of the examples' ids in order; equal for the same examples."""
     values_SN: np.ndarray
-    """A row's mean is its score; its spread determines the score's standard error."""
+    """The contributions: a row's mean is its score, and its spread determines the score's standard error."""
     num_degenerate: int = 0
     """The number of scores whose predictions are all the same: one class, no entity, one answer."""
     why_unknown: str = ""

@@ -218,7 +218,7 @@ class Update:
     """The fields that it adds to its record in metrics.jsonl."""
     flops: float
     votes: list[bool]
-    """For each flag, whether any process has set it."""
+    """Whether any process has set each flag."""
 
 
 def update(

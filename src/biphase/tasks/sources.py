@@ -53,7 +53,7 @@ class TaskSource:
     """SHA-256 of the task's definition and the files' bytes, or the Hub id and commit."""
     form: spec.FileLayout | spec.Hub = field(compare=False)
     files: dict[PartName, tuple[Path, ...]] = field(compare=False)
-    """Empty for the Hub."""
+    """The files of each part; empty for the Hub."""
     hashes: PartHashes = field(compare=False)
     """The hash of each file."""
 

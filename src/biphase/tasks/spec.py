@@ -123,7 +123,8 @@ class Task(Strict):
     choices: tuple[str, ...] = ()
     """Multiple choice: the column with the list of choices, or a column for each. `classes` are their names."""
     problem_type: ProblemType | None = None
-    """Sequence classification, by transformers' names: the label is a number, or a set of classes. None: one class."""
+    """Sequence classification, by transformers' names: whether the label is a number or a set of classes. None: one
+    class."""
     multi_hot: bool | None = None
     """Sets of classes: whether a list of labels has a 0 or 1 for each class, in order. None: such a list is an error,
     because it could also name classes by their index."""
@@ -131,7 +132,7 @@ class Task(Strict):
     """Classification and multiple choice: whether rows without a label or text are an error, or are left out. Either
     way, they are counted."""
     stratified: bool = False
-    """Classification: in drawn splits, each class has its share of train."""
+    """Classification: whether each class has its share of train in drawn splits."""
     group: str | None = None
     """The column whose value is the same for rows of one page, patient or author. Drawn splits hold out whole groups,
     of about the right size and, with `stratified`, shares of classes. Groups in two splits are printed."""

@@ -139,13 +139,13 @@ class Collection:
     documents: dict[str, str]
     queries: dict[str, str]
     train: tuple[tuple[str, str], ...]
-    """(query id, relevant document id); empty if the task is trained on another one."""
+    """Pairs (query id, relevant document id); empty if the task is trained on another one."""
     relevance: dict[EvaluatedSplit, Judgements]
     """All judgements of the evaluated queries, of grade 0 and below too."""
     judged_documents: dict[EvaluatedSplit, tuple[str, ...]]
     """The documents that the judgements of a split name, also for queries that are not evaluated."""
     left_out: int
-    """Queries of train without a relevant document."""
+    """The number of train queries without a relevant document."""
 
 
 def load_collection(source: TaskSource, judged_only: bool, most_evaluated: int | None) -> Collection:
@@ -175,7 +175,7 @@ def load_collection(source: TaskSource, judged_only: bool, most_evaluated: int |
 
 
 GRADE: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(gt=1 - 2**31, lt=2**31 - 1)])
-"""pytrec_eval silently scores 0 for a grade of more than 31 bits."""
+"""The type of a grade: pytrec_eval silently scores 0 for one of more than 31 bits."""
 
 
 def read_judgements(source: TaskSource, split: TaskSplit) -> Judgements:

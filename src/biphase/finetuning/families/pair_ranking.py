@@ -89,7 +89,7 @@ def rank_documents(data: Collection, twins: Set[str], queries: list[str], docume
 
 def group_training(data: Collection, twins: Set[str]) -> list[tuple[str, list[str]]]:
     """Group each training pair's query with its relevant document, then others: drawn from BM25's best, and from all
-    documents where these are too few, because BM25 only finds documents that share a word."""
+    documents if these are too few, because BM25 finds only documents that share a word."""
     ids = list(data.documents)
     right: dict[str, list[str]] = {}
     for query, document in data.train:

@@ -42,7 +42,7 @@ def best_spans(
     starts_K: np.ndarray, ends_K: np.ndarray, bounds_Q1: np.ndarray, max_tokens: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find the span of at most `max_tokens` context tokens with the highest start + end. Returns the spans, [Q, 2] from
-    and up to, and their scores, [Q]. Of ties it takes the shortest, then the first."""
+    and up to, and their scores, [Q]. Among ties it takes the shortest, then the first."""
     # For each token as the start, the best end: all starts at once, with spans that grow by one token.
     last_K = np.repeat(bounds_Q1[1:] - 1, np.diff(bounds_Q1))
     best_K = np.full(len(starts_K), -np.inf)
@@ -192,8 +192,8 @@ class Split(EncodedSplit):
 
 
 def encode(data: TaskData, tokenizer: HashedTokenizer, config: FinetuneConfig) -> dict[TaskSplit, Split]:
-    """Encode the splits of a task. Train decides for all whether questions may have no answer, and the longest
-    answer; a length other than 30 tokens is printed, with the share of longer answers."""
+    """Encode the splits of a task. Train decides for all splits whether questions may have no answer, and the longest
+    answer. Prints a length other than 30 tokens, with the share of longer answers."""
     has_unanswerable = any(not example.answers for example in data.train)
     splits = {}
     for name, examples in data.splits.items():

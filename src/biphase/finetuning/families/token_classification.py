@@ -1,5 +1,5 @@
-"""Token classification: every token learns the tag of its word, and the majority of a word's tokens decides. Tags of
-entities are scored by F1, other tags by accuracy.
+"""Token classification: every token learns the tag of its word, and the majority of a word's tokens decides. F1 scores
+tags of entities, accuracy other tags.
 
 Words are joined by spaces, as in the texts that a tokenizer knows. A token belongs to the word of its last character.
 
