@@ -207,7 +207,7 @@ class Heart(threading.Thread):
 def join_world(compute: ComputeConfig) -> Iterator[World]:
     """Join the processes that torchrun started, as its environment variables say, or run alone.
 
-    Raises `InputError` when another process has gone; one process names it.
+    Raises `InputError` if another process is gone; one process names it.
     """
     size = environment_number("WORLD_SIZE", 1)
     device = choose_device(compute.device, environment_number("LOCAL_RANK", 0) if size > 1 else 0)

@@ -128,7 +128,7 @@ def first_of(names: Sequence[str], most: int = 3) -> str:
 
 
 def refuse_doubles(kind: str, values: Sequence[Hashable]) -> None:
-    """Raise `InputError` when a value occurs twice."""
+    """Raise `InputError` if a value occurs twice."""
     for value, count in Counter(values).items():
         if count > 1:
             raise InputError(f"{kind} {value} is named twice; drop or rename one of the two")

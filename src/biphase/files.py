@@ -315,7 +315,7 @@ def claimed(path: Path, ending: str = "part") -> Iterator[Path]:
     Args:
         ending: the suffix of that folder's name; choose another one for work that ends with a `whole_folder` at `path`.
 
-    Raises `BusyError` when another process holds the claim.
+    Raises `BusyError` if another process holds the claim.
     """
     part = path.with_name(f".{path.name}.{ending}")
     part.parent.mkdir(parents=True, exist_ok=True)

@@ -78,7 +78,7 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
 def claim_run(run: Run, config: dict[str, Any], environment: dict[str, Any]) -> Iterator[None]:
     """Hold the folder for training, after removing the half-written files of killed processes.
 
-    If the start fails before any work is done, remove a new folder again. Raises `BusyError` when another process holds
+    If the start fails before any work is done, remove a new folder again. Raises `BusyError` if another process holds
     it.
     """
     path, is_new = run.path, not run.path.exists()

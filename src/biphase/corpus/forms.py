@@ -15,7 +15,7 @@ PlacedRow = tuple[str, Row]
 
 def plain_row(value: Any) -> Any:
     """Turn a row of Label Studio's JSON export, of Prodigy or of spaCy (a text with `entities`, or `Doc.to_json`) into
-    a row of a task; return any other value as it is.
+    a row of a task; return any other value unchanged.
 
     An unfinished annotation, or one that Prodigy's user did not accept, has no label. Drops tokens that are only
     offsets.

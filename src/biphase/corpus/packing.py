@@ -28,7 +28,7 @@ from biphase.recipe import Data
 class PackedBatch:
     """Samples laid end to end: no padding, no batch axis.
 
-    `bounds_S1` holds the S + 1 offsets of the samples in `tokens_T`; attention stays between two neighbours.
+    `bounds_S1` holds the S + 1 offsets of the samples in `tokens_T`; attention stays between two neighbouring offsets.
     `sample_ids_S` and `epochs_S` name the samples, for masks and error messages.
     """
 
@@ -81,9 +81,9 @@ def cut_documents(document_ends: np.ndarray, min_tokens: int, max_tokens: int) -
         # The index of each sample among its document's pieces: samples 2, 3, 4 are the pieces 0, 1, 2.
         num_pieces = -(-lengths // max_tokens)
         pieces = ids - (piece_ends[documents] - num_pieces)
-        # Inside the document a piece begins at 0, 64, 128, but all except the first at 130 - 12 = 118 at the latest,
-        # and one that is not the last ends there at the latest: [0, 64), [64, 118), [118, 130). Where the last piece
-        # is long enough, neither limit is met and the pieces are the plain ones.
+        # Inside the document, plain pieces would begin at 0, 64 and 128. But every piece except the first begins at 130
+        # - 12 = 118 at the latest, and every piece except the last ends there at the latest: [0, 64), [64, 118), [118,
+        # 130). If the last piece is long enough, neither limit matters, and the pieces are the plain ones.
         first = np.minimum(pieces * max_tokens, np.where(pieces > 0, lengths - min_tokens, 0))
         last = np.minimum((pieces + 1) * max_tokens, lengths - min_tokens)
         last = np.where(pieces + 1 == num_pieces, lengths, last)
@@ -215,8 +215,8 @@ class Batches:
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> PackedBatch:
         """Return one of the `num_parts` parts of batch `step`; in order, the parts make up the batch.
 
-        Steps count from 0; below 0 lie the batches before `data_position`. The id of a sample is its index in its set
-        plus 2⁴⁰ times the index of the set, so that masks differ.
+        Steps count from 0; negative steps are the batches before `data_position`. The id of a sample is its index in
+        its set plus 2⁴⁰ times the index of the set, so that masks differ.
         """
         assert 0 <= part < num_parts and self.data_position + self.tokens_before(step) >= 0
         # With shares of 0.3 and 0.7 and 1,000 tokens a batch, batch 2 is [600, 900) of the first set's order, and
@@ -266,7 +266,7 @@ class TrainingText:
     contents: tuple[str, ...]
     """The fingerprint of each set."""
     fingerprint: str
-    """The fingerprint of a single set, else a hash of those of all sets with their shares."""
+    """The fingerprint of a single set, else a hash of all sets' fingerprints and shares."""
 
 
 def open_text(data: Data) -> TrainingText:

@@ -414,9 +414,9 @@ def open_table(path: Path, layout: FileForm, *, is_csv: bool) -> tuple[TableForm
     """Detect the form of a table with fields between commas, semicolons or tabs, and return it with the rows.
 
     Reads a .csv as pandas, Excel and most other programs write it: quotes enclose a field with a delimiter or line end,
-    and a quote inside is doubled. A .tsv has no quotes, like GLUE's and BEIR's, unless the layout says so. Where the
-    layout is silent, a quoted header means quoted fields. Without one, a quoted field is an error, because the quotes
-    may belong to the text.
+    and a quote inside is doubled. A .tsv has no quotes, like GLUE's and BEIR's, unless the layout says so. If the
+    layout does not say, a quoted header means quoted fields. Without a quoted header, a quoted field is an error,
+    because the quotes may belong to the text.
     """
     lines = (line for _, line, _ in read_text_lines(path, keep_mark=True))
     marked = next(lines, "")

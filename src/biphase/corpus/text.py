@@ -223,7 +223,7 @@ def find_text_sources(sources: Any, recorded: Collection[str] = ()) -> list[Text
     split is `train`. Each file of the data set becomes a source, pinned to the revision's present commit, or without a
     revision to the commit of the `recorded` names of its files.
 
-    Leaves empty files out, with a line. Raises `InputError` for sources that do not exist, match nothing, have an
+    Leaves out empty files, and prints a line. Raises `InputError` for sources that do not exist, match nothing, have an
     unknown ending or are given twice, and if all files are empty.
     """
     if not are_names(sources):
@@ -265,7 +265,8 @@ def expand(source_name: str, recorded: Collection[str] = ()) -> list[TextSource]
 
 
 def check_place(source_name: str) -> None:
-    """Raise `InputError` for the name of a missing file or no source at all, without reading it or asking the Hub."""
+    """Raise `InputError` for a name that cannot be a source, such as a missing file, without reading it or asking the
+    Hub."""
     path = Path(source_name).expanduser()
     if not path.is_dir() and (path.exists() or not HUB_ADDRESS.fullmatch(source_name)):
         expand(source_name)
@@ -305,8 +306,8 @@ def file_source(path: Path) -> TextSource:
 
 
 def hub_sources(source_name: str, recorded: Collection[str]) -> list[TextSource]:
-    """List the files of a Hub data set. Without a revision, take the commit of its `recorded` files, with a line, if
-    there is only one."""
+    """List the files of a Hub data set. Without a revision, take the commit of its `recorded` files if there is only
+    one, and print a line."""
     match = HUB_ADDRESS.fullmatch(source_name)
     if match is None:
         raise InputError(f"{source_name} is no Hub address; write hub:owner/name[:config[:split]][@revision]")

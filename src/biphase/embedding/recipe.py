@@ -89,7 +89,7 @@ class EmbeddingStage(Strict):
     teacher: str | None = None
     """With `loss: distill`: the embedding model to imitate, a folder or a Hub id."""
     projection: bool = False
-    """With `teacher`: learn a linear map to its dimension, which may then differ."""
+    """With `teacher`: whether to learn a linear map to its dimension, which may then differ."""
     hard_negatives: HardNegatives | None = None
     epochs: PositiveFloat = 1.0
     max_steps: PositiveCount | None = None
@@ -154,8 +154,8 @@ class EmbeddingRecipe(Strict):
     small beside the outputs of the layers, so that an embedding model is slow to learn which words texts share. A
     larger one speeds this up."""
     whiten_token_embeddings: bool = False
-    """With `token_embedding_rms`: first make all directions of the table equally strong. Pretraining crowds tokens into
-    few directions, in which they are hard to tell apart."""
+    """With `token_embedding_rms`: whether to make all directions of the table equally strong first. Pretraining crowds
+    tokens into few directions, in which they are hard to tell apart."""
     dense: bool = False
     """Whether to learn a linear map after pooling (sentence-transformers' `2_Dense`). Networks end in a norm, so every
     token weighs the same in the mean; the map can shrink tokens that say little."""

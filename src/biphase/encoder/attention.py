@@ -58,7 +58,7 @@ class PackedLayout:
     max_seqlen: int
     """The length of the longest sample, the padding sample included."""
     bounds_S1: Tensor
-    """cu_seqlens: the begin of each sample and the end of the last one; int32, on the device of the tokens. Samples of
+    """cu_seqlens: the start of each sample and the end of the last one; int32, on the device of the tokens. Samples of
     7, 1 and 6 tokens have 0, 7, 8, 14."""
     bounds_F1: Tensor
     """cu_seqlens with the padding, if any, as a sample of its own at the end. Attention uses these."""
@@ -67,9 +67,9 @@ class PackedLayout:
     sizes_3B: Tensor
     """For `buckets`, on the CPU: samples, length and shortest sample of each bucket, one triple after the other."""
     plan_PS: Tensor
-    """For `buckets`, end to end: the begin of each slot's sample among the slots, the slot's position in the sample and
-    the length of its bucket, slots of tokens before those of padding; then the sample lengths in bucket order. It is
-    one flat tensor, because torch.compile may assume that a size is 1 or equals another, and compile again if that
+    """For `buckets`, end to end: the start of each slot's sample among the slots, the slot's position in the sample and
+    the length of its bucket, with slots of tokens before slots of padding; then the sample lengths in bucket order. It
+    is one flat tensor, because torch.compile may assume that a size is 1 or equals another, and compile again if that
     changes."""
     num_scores: int
     """For `buckets`: the number of attention scores of one head, padding included."""

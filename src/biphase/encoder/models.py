@@ -93,7 +93,7 @@ def find_folder(name: str) -> Path:
 
 
 def find_ranker(name: str) -> Path:
-    """Find the folder of a model that ranks pairs of texts. Raises `InputError` as `find_folder`, and for a model
+    """Find the folder of a model that ranks pairs of texts. Raises `InputError` as `find_folder` does, and for a model
     without a head that gives one score."""
     folder = find_folder(name)
     config = read_json_as(folder / "config.json", dict[str, Any])

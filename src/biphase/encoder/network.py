@@ -34,15 +34,15 @@ from biphase.presets import find_preset
 
 @torch.no_grad()
 def merge_weights(network: nn.Module, before: nn.Module, share: float) -> None:
-    """Average the trained network, in place, with the one before, whose weight is `share`, against forgetting
-    (BidirLM, arXiv:2604.02045)."""
+    """Average the trained network, in place, with the network before training, whose weight is `share`, against
+    forgetting (BidirLM, arXiv:2604.02045)."""
     old = dict(before.named_parameters())
     for name, parameter in network.named_parameters():
         parameter.lerp_(old[name].to(parameter.device), share)
 
 
 def layer_cosines(network: nn.Module, before: nn.Module, name: str = "the network before") -> dict[str, float]:
-    """Compute the cosine between the weights after and before, for the embedding, each block and the rest.
+    """Compute the cosine between the weights after and before training, for the embedding, each block and the rest.
 
     Raises `InputError` if the network before, called `name`, has weights with other names or shapes.
     """
@@ -300,7 +300,7 @@ class PaddedBackbone(nn.Module):
 
 
 def without_padding(backbone: nn.Module) -> Any:
-    """Return the network of transformers itself."""
+    """Return the network of transformers inside a `PaddedBackbone`, or the network itself."""
     return backbone.network if isinstance(backbone, PaddedBackbone) else backbone
 
 

@@ -147,7 +147,7 @@ MOVED_BY_ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1
 
 
 class FailedProofError(InputError):
-    """A network computes something else than it should, so that none of its numbers can be trusted."""
+    """A failed proof: a network computes something else than it should, so that none of its numbers can be trusted."""
 
 
 @contextmanager

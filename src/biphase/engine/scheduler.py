@@ -1,7 +1,7 @@
 """Run idempotent units: in this process, in worker processes of this machine, or on the machines of a Ray cluster.
 
-In: units, each a function with plain arguments, and an engine that says where they run. Out: an outcome per unit, as
-they end. This module decides order and errors, in the same way for all engines (`local`, `ray`). A unit claims its
+In: units, each a function with plain arguments, and an engine that says where they run. Out: an outcome for each unit,
+when it ends. This module decides order and errors, in the same way for all engines (`local`, `ray`). A unit claims its
 result, writes it last and marks it done, so that a unit that runs again finds its work done.
 
 Grids and studies run their units with a bar and with records of failures. FOLDER/failed/NAME.json records a unit whose
@@ -47,9 +47,9 @@ def run_units(
 ) -> Generator[Outcome, None, None]:
     """Yield the outcomes of all units, as they end. Closing the generator ends the workers.
 
-    A unit that raises, or whose worker dies, has an outcome with an `error`. So has every unit that needs it (`blocked:
-    NAME failed: ERROR`). All others run. After any exception but an `InputError` the worker is replaced, because the
-    error may have broken the process too, as CUDA errors do. Without workers, a unit's `StoppedError` or
+    A unit that raises, or whose worker dies, has an outcome with an `error`. So does every unit that needs it
+    (`blocked: NAME failed: ERROR`). All others run. After any exception but an `InputError` the worker is replaced,
+    because the error may have broken the process too, as CUDA errors do. Without workers, a unit's `StoppedError` or
     `KeyboardInterrupt` ends the run.
 
     A unit on which another process works (`BusyError`) has an outcome with `is_busy` after each attempt (`UnitQueue`).

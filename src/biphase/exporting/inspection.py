@@ -90,7 +90,8 @@ def examine_direction(model: Any, config: Any, warnings: list[str]) -> str:
 
 
 def claimed_directions(config: Any) -> dict[str, bool]:
-    """Read whether a configuration claims that a network is causal, by key; without such a key, its type claims it."""
+    """Read whether a configuration claims that a network is causal, by key; without such a key, the network's type
+    decides."""
     settings, kind = config.to_dict(), language_model_class(config)
     claims = {
         "is_causal": settings.get("is_causal"),

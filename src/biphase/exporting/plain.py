@@ -34,8 +34,8 @@ LONGEST = 2048
 LENGTHS = ((1,), (2,), (3, 1), (LONGEST,), (17, LONGEST, 1), (9, 40, 5, 1, 23))
 """The batches of a proof, each by the lengths of its texts."""
 NUM_TEXTS, TEXT_CHARACTERS, TEXTS_AT_ONCE = 64, 400, 8
-"""The number of bundled texts to compare and time two forms of a network on, the characters of each, and the size of a
-batch."""
+"""The number of bundled texts for comparing and timing two forms of a network, the characters of each, and the size of
+a batch."""
 
 Features = dict[str, Tensor]
 """A padded batch: `input_ids`, `attention_mask` and perhaps `token_type_ids`, [S, L]; or outputs by their names."""

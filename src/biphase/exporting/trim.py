@@ -44,7 +44,7 @@ BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 OTHER_SPELLINGS = ("vocab.*", "merges.txt", "added_tokens.json", "*.model")
 """Files that repeat the vocabulary of `tokenizer.json`."""
 TEXTS_AT_ONCE, OPENING, PASSAGE = 32, 100, 8
-"""The texts of a batch, the characters of a text to read behind a prompt, and the words of a passage."""
+"""The texts of a batch, the characters of a text to read after a prompt, and the words of a passage."""
 SAMPLE_LENGTHS = (9, 256, 40, 1, 120, 23, 77, 5)
 """The lengths of the proof's texts."""
 MOST_UNKNOWN = 0.5

@@ -66,7 +66,7 @@ class TaskSource:
 def find_source(task: spec.Task, data_dir: str | Path | None) -> TaskSource:
     """Find the files in `data_dir`, or in the package for a bundled task, or else the Hub's data, without reading them.
 
-    `data_dir` may have any layout of the task; the first complete one counts. The name `hub` means the Hub.
+    `data_dir` may have any layout of the task; the first complete one is used. The name `hub` means the Hub.
 
     Raises:
         InputError: a folder without the files (naming the missing ones), a task without a source, a Hub repository
