@@ -169,7 +169,7 @@ BAD_TASKS = [
     ({"metric": "f1", "classes": ["a", "b", "c"]}, "'f1' needs two classes"),
     ({"classes": ["a"]}, "two or more"),
     ({"classes": ["a", "a"]}, "none of them twice"),
-    ({"classes": [False, True]}, "'classes.0' is False: .* put a text in quotes that YAML takes for something else, as in "),
+    ({"classes": [False, True]}, "'classes.0' is False: .* put a text in quotes that YAML takes for "),
     ({"template": "text"}, "template must name a column in braces"),
     ({"template": "{}"}, "only names of columns may be in braces"),
     ({"template": "{a!r}"}, "only names of columns may be in braces; `rename` changes them"),
