@@ -73,7 +73,7 @@ def test_what_is_nowhere_is_one_line(cache: Path, tmp_path: Path, monkeypatch: p
         ("a b", None, "a b"),
     ):
         with pytest.raises(
-            InputError, match=rf"model {named}.* is no folder here and cannot be fetched from the Hub \(.+\);"
+            InputError, match=rf"model {named}.* is not a folder here and cannot be fetched from the Hub \(.+\);"
         ):
             fetch_model(id, revision)
     for path in ("./model", "/some/model", "~/model", "runs/some/model", "model/", "./some/model"):
@@ -86,7 +86,7 @@ def test_what_is_nowhere_is_one_line(cache: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.chdir(tmp_path)
     Path("shards").mkdir()
-    with pytest.raises(InputError, match=r"tokenizer shards/tokeniser is no folder here.*\(shards is a folder here"):
+    with pytest.raises(InputError, match=r"tokenizer shards/tokeniser is not a folder here.*\(shards is a folder here"):
         fetch_model("shards/tokeniser", kind="tokenizer")  # without a look into the Hub
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     shutil.rmtree(cache)

@@ -36,7 +36,7 @@ TRAINER_NAMES = {"lr": "learning_rate", "tokens_seen": "num_input_tokens_seen", 
 
 
 def check_tracking(name: TrackingName | None) -> None:
-    """Raise `InputError` if the package is not installed. A folder `wandb` of earlier runs is no package."""
+    """Raise `InputError` if the package is not installed. A folder `wandb` of earlier runs is not a package."""
     if name and getattr(find_spec(name), "origin", None) is None:
         extra = "wandb" if name == "wandb" else "tracking"
         raise InputError(f"tracking: {name} needs a package that is not installed; pip install 'biphase[{extra}]'")

@@ -132,7 +132,7 @@ class Phase(Strict):
                 told = ", ".join(f"{key}: {value}" for key, value in kind.items())
                 hidden = "causal with next hides from each position the token that it must predict"
                 remedy = "give causal or bidirectional, next or same"
-                raise ValueError(f"{told} is no objective: {remedy}; without mask_probability only {hidden}")
+                raise ValueError(f"{told} is not an objective: {remedy}; without mask_probability only {hidden}")
             return tree | {"objective": names[0]}
         for key in keys if tree["objective"] in [*OBJECTIVES] else ():
             fact = vars(OBJECTIVES[tree["objective"]])[key]

@@ -42,7 +42,7 @@ class StoppedError(Exception):
 
 def is_raised_in_rust(error: BaseException) -> bool:
     """Tell whether a Rust library (`tokenizers`, `safetensors`) raised an error. Such an error leaves no frame. It is a
-    bare `Exception` or, after a panic, of a class that is no subclass of `Exception`."""
+    bare `Exception` or, after a panic, of a class that is not a subclass of `Exception`."""
     return type(error) is Exception or type(error).__name__ == "PanicException"
 
 

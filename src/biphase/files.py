@@ -44,7 +44,7 @@ def parse_json(text: str) -> Any:
         value = READER.decode(text)
         if text.count("[") + text.count("{") > MAX_DEPTH and is_deep(value):
             raise RecursionError
-        if "\\u" in text and "\\ud" in text.lower():  # half of a surrogate pair is no character
+        if "\\u" in text and "\\ud" in text.lower():  # half of a surrogate pair is not a character
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError:
         raise
@@ -116,7 +116,7 @@ class YamlLoader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             kind = node.tag.rpartition(":")[2]
-            line = f"line {node.start_mark.line + 1}: '{clipped(str(node.value), 40)}' is no valid {kind}"
+            line = f"line {node.start_mark.line + 1}: '{clipped(str(node.value), 40)}' is not a valid {kind}"
             raise yaml.YAMLError(f"{line}; write a text in quotes") from None
 
 

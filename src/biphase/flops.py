@@ -95,7 +95,7 @@ def known_device(name: str) -> str | None:
     """Find the key of `PEAK_FLOPS` in a device's name: `NVIDIA A100-SXM4-80GB` → `A100`."""
     if VARIANT.search(name):
         return None
-    for key in sorted(PEAK_FLOPS, key=len, reverse=True):  # an H100 NVL is no plain H100
+    for key in sorted(PEAK_FLOPS, key=len, reverse=True):  # an H100 NVL is not a plain H100
         words = re.sub(r"[\s_-]+", r"[\\s_-]*", key)  # RTX 4090, RTX4090
         if re.search(rf"(?<![^\W_]){words}(?![^\W_])", name, re.IGNORECASE):
             return key
@@ -194,7 +194,7 @@ class Shape:
 def read_shape(settings: Mapping[str, Any]) -> Shape:
     """Read the shape that a Llama-like configuration describes, under transformers' names.
 
-    Raises `InputError` for a size that is no number, or below 1.
+    Raises `InputError` for a size that is not a number, or is below 1.
     """
     head_dim = () if settings.get("head_dim") is None else ("head_dim",)
     for key in (*SHAPE_KEYS, "vocab_size", *head_dim):

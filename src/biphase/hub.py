@@ -53,7 +53,7 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
     named = f"{id} at revision {revision}" if revision else id
-    problem = f"{kind} {named} is no folder here and cannot be fetched from the Hub"
+    problem = f"{kind} {named} is not a folder here and cannot be fetched from the Hub"
     here = {folder.name: folder for parent in (Path("runs"), Path()) for folder in parent.glob("*/")}
     close = get_close_matches(path.name, here, n=1)
     with told_by_hub(problem, f"did you mean '{here[close[0]]}'?" if close else "give a folder, or try again"):

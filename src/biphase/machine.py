@@ -208,7 +208,7 @@ def environment_number(variable: str, least: int, default: int | None = None) ->
     other value."""
     value = os.environ.get(variable) or str(default or least)
     if not value.isdecimal() or int(value) < least:
-        raise InputError(f"{variable}={value} in the environment is no whole number of {least} or more: unset it")
+        raise InputError(f"{variable}={value} in the environment is not a whole number of {least} or more: unset it")
     return int(value)
 
 

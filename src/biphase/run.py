@@ -63,7 +63,7 @@ class Run:
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a log, without a line that a killed process cut short.
 
-    Bytes that are no text, which a power cut may leave, spoil only their own line.
+    Bytes that are not text, which a power cut may leave, spoil only their own line.
     """
     with files.reading(path):
         lines = path.read_bytes().decode(errors="replace").splitlines() if path.exists() else []

@@ -327,7 +327,7 @@ def test_passages_have_their_columns_and_are_filtered_by_them(encoder_folder: Pa
     assert list(search(papers, "flow", where=["year>=1958", "year<=1959"])["id"]) == ["a#0"]
     with pytest.raises(InputError, match="there is no column 'date'; the columns are: year, open, score"):
         search(papers, "flow", where="date=1960")
-    with pytest.raises(InputError, match=r"where 'year>late': > compares numbers, and 'late' is none"):
+    with pytest.raises(InputError, match=r"where 'year>late': > compares numbers, and 'late' is not one"):
         search(papers, "flow", where="year>late")
     with pytest.raises(InputError, match="where 'year': give a column and a value"):
         search(papers, "flow", where="year")

@@ -178,11 +178,11 @@ def test_what_is_not_one_is_refused(tmp_path: Path) -> None:
         ),
         "do not fit its config.json": (weights, {"intermediate_size": 64}),
         "are unexpected, such as 'model.layers.1.": (weights, {"num_hidden_layers": 1}),
-        "is no configuration of a EuroBERT (Validation error for field 'rope_parameters'": (
+        "is not a EuroBERT configuration (Validation error for field 'rope_parameters'": (
             weights,
             {"rope_scaling": "linear"},
         ),
-        "is no configuration of a EuroBERT": (weights, {"hidden_size": "many"}),
+        "is not a EuroBERT configuration": (weights, {"hidden_size": "many"}),
     }
     for number, (line, (given, changes)) in enumerate(cases.items()):
         old = write_old(tmp_path / str(number), given, **changes)

@@ -106,9 +106,9 @@ def test_what_is_refused_before_anything_is_sent(hub: SimulatedHub, folder: Path
     with pytest.raises(InputError, match=r"README\.md says no language"):
         push(folder, "me/encoder", license="mit")
     for repo in ("encoder", "a/b/c", "me/--x", "https://huggingface.co/me/x"):
-        with pytest.raises(InputError, match="is no name of a repository"):
+        with pytest.raises(InputError, match="is not a repository name"):
             push(folder, repo, license="mit", language="en")
-    with pytest.raises(InputError, match="is no model folder"):
+    with pytest.raises(InputError, match="is not a model folder"):
         push(tmp_path, "me/encoder", license="mit", language="en")
     card = (folder / "README.md").read_text()
     (folder / "README.md").write_text(card.replace("---\n", "---\nlicense: mit\nlanguage: en\n", 1))

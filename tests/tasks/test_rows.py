@@ -178,7 +178,7 @@ def test_json_of_any_shape(tmp_path: Path) -> None:
     path.write_text(json.dumps({"17": rows[0], "18": rows[1]}))
     assert rows_of(path) == [{"id": "17"} | rows[0], {"id": "18"} | rows[1]]
     path.write_text("[1, 2]")
-    with pytest.raises(InputError, match="row 0 is no object"):
+    with pytest.raises(InputError, match="row 0 is not an object"):
         rows_of(path)
 
 

@@ -179,7 +179,7 @@ BAD_TASKS = [
     ({"trained_on": "msmarco"}, "trained_on is for retrieval"),
     (TAGGED | {"classes": ["B-x", "I-x", "O"]}, "classes must begin with O"),
     (TAGGED | {"classes": ["O", "S-x"]}, "not 'S-x'"),
-    ({"problem_type": "regression", "metric": "accuracy"}, "metric 'accuracy' is none of regression"),
+    ({"problem_type": "regression", "metric": "accuracy"}, "metric 'accuracy' is not for regression"),
     ({"problem_type": "regression", "metric": "pearson"}, "regression has no classes"),
     (TAGGED | {"problem_type": "regression"}, "problem_type is for sequence_classification"),
     (TAGGED | {"classes": ["NOUN", "VERB"]}, "unless metric is 'accuracy'"),

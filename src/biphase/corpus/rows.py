@@ -139,7 +139,7 @@ def read_text_lines(path: Path, *, keep_mark: bool = False) -> Iterator[tuple[in
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
     """Yield the line number, object and bytes read (as in `read_text_lines`) of each line of a file; skip blank lines.
 
-    Raises `InputError` as `read_text_lines` does, for broken JSON, and for a line that is no object.
+    Raises `InputError` as `read_text_lines` does, for broken JSON, and for a line that is not an object.
     """
     for number, line, num_bytes in read_text_lines(path):
         if not line.strip():
@@ -179,7 +179,7 @@ def check_text(location: str, name: str, value: Any) -> str:
     """Return a field's value if it is a text. Raises `InputError` for another type and for half of a surrogate pair."""
     if not isinstance(value, str):
         raise InputError(f"{location}: column '{name}' is {excerpt(value)}, not a text: fix the row or remove it")
-    with told_as(f"{location}: column '{name}' is no Unicode", "remove it"):
+    with told_as(f"{location}: column '{name}' is not valid Unicode", "remove it"):
         value.encode()
     return value
 
@@ -485,7 +485,7 @@ def read_sheet(path: Path) -> Iterator[PlacedRow]:
     """Yield the rows of the first sheet of an .xlsx workbook, whose first row names the columns.
 
     Formulas yield their saved values, and empty cells None. After a text in a column, its numbers become texts too.
-    Raises `InputError` without openpyxl, and for a sheet that is no table.
+    Raises `InputError` without openpyxl, and for a sheet that is not a table.
     """
     try:
         from openpyxl import load_workbook
@@ -578,5 +578,5 @@ def read_json_rows(path: Path) -> Iterator[PlacedRow]:
     rows = {id: row for id, value in named.items() for _, row in unfold(f"{path}: row {id}", value, "jsonl")}
     for id, row in rows.items():
         if not isinstance(row, dict):
-            raise InputError(f"{path}: row {id} is no object: give a list of objects, objects by id, or SQuAD's form")
+            raise InputError(f"{path}: row {id} is not an object: give a list, objects by id, or SQuAD's form")
     return ((f"{path}: row {id}", row) for id, row in rows.items())

@@ -100,7 +100,7 @@ def read_shard_manifest(folder: Path) -> ShardManifest:
     """Read the manifest of a set. Raises `InputError` if it is missing or damaged."""
     path = folder / "manifest.json"
     if not path.exists():
-        raise InputError(f"{folder} is no shard set, or not finished ({path.name} is missing): run biphase prepare")
+        raise InputError(f"{folder} is not a shard set, or unfinished ({path.name} is missing): run biphase prepare")
     return read_hashed(path, ShardManifest, "delete it and run biphase prepare again")
 
 

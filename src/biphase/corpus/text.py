@@ -289,7 +289,7 @@ def folder_sources(folder: Path) -> list[TextSource]:
             others.append(str(path))
     if not readable:
         raise InputError(f"{folder} holds no file that can be read: {READABLE}")
-    name_left_out("no text source", others, len(readable) + len(others))
+    name_left_out("not text sources", others, len(readable) + len(others))
     return [file_source(path) for path in readable]
 
 
@@ -310,7 +310,7 @@ def hub_sources(source_name: str, recorded: Collection[str]) -> list[TextSource]
     one, and print a line."""
     match = HUB_ADDRESS.fullmatch(source_name)
     if match is None:
-        raise InputError(f"{source_name} is no Hub address; write hub:owner/name[:config[:split]][@revision]")
+        raise InputError(f"{source_name} is not a Hub address; write hub:owner/name[:config[:split]][@revision]")
     dataset, config, split = match["dataset"], match["config"] or "", match["split"] or "train"
     commits = {name.rpartition("@")[2].partition("#")[0] for name in recorded if name.startswith(f"hub:{dataset}:")}
     if match["revision"] is None and len(commits) == 1:

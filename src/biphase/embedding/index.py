@@ -363,5 +363,5 @@ def load_ranker(name: str) -> CrossEncoder:
     because these would be random."""
     folder = find_ranker(name)
     load_weights(AutoModelForSequenceClassification, folder, attention=None)
-    with told_as(f"{name} is no cross-encoder that can be loaded"):
+    with told_as(f"{name} cannot be loaded as a cross-encoder"):
         return CrossEncoder(str(folder), trust_remote_code=False, model_kwargs={"dtype": torch.float32})

@@ -405,7 +405,7 @@ def load_embedder(name: str) -> SentenceTransformer:
         return make_embedder(name, None, "mean")
     list_module_files(folder)
     texts = ["a", "What a text of some more words says."]
-    with told_as(f"{name} is no embedding model that can be loaded"):
+    with told_as(f"{name} cannot be loaded as an embedding model"):
         plain = SentenceTransformer(str(folder), trust_remote_code=False, model_kwargs={"dtype": torch.float32})
         expected_ND = probe_embeddings(plain, texts)
     first: Any = plain[0]

@@ -74,7 +74,7 @@ def to_arrow(rows: Iterable[Sequence[Any]], names: Sequence[str], progress: cons
 
 
 def read_pairs(source: PairSource, seed: int) -> Pairs:
-    """Read all rows of a source. Raises `InputError` for a row that is no pair of texts, with its file and line."""
+    """Read all rows of a source. Raises `InputError` for a row that is not a pair of texts, with its file and line."""
     if source.path is None:
         return pairs_from_text(source, str(source.from_text), seed)
     rows, columns, is_scored = open_pairs(source)

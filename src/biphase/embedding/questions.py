@@ -109,11 +109,11 @@ def read_questions(questions: Any) -> Iterator[UserQuestion]:
 
 def parse_condition(text: str) -> Condition:
     """Parse `COLUMN=VALUE` or the like. Raises `InputError` for anything else, and for a size comparison with a value
-    that is no number."""
+    that is not a number."""
     match = re.fullmatch(r"\s*(.+?)\s*(>=|<=|!=|=|>|<)\s*(.*?)\s*", text)
     if match is None:
         raise InputError(f"where '{text}': give a column and a value, such as year=2020 or year>=2020")
     condition = Condition(*match.groups())
     if condition.sign not in ("=", "!=") and as_number(condition.value) is None:
-        raise InputError(f"where '{text}': {condition.sign} compares numbers, and '{condition.value}' is none")
+        raise InputError(f"where '{text}': {condition.sign} compares numbers, and '{condition.value}' is not one")
     return condition

@@ -116,7 +116,7 @@ def as_plain(tower: Any, head: Any, name: str) -> PreTrainedModel:
     config.dtype = head.weight.dtype
     with torch.device("meta"):
         network = kind.from_config(config)
-    with told_as(f"{name}: its text part is no {type(network).__name__}"):
+    with told_as(f"{name}: its text part is not a {type(network).__name__}"):
         network.base_model.load_state_dict(tower.state_dict(keep_vars=True), assign=True)
     network.set_output_embeddings(head)
     return network
@@ -177,5 +177,5 @@ def read_old_config(path: Path) -> Any:
     names = EuroBertConfig().to_dict().keys() - {"architectures", "dtype", "model_type", "transformers_version"}
     settings = {"rope_theta": ROPE_THETA_UNLESS_SAID, "classifier_pooling": old.get("clf_pooling", "late")}
     settings |= {key: value for key, value in old.items() if key in {*names, "rope_theta", "rope_scaling"}}
-    with told_as(f"{path} is no configuration of a EuroBERT"):
+    with told_as(f"{path} is not a EuroBERT configuration"):
         return EuroBertConfig(**settings)  # it makes `rope_parameters` from the two old keys

@@ -41,7 +41,7 @@ def merge_with_parent(network: PreTrainedModel, run: Run, manifest: CheckpointMa
         InputError: for a causal run, a run from random weights, or a parent that is missing or has changed.
     """
     if not 0 < share < 1:
-        raise InputError(f"merge {share:g} is no share of the parent: give one above 0 and below 1, such as 0.5")
+        raise InputError(f"merge {share:g} is not a share of the parent: give one above 0 and below 1, such as 0.5")
     if manifest.is_causal:
         raise InputError(f"{run.path} looks back only: merge is for an encoder that came from a decoder")
     name, folder, recipe = find_decoder(run, manifest)

@@ -109,7 +109,7 @@ def load_named(folder: Path, attention: str | None = None, *, pooled: bool = Tru
     from sentence_transformers import SentenceTransformer
 
     settings: Any = {"device": "cpu", "trust_remote_code": False, "model_kwargs": {"dtype": torch.float32}}
-    with told_as(f"{folder} is no embedding model that can be loaded"):
+    with told_as(f"{folder} cannot be loaded as an embedding model"):
         embedder: Any = SentenceTransformer(str(folder), **settings).eval()
 
     def embed(features: Features) -> Features:

@@ -98,7 +98,7 @@ def check_repository(repo: str) -> None:
     """Raise `InputError` unless a name is USER/NAME."""
     from huggingface_hub.utils import validate_repo_id
 
-    with told_as(f"{repo} is no name of a repository", "give USER/NAME"):
+    with told_as(f"{repo} is not a repository name", "give USER/NAME"):
         validate_repo_id(repo if "/" in repo else f"{repo}/")
 
 
@@ -122,10 +122,11 @@ def folders_to_send(source: str, repo: str, scratch: Path) -> Iterator[tuple[str
 
 
 def check_files(folder: Path, files: dict[str, Path]) -> None:
-    """Raise `InputError` for files that are no model with a card, and for texts with access tokens or local paths."""
+    """Raise `InputError` for files that are not a model with a card, and for texts with access tokens or local
+    paths."""
     has_weights = any(name.endswith(".safetensors") for name in files)
     if not has_weights or not files.keys() & {"config.json", "modules.json"}:
-        raise InputError(f"{folder} is no model folder (configuration and *.safetensors); export a run into one first")
+        raise InputError(f"{folder} is not a model folder (configuration and *.safetensors); export a run into one")
     if CARD_NAME not in files:
         raise InputError(f"{folder} has no model card ({CARD_NAME}); write one")
     local = []

@@ -236,7 +236,7 @@ def open_rows(model: KeptModel, file: Path) -> tuple[TableForm | None, Iterator[
             raise InputError(f"{location}: {words}'{TEXT}' is needed; the columns are: {clipped(', '.join(row))}")
     else:
         for name in (*columns, *task.choices):
-            if name != "choice":  # templates have it, but it is no column
+            if name != "choice":  # templates have it, but it is not a column
                 column(location, row, name, "rename the column that the model should read")
     return table, chain(begin, rows)
 

@@ -157,7 +157,7 @@ class Task(Strict):
     """The layouts that a `data_dir` may have, in order of preference."""
     hub: Hub | None = None
     size: TaskSize | None = None
-    """The size of the task, which is no part of a cell's name. None: the typical size of its family."""
+    """The size of the task, which is not part of a cell's name. None: the typical size of its family."""
     licence: str = ""
     citation: str = ""
     note: str = ""
@@ -192,12 +192,12 @@ class Task(Strict):
             (self.stratified and not is_single, "stratified is for sequence_classification with one class for each"),
             (self.group is not None and is_retrieval, "group is for tasks of rows: retrieval draws whole queries"),
             (self.multi_hot is not None and not is_several, "multi_hot is for multi_label_classification"),
-            (metric not in metrics, f"metric '{metric}' is none of {kind_name}{nearest(metric, metrics)}"),
+            (metric not in metrics, f"metric '{metric}' is not for {kind_name}{nearest(metric, metrics)}"),
             (is_text and metric == "f1" and len(classes) != 2, "metric 'f1' needs two classes; use macro_f1"),
             (bool(classes) and not has_classes, f"{kind_name} has no classes"),
             (has_classes and not are_distinct, "classes must be two or more, none of them twice"),
             (is_tagging and not (has_entities or has_tags), "classes must begin with O, unless metric is 'accuracy'"),
-            (has_entities and metric == "macro_f1", "macro_f1 is for tags that are no entities: take f1 or strict_f1"),
+            (has_entities and metric == "macro_f1", "macro_f1 is for tags that are not entities: take f1 or strict_f1"),
             (has_entities and odd is not None, f"classes after O must be B-… and I-… (IOB2), not '{odd}'"),
             (is_text and not columns, "template must name a column in braces, such as {text}"),
             (has_choices != is_choice, "choices are columns of multiple_choice, and of it alone"),
