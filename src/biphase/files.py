@@ -190,7 +190,7 @@ def open_alone(path: Path, *, wait: bool = True) -> int:
             raise OSError(error.errno, f"no locks on its file system ({error.strerror})", str(path)) from error
         if is_at(descriptor, path):
             return descriptor
-        os.close(descriptor)  # another process removed or renamed it meanwhile
+        os.close(descriptor)  # another process removed or renamed it in the meantime
 
 
 def is_at(descriptor: int, path: Path) -> bool:

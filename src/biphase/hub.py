@@ -254,7 +254,7 @@ def longest_text(config: Any) -> int | None:
     """Return the longest text that a network, by its configuration, reads in the same way as shorter ones; None for no
     limit.
 
-    Long-rope (Phi-3 128k) rotates by other angles once a text exceeds its original limit, and transformers decides so
+    Long-rope (Phi-3 128k) rotates by other angles once a text exceeds its original limit, and transformers decides this
     for a whole batch: beyond the limit one text would change the others.
     """
     limit = getattr(config, "max_position_embeddings", None)

@@ -62,7 +62,7 @@ UD_COLUMNS = (1, 3)
 default of `FileForm.columns` means these two, even if a layout spells it out."""
 
 LONGEST_TEXT = 5_000_000
-"""The most characters of a text, more than in a long novel: tokenizers need some hundred bytes per character."""
+"""The most characters of a text, more than in a long novel: tokenizers need about a hundred bytes per character."""
 
 
 class FileForm(Strict):

@@ -3,8 +3,8 @@
 On disk: manifest.json (written last, by `corpus.prepare`), tokenizer/, token_bytes.npy, and for each shard a folder
 shards/NAME/ with shard.json and, for train and validation, SPLIT.tokens, SPLIT.ends and SPLIT.hashes. Tokens are
 little-endian uint16, or uint32 where the vocabulary needs it, with one end-of-text token after each document. Ends are
-the int64 offsets behind those tokens, counted from the shard's first token. Hashes are the XXH3 (64 bits) of the bytes
-of each document's tokens.
+the int64 offsets just after those tokens, counted from the shard's first token. Hashes are the XXH3 (64 bits) of the
+bytes of each document's tokens.
 
 The manifest records the content of the set, its sources and options, and its own hash, so that no change goes
 unnoticed. The first read of a document checks its hash; equal hashes also reveal exact copies.

@@ -349,7 +349,7 @@ def read_documents(
     between blank lines ("paragraphs"), or one per line ("lines", blank ones included). A source without documents
     yields an empty one. `with_columns` reads the other columns of rows too.
 
-    Raises `InputError` with file and line: broken JSON, a missing field (with those that exist), a text that is no
+    Raises `InputError` with file and line: broken JSON, a missing field (with those that exist), a text that is not a
     string, bytes that are not UTF-8, half a surrogate pair, damaged compression.
     """
     refuse_unknown("unknown txt_documents", txt_documents, get_args(TxtDocuments))

@@ -311,7 +311,7 @@ def mine_negatives(
     `mine_hard_negatives` of sentence-transformers does.
 
     A negative scores below the worst positive of its anchor by at least the margin; only such passages have ranks. To
-    save memory, the embeddings of passages lie in the file `path` meanwhile, and anchors come in pieces.
+    save memory, the file `path` holds the embeddings of passages for this time, and anchors come in pieces.
     """
     # 1. Each anchor's own passages, as indices.
     anchors = table.data.column("anchor").to_pylist()

@@ -235,7 +235,7 @@ def hide(scores_NHLL: Tensor, bucket: Bucket, causal: bool, window: int) -> None
     if causal or window:
         sees_LL = visible(indices_L[:, None] - indices_L, causal, window)
         scores_NHLL += scores_NHLL.new_zeros(sees_LL.shape).masked_fill_(~sees_LL, float("-inf"))
-    # 2. Padded keys lie behind each sample's own length, so behind the length of the shortest one. With a causal
+    # 2. Padded keys come after each sample's own length, so after the length of the shortest one. With a causal
     # objective, they are later than every key that a token may see.
     if not causal and shortest < length:
         behind = indices_L[shortest:]

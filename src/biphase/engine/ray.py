@@ -193,7 +193,7 @@ SEEN_SECONDS = 10.0
 """The longest time until a node sees a file of this command."""
 PLACE_SECONDS, LEFT_SECONDS = 30.0, 300.0
 """The wait for a place in the cluster until a message, and until the end of the run if no remaining node has room. New
-nodes may arrive meanwhile."""
+nodes may arrive in the meantime."""
 
 
 class RayWorker(WorkerProcess):

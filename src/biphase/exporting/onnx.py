@@ -70,7 +70,7 @@ def copy_model(source: Path, folder: Path, complete: Callable[[Path], None]) -> 
         raise InputError(f"{source} has ONNX files already (in onnx/): give the folder that it was made of")
     kind = read_json_as(source / MARK, FolderMark).biphase if (source / MARK).exists() else "model"
     with whole_folder(folder) as part:
-        refuse_filled(folder)  # another process may have written it meanwhile
+        refuse_filled(folder)  # another process may have written it in the meantime
         for path in files_below(source):
             name = path.relative_to(source)
             if MODEL_FILES.fullmatch(name.as_posix()):

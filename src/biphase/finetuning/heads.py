@@ -112,7 +112,7 @@ def copy_backbone(
     pad_ids = [own_pad_id, own_pad_id if pad_id is None else pad_id]
     once = {id(part.tokens_T): part for part in texts}.values()  # splits may share their texts
     used_U = np.unique(np.concatenate([pad_ids, *(part.used_U for part in once)]))
-    # deepcopy takes the embedding for copied already, so the whole embedding never exists twice.
+    # deepcopy thinks that it has already copied the embedding, so the whole embedding never exists twice.
     return copy.deepcopy(backbone, {id(embedding): UsedEmbedding(embedding, torch.from_numpy(used_U))})
 
 

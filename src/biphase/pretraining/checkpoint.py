@@ -86,7 +86,7 @@ def store_parted(
 
 
 def write_tensors(path: Path, named: dict[str, Tensor], wholes: Iterator[Tensor]) -> None:
-    """Write a safetensors file of fp32 tensors, whose whole values come from `wholes`, one in memory at a time.
+    """Write fp32 tensors to a safetensors file; `wholes` yields their whole values, one in memory at a time.
 
     The format: the header's length in 8 bytes; the header, JSON padded with spaces; then all numbers, row by row.
     """

@@ -68,8 +68,8 @@ def begin_with_model(recipe: Recipe, shards: ShardSet, folder: Path | None = Non
 
 
 def find_branch(recipe: Recipe, text: TrainingText, root: Path, run_from: Callable[[Start], Run]) -> Start:
-    """Return the start at a checkpoint of another run. The data order continues if both runs have the same one; else it
-    begins anew.
+    """Return the start at a checkpoint of another run. The data order continues if both runs have the same one;
+    otherwise it starts over.
 
     If the other run has lost that checkpoint, return the origin that the recipe's own run recorded, provided that this
     run is done or has a checkpoint to continue from.
