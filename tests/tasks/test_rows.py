@@ -384,7 +384,7 @@ def test_what_yaml_makes_of_yes_and_no(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     kind = "family: sequence_classification\nmetric: accuracy\n"
     path.write_text(f'name: mine\n{kind}template: "{{a}}"\nclasses: [yes, no]\n')
-    with pytest.raises(InputError, match="is quoted"):
+    with pytest.raises(InputError, match="put a text in quotes"):
         find_task(str(path))
 
 

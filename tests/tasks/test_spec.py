@@ -165,7 +165,7 @@ BAD_TASKS = [
     ({"name": "a/b"}, "'name' is 'a/b'"),
     ({"name": "sst2"}, "'sst2' is the name of a task of biphase's own"),
     ({"bundled": True}, "'bundled' and 'part_of' are set by biphase itself"),
-    ({"metric": "acuracy"}, "none of sequence_classification; did you mean 'accuracy'"),
+    ({"metric": "acuracy"}, "not for sequence_classification; did you mean 'accuracy'"),
     ({"metric": "f1", "classes": ["a", "b", "c"]}, "'f1' needs two classes"),
     ({"classes": ["a"]}, "two or more"),
     ({"classes": ["a", "a"]}, "none of them twice"),
