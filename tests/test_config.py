@@ -123,18 +123,18 @@ def test_yaml_reads_on_and_off_as_booleans(text: str, value: str) -> None:
         ("curriculum.1.target=next", "objective: mlm has target: same; leave out objective or target"),
         (
             "curriculum.0={attention: both, steps: 4, mask_probability: 0.4}",
-            "attention: both, target: same is no objective: give causal or bidirectional, next or same",
+            "attention: both, target: same is not an objective: give causal or bidirectional, next or same",
         ),
         (
             "curriculum.0={attention: bidirectional, target: next, steps: 4}",
-            "curriculum.0: attention: bidirectional, target: next is no objective: give causal or bidirectional, next "
-            "or same; without mask_probability only causal with next hides from each position the token that it must "
-            "predict",
+            "curriculum.0: attention: bidirectional, target: next is not an objective: give causal or bidirectional, "
+            "next or same; without mask_probability only causal with next hides from each position the token that it "
+            "must predict",
         ),
-        ("curriculum.0={attention: bidirectional, target: same, steps: 4}", "target: same is no objective: give"),
-        ("curriculum.0={attention: causal, target: same, steps: 4}", "target: same is no objective: give"),
+        ("curriculum.0={attention: bidirectional, target: same, steps: 4}", "target: same is not an objective: give"),
+        ("curriculum.0={attention: causal, target: same, steps: 4}", "target: same is not an objective: give"),
         ("curriculum.0={steps: 4, mask_probability: 0.4}", "'curriculum.0.objective' is required"),
-        ("checkpoints.keep=[4, 11]", "checkpoints.keep: step 11 lies behind the 10 steps of the curriculum"),
+        ("checkpoints.keep=[4, 11]", "checkpoints.keep: step 11 is beyond the 10 steps of the curriculum"),
         ("curriculum=[]", "'curriculum' is []"),
         ("name=a b", "'name' is 'a b'"),
         ("data.shards=", "'data.shards' is None"),

@@ -101,7 +101,7 @@ def test_a_log_file_gets_lines_whatever_takes_so_long(
         time.sleep(0.05)
         found = capsys.readouterr().err
     tracker.close()
-    assert found.startswith("study: 3/35 units · ") and found.endswith(" since the last news\n")
+    assert found.startswith("study: 3/35 units · ") and found.endswith(" since the last progress\n")
 
 
 def test_what_takes_long_is_told_once_and_what_is_quick_never(

@@ -133,5 +133,5 @@ def test_devices_are_found_by_the_names_that_they_have(name: str, found: str | N
 @pytest.mark.parametrize("value", ["[/bold]", 0, True, None, 1.5, [0]])
 @pytest.mark.parametrize("key", ["num_key_value_heads", "vocab_size"])
 def test_a_size_that_is_none_is_named(key: str, value: object) -> None:
-    with pytest.raises(InputError, match=rf"'{key}' is .*; it must be a whole number from 1 on"):
+    with pytest.raises(InputError, match=rf"'{key}' is .*; it must be a whole number of 1 or more"):
         shape_of("1m", {key: value}, 300)

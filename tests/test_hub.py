@@ -73,7 +73,7 @@ def test_what_is_nowhere_is_one_line(cache: Path, tmp_path: Path, monkeypatch: p
         ("a b", None, "a b"),
     ):
         with pytest.raises(
-            InputError, match=rf"model {named}.* is no folder here and cannot be had from the Hub \(.+\);"
+            InputError, match=rf"model {named}.* is not a folder here and cannot be fetched from the Hub \(.+\);"
         ):
             fetch_model(id, revision)
     for path in ("./model", "/some/model", "~/model", "runs/some/model", "model/", "./some/model"):
@@ -86,11 +86,11 @@ def test_what_is_nowhere_is_one_line(cache: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.chdir(tmp_path)
     Path("shards").mkdir()
-    with pytest.raises(InputError, match=r"tokenizer shards/tokeniser is no folder here.*\(shards is a folder here"):
+    with pytest.raises(InputError, match=r"tokenizer shards/tokeniser is not a folder here.*\(shards is a folder here"):
         fetch_model("shards/tokeniser", kind="tokenizer")  # without a look into the Hub
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     shutil.rmtree(cache)
-    with pytest.raises(InputError, match="cannot be had from the Hub"):
+    with pytest.raises(InputError, match="cannot be fetched from the Hub"):
         fetch_model("some/model")
 
 
@@ -266,8 +266,8 @@ def test_a_model_whose_download_broke_off_is_fetched_again(hub: Hub) -> None:
     commit = hub.commit("some/model", {"config.json": "{}", "tokenizer.json": "{}", **parts})
     hub.faults = [Fault("^GET /[0-9a-f]{64}", times=999, cut_after=100)]
     fetch = FETCH.format(("some/model",))
-    assert "cannot be had from the Hub" in hub.told(fetch)
-    assert all("cannot be had from the Hub" in hub.told(fetch, **gone) for gone in GONE)
+    assert "cannot be fetched from the Hub" in hub.told(fetch)
+    assert all("cannot be fetched from the Hub" in hub.told(fetch, **gone) for gone in GONE)
     hub.faults = [Fault("^GET /[0-9a-f]{64}", times=999, seconds=60)]
     hub.asked.clear()
     command, environment = [sys.executable, "-c", fetch], os.environ | hub.environment(hub.home)
@@ -327,7 +327,7 @@ def test_without_the_hub_a_revision_is_the_commit_that_it_was(hub: Hub) -> None:
     hub.commit("some/data", {}, revision="refs/convert/parquet", kind="datasets")
     branch = hub.commit("some/data", {"train.jsonl": rows_file("branch")}, revision="v1", kind="datasets")
     for gone in GONE:  # nothing is here
-        assert all("revision cannot be had from the Hub" in told for told in pins(None, "v1", **gone))
+        assert all("revision cannot be fetched from the Hub" in told for told in pins(None, "v1", **gone))
     heads = hub.repositories["datasets", "some/data"].revisions
     assert pins(None, "v1", "refs/convert/parquet") == [old, branch, heads["refs/convert/parquet"]]
     hub.commit("some/data", {"train.jsonl": rows_file("new")}, kind="datasets")
@@ -336,7 +336,7 @@ def test_without_the_hub_a_revision_is_the_commit_that_it_was(hub: Hub) -> None:
     hub.faults = [Fault("GET /api/datasets", times=99, status=503)]
     assert pins(None) == [old], "out of order is no answer"
     hub.faults = [Fault("GET /api/datasets", times=99, status=403)]
-    assert "cannot be had" in pins(None)[0], "a refusal is one"
+    assert "cannot be fetched" in pins(None)[0], "a refusal is one"
     hub.faults = []
     assert pins(None) == [heads["main"]] != [old]
 
@@ -369,7 +369,7 @@ def test_shards_of_a_data_set_are_of_the_commit_that_they_name(
     for gone in GONE:
         hub.asked.clear()
         assert prepare("some/corpus", "a", **gone) == prepare("hub:some/corpus", "a") == made and not hub.asked
-        assert "its newest revision cannot be had" in prepare("some/other", "d", **gone)
+        assert "its newest revision cannot be fetched" in prepare("some/other", "d", **gone)
     shutil.rmtree(tmp_path / "a" / "shards" / manifest.shards[0].name)
     assert "cannot be" in prepare("some/corpus", "a", HF_HUB_OFFLINE="1")
     assert prepare("some/corpus", "a") == made
@@ -407,8 +407,8 @@ def test_rows_of_several_files_are_different_documents(hub: Hub) -> None:
 def test_a_model_that_is_here_in_part_is_none(hub: Hub) -> None:
     hub.commit("some/model", {"config.json": "{}", "model.safetensors": b"0" * 1000})
     hub.faults = [Fault("HEAD .*safetensors", times=99, status=400)]
-    assert "cannot be had from the Hub" in hub.told(FETCH.format(("some/model",)))
-    assert "cannot be had from the Hub" in hub.told(FETCH.format(("some/model",)), HF_HUB_OFFLINE="1")
+    assert "cannot be fetched from the Hub" in hub.told(FETCH.format(("some/model",)))
+    assert "cannot be fetched from the Hub" in hub.told(FETCH.format(("some/model",)), HF_HUB_OFFLINE="1")
 
 
 def test_a_stop_is_no_refusal_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,10 +428,10 @@ def test_a_stop_is_no_refusal_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> Non
         except Exception as error:
             raise RuntimeError("an error occurred while generating the dataset") from error
 
-    for wrap in (told_by_hub("some/data cannot be had", "try again"), told_as("some/data cannot be read")):
+    for wrap in (told_by_hub("some/data cannot be fetched", "try again"), told_as("some/data cannot be read")):
         with pytest.raises(StoppedError), wrap:
             prepare()
     from torch.distributed.elastic.multiprocessing import SignalException
 
-    with pytest.raises(SignalException), told_by_hub("some/model cannot be had", "try again"):
+    with pytest.raises(SignalException), told_by_hub("some/model cannot be fetched", "try again"):
         raise SignalException("asked to end", signal.SIGTERM)

@@ -122,7 +122,7 @@ def test_the_grace_is_what_the_user_gives(monkeypatch: pytest.MonkeyPatch) -> No
     assert machine.grace() == 600
     for given in ("ten", "nan", "0"):
         monkeypatch.setenv(machine.GRACE, given)
-        with pytest.raises(InputError, match=f"BIPHASE_GRACE_SECONDS={given} in the environment is no whole number"):
+        with pytest.raises(InputError, match=f"BIPHASE_GRACE_SECONDS={given} in the environment is not a whole number"):
             machine.grace()
 
 

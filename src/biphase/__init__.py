@@ -1,15 +1,15 @@
 """biphase: text (or a decoder) and a compute budget in, a text encoder out.
 
-What the command line does, Python does by the same functions, which are loaded when they are asked for:
-`biphase.prepare`, `pretrain`, `export`, `trim`, `push`, `load`, `encode`, `finetune`, `predict`, `score`, `evaluate`,
-`compare`, `equivalent`, `embed`, `search`, `study`, `advise`, `inspect`, `check`. What you can mend is a
-`biphase.InputError`; `biphase.silence()` ends all lines.
+Python offers the functions behind the command line, and loads each on its first use: `biphase.prepare`, `pretrain`,
+`export`, `trim`, `push`, `load`, `encode`, `finetune`, `predict`, `score`, `evaluate`, `compare`, `equivalent`,
+`embed`, `search`, `study`, `advise`, `inspect`, `check`. A mistake that you can fix raises `biphase.InputError`.
+`biphase.silence()` turns off all bars and lines.
 """
 
 from importlib import import_module
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # what loads `typing` would come before Ctrl-C is heard
+if TYPE_CHECKING:  # importing `typing` would take time before Ctrl-C is handled
     from typing import Any
 
     from biphase.api.checking import check
@@ -52,7 +52,7 @@ OFFERED = {
     "silence": "console",
     "InputError": "errors",
 }
-"""The names of this package, and the modules that they are from."""
+"""The public names of the package → the modules that define them."""
 
 
 def __getattr__(name: str) -> "Any":

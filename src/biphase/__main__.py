@@ -1,5 +1,5 @@
-"""`biphase` and `python -m biphase`: Ctrl-C is one line from the beginning on, before anything is loaded that takes
-time: so `signal` itself, whose enumerations would, is not."""
+"""`biphase` and `python -m biphase`. Ctrl-C prints one line from the very start, before any slow import. So this module
+imports `_signal`, not `signal`, which takes time to make its enumerations."""
 
 import _signal as signal
 import os
@@ -7,8 +7,8 @@ from types import FrameType
 
 
 def start_command() -> object:
-    """The `biphase` command: see `biphase.cli.app.main`."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a process may be started to pass it over
+    """Run the `biphase` command (`biphase.cli.app.main`)."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the parent process chose to ignore it
         signal.signal(signal.SIGINT, interrupt)
     try:
         from biphase.cli.app import main
@@ -19,7 +19,7 @@ def start_command() -> object:
 
 
 def interrupt(signum: int, frame: FrameType | None) -> None:
-    """Ctrl-C. While a module is loaded, which takes seconds, the process ends here: loading PyTorch swallows errors."""
+    """Handle Ctrl-C. During an import, end the process here, because the import of PyTorch swallows errors."""
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             end_interrupted()
@@ -28,7 +28,7 @@ def interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def end_interrupted() -> object:
-    os.write(2, b"biphase: stopped; run the same command to go on\n")
+    os.write(2, b"biphase: stopped; run the same command to continue\n")
     os._exit(128 + signal.SIGINT)
 
 

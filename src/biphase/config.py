@@ -14,7 +14,7 @@ from biphase.errors import SOURCE, InputError, clipped, nearest, told_as
 from biphase.files import parse_yaml, reading
 
 MAX_COUNT = 2**53
-"""The largest count: it is exact as a float too, and more of anything is a slip of the pen."""
+"""The largest count, which is exact as a float too. A larger one is surely a typo."""
 
 MOST_REPEATS = 1_000
 """The largest number of seeds for one training."""
@@ -37,10 +37,10 @@ Setting = Annotated[
 
 @dataclass(frozen=True)
 class OnCommandLine:
-    """An annotation of a parameter that takes several types in Python."""
+    """An annotation for a parameter that takes several types in Python."""
 
     type: Any
-    """The type that the command line reads; None: the command line does not have this parameter."""
+    """The type that the command line reads; None if the command line lacks the parameter."""
 
 
 AnyPath = Annotated[str | Path, OnCommandLine(Path)]
@@ -57,8 +57,8 @@ BUNDLED = SOURCE / "bundled"
 class Strict(pydantic.BaseModel):
     """A frozen model in which an unknown key is an error.
 
-    Names of runs, cells and tasks are hashes of such trees, and must not change. So a class lists the keys that it got
-    later in `later`: at their defaults they are left out of the tree, and the names stay.
+    Names of runs, cells and tasks are hashes of such trees, and must not change. So a class lists in `later` the keys
+    that it got later. With their default values they stay out of the tree, which leaves the names as they were.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -120,7 +120,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_config(kind: type[Config], tree: dict[str, Any], overrides: Sequence[str] = (), *, origin: str) -> Config:
-    """Check a tree in memory as `load_config` does a file; `origin` names it in errors."""
+    """Check a tree in memory as `load_config` checks a file. `origin` is its name in errors."""
     for override in overrides:
         tree = apply_override(tree, override)
     try:
@@ -165,10 +165,10 @@ def apply_override(tree: Any, override: str) -> Any:
 
 
 def by_commas(text: str) -> list[str]:
-    """`snli, genre,` → ["snli", "genre"]."""
+    """Split a text at commas: `snli, genre,` → ["snli", "genre"]."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
-        raise InputError(f"'{text}' has nothing beside commas; leave the option out, or name something")
+        raise InputError(f"'{text}' has nothing but commas; leave the option out, or name something")
     return words
 
 
@@ -198,7 +198,7 @@ def choices_of(annotation: Any) -> Iterator[Any]:
 
 
 def could_take(annotation: Any, value: Any) -> bool:
-    """Tell whether a key of this type takes a single value; of lists and mappings it is assumed."""
+    """Tell whether a key of this type takes a single value. Assume that it takes any list or mapping."""
     if isinstance(value, dict | list):
         return True
     try:
@@ -209,7 +209,7 @@ def could_take(annotation: Any, value: Any) -> bool:
 
 
 def words_of_key(key: str) -> set[str]:
-    """`learning_rate` → learning, rate and lr."""
+    """Return the words of a key and their initials: `learning_rate` → learning, rate and lr."""
     words = key.rpartition(".")[2].split("_")
     return {*words, *(["".join(word[:1] for word in words)] if len(words) > 1 else [])}
 
@@ -217,9 +217,9 @@ def words_of_key(key: str) -> set[str]:
 def nearest_key(word: str, value: Any, kind: type[Strict]) -> str:
     """Give a hint for an unknown key.
 
-    The hint is the key with the word among its choices (`tracking=tensorboard` for `tensorboard`); else, of the keys
-    that take the value, the one of a similar spelling, or with the most common words (`schedule.peak_lr` for
-    `learning_rate`).
+    The hint is the key that has the word among its choices (`tracking=tensorboard` for `tensorboard`). Otherwise it is
+    the key, among those that take the value, with a similar spelling or the most words in common (`schedule.peak_lr`
+    for `learning_rate`).
     """
     types, words = dict(keys_below(kind)), words_of_key(word)
     for key, annotation in types.items():
@@ -252,5 +252,5 @@ def explain(kind: type[Strict], error: Any) -> str:
     if error["type"] == "value_error":
         return f"{key}: {message}" if key else message
     if error["type"] == "string_type":
-        message += '; what YAML takes for something else is quoted, as in "yes"'
+        message += '; put a text in quotes that YAML takes for something else, as in "yes"'
     return f"'{key}' is {clipped(' '.join(repr(error['input']).split()))}: {message}"

@@ -2,7 +2,7 @@
 
 TensorBoard or Weights & Biases receive the records of metrics.jsonl under the names of transformers' trainer
 (`train/learning_rate`, `eval/…`). Metrics that depend on the objective include its name (`train/mlm_loss`,
-`eval/clm_accuracy`), so that no curve jumps where an objective ends.
+`eval/clm_accuracy`), so that no curve jumps at the end of an objective.
 """
 
 import os
@@ -36,14 +36,15 @@ TRAINER_NAMES = {"lr": "learning_rate", "tokens_seen": "num_input_tokens_seen", 
 
 
 def check_tracking(name: TrackingName | None) -> None:
-    """Raise `InputError` where the package is not installed. A folder `wandb` of earlier runs is no package."""
+    """Raise `InputError` if the package is not installed. A folder `wandb` of earlier runs is not a package."""
     if name and getattr(find_spec(name), "origin", None) is None:
         extra = "wandb" if name == "wandb" else "tracking"
-        raise InputError(f"tracking: {name} needs a package that is not here; pip install 'biphase[{extra}]'")
+        raise InputError(f"tracking: {name} needs a package that is not installed; pip install 'biphase[{extra}]'")
 
 
 def name_scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """`{kind: train, objective: mlm, step: 3, loss: 2.0, lr: 0.1}` → train/mlm_loss 2.0, train/learning_rate 0.1."""
+    """Name the numbers of a record: `{kind: train, objective: mlm, step: 3, loss: 2.0, lr: 0.1}` → train/mlm_loss 2.0,
+    train/learning_rate 0.1."""
     scalars = {}
     for key, value in record.items():
         if key not in ("kind", "objective", "step"):
@@ -85,7 +86,7 @@ def open_tracking(name: TrackingName | None, folder: Path, settings: Mapping[str
         import wandb
 
         earlier = sorted((folder / "wandb").glob("*run-*-*"))  # offline-run-20261122_034831-abcd1234
-        with told_as("tracking: wandb does not begin", "set WANDB_MODE=offline, and `wandb sync` later"):
+        with told_as("tracking: wandb does not start", "set WANDB_MODE=offline, and `wandb sync` later"):
             run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "biphase"),
                 name=folder.name,
@@ -98,7 +99,7 @@ def open_tracking(name: TrackingName | None, folder: Path, settings: Mapping[str
             )
         err.print(f"W&B: {f'offline; `wandb sync {Path(run.dir).parent}` sends it' if run.offline else run.url}")
         exit_code = 1
-        try:  # as a context of its own, a run prints what is raised
+        try:  # as a context manager, a W&B run would print the error
             yield lambda record: run.log(name_scalars(record), step=record["step"])
             exit_code = 0
         finally:
@@ -132,9 +133,9 @@ class PlainConsole(Console):
 
 
 err = PlainConsole(stderr=True)
-"""The console of messages and bars; messages stand above a bar."""
+"""The console for messages and bars; messages appear above a bar."""
 out = PlainConsole()
-"""The console of results."""
+"""The console for results."""
 
 
 def print_rows(
@@ -154,8 +155,8 @@ Advance = tuple[float | None, float, str]
 """The progress of a silenced process: the finished share of its work (0 to 1), the seconds so far, and a line."""
 
 report_progress: Callable[[Any], None] = lambda value: None  # noqa: E731
-"""Report the progress of this process's unit to the engine, as plain data; bars report an `Advance`. The engine sets
-this function while a unit runs."""
+"""The function that reports the progress of this process's unit to the engine, as plain data; bars report an `Advance`.
+The engine sets it while a unit runs."""
 
 
 def silence(is_silent: bool = True) -> None:
@@ -214,7 +215,7 @@ def duration(seconds: float) -> str:
 
 
 QUICK_SECONDS = 3.0
-"""The longest work that runs without an announcement."""
+"""The seconds that work may take without an announcement."""
 
 
 @contextmanager
@@ -236,8 +237,8 @@ LONGEST_SILENCE = 30.0
 PERIODS = {"s": 1, "min": 60, "h": 3600}
 """The periods of a rate. A bar uses the first one in which at least one unit is finished."""
 FEWEST_ADVANCES, TELLING_TIME = 4, 5.0
-"""The number of advances after which a bar shows the time left; after so many seconds two suffice. The first advance
-includes warming up."""
+"""The number of advances after which a bar shows the time left. Two suffice after `TELLING_TIME` seconds. The first
+advance includes the warm-up."""
 
 
 def plain_number(value: float) -> str:
@@ -253,7 +254,7 @@ class Tracker:
     """
 
     def __init__(self, label: str, total: float | None, unit: str, done: float = 0.0) -> None:
-        """`done` units come from an earlier call and do not count for the rate."""
+        """Start a bar. `done` units come from an earlier call and do not count for the rate."""
         self.label, self.total, self.unit = label, total, unit
         self.done = self.credited = done
         self.text = self.period = ""
@@ -265,7 +266,7 @@ class Tracker:
         if err.is_terminal and not err.quiet:
             whole = Column(no_wrap=True, min_width=len(label))
             name = TextColumn("{task.description}", markup=False, table_column=whole)
-            bars = [BarColumn(24)] if err.width >= 110 else []  # where there is room
+            bars = [BarColumn(24)] if err.width >= 110 else []  # if there is room
             clipped_end = Column(no_wrap=True, overflow="ellipsis", ratio=1)
             note = TextColumn("{task.fields[note]}", markup=False, table_column=clipped_end)
             self.bar = Progress(name, *bars, TimeElapsedColumn(), note, console=err, transient=True, expand=True)
@@ -317,7 +318,7 @@ class Tracker:
     def break_silence(self) -> None:
         while not self.is_over.wait(1.0):
             if time.monotonic() - self.last_line >= LONGEST_SILENCE:
-                working = f"still working, {duration(time.monotonic() - self.last_advance)} since the last news"
+                working = f"still working, {duration(time.monotonic() - self.last_advance)} since the last progress"
                 self.print_line(f"{self.text} · {working}".lstrip(" ·"))
 
     def close(self) -> None:
@@ -329,5 +330,5 @@ class Tracker:
 
 
 def track(label: str, total: float | None, unit: str, done: float = 0.0) -> closing[Tracker]:
-    """`with track("prepare", 204.1, "MB") as progress: progress.advance(1.5)`."""
+    """Open a bar: `with track("prepare", 204.1, "MB") as progress: progress.advance(1.5)`."""
     return closing(Tracker(label, total, unit, done))

@@ -1,6 +1,6 @@
 """A curriculum: phases of training, each under one objective, and the facts of each objective.
 
-Inert, as `recipe` is: `pretraining.objectives` computes what stands here.
+This module only describes objectives; `pretraining.objectives` computes them.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -63,7 +63,7 @@ class MaskRamp(Strict):
 class BatchRamp(Strict):
     """A batch that grows linearly over `steps` updates and then keeps its size.
 
-    Updates are counted over all parents, so that a branch goes on where its trunk was.
+    The count of updates includes all parents, so that a branch continues where its trunk was.
     """
 
     model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)
@@ -74,15 +74,15 @@ class BatchRamp(Strict):
 
     def tokens_before(self, step: int) -> int:
         """Count the tokens of all updates before `step` together."""
-        # Update k of n has from + (to - from) · (k + ½) / n tokens. The sum over k is a square, rounded to a whole
-        # number; a batch is the difference of two such sums, so that no rounding adds up.
+        # Update k of n has from + (to - from) · (k + ½) / n tokens. The sum over k is quadratic, and rounded to a whole
+        # number. A batch is the difference of two such sums, so that rounding errors do not add up.
         climbing = min(step, self.steps)
         climbed = (2 * self.steps * self.start * climbing + (self.to - self.start) * climbing**2) // (2 * self.steps)
         return climbed + (step - climbing) * self.to
 
 
 NUMBER_OR_RAMP = Discriminator(lambda value: "ramp" if isinstance(value, dict | Strict) else "number")
-"""Tells a number from a ramp, so that an error is about the form that was meant."""
+"""The test that tells a number from a ramp, so that an error is about the form that the user meant."""
 
 
 class Phase(Strict):
@@ -107,10 +107,11 @@ class Phase(Strict):
     mask_token_share: Share = 1.0
     """The share of the chosen tokens that are replaced by the mask token. The paper: all. BERT: 0.8."""
     random_token_share: Share = 0.0
-    """The share of the chosen tokens that are replaced by a random token. BERT: 0.1. The rest stay as they are."""
+    """The share of the chosen tokens that are replaced by a random token. BERT: 0.1. The rest stay unchanged."""
     mask_passes: Annotated[PositiveCount, Field(le=100)] = 1
-    """The number of updates in a row that read the same text, each masking other tokens. With 2, every second batch of
-    text is skipped; a text has as many targets as with twice the ratio, and each target sees more of the text."""
+    """The number of updates in a row that read the same text, each masking other tokens. With 2, training skips every
+    second batch of text. A text then has as many targets as with twice the ratio, and each target sees more of the
+    text."""
     clm_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The share of steps that predict the next token instead, spread evenly over a masked phase: CLM and MLM mixed by
     batch. The phase still counts as its masked objective, and its model is bidirectional."""
@@ -118,8 +119,8 @@ class Phase(Strict):
     @model_validator(mode="before")
     @classmethod
     def name_objective(cls, tree: Any) -> Any:
-        """Derive the objective from `attention`, `target` and the presence of `mask_probability`, or those two from the
-        objective."""
+        """Derive the objective from `attention`, `target` and the presence of `mask_probability`, or the first two from
+        the objective."""
         keys = ("attention", "target")
         if not isinstance(tree, dict) or not tree.keys() & {"objective", *keys}:
             return tree
@@ -131,7 +132,7 @@ class Phase(Strict):
                 told = ", ".join(f"{key}: {value}" for key, value in kind.items())
                 hidden = "causal with next hides from each position the token that it must predict"
                 remedy = "give causal or bidirectional, next or same"
-                raise ValueError(f"{told} is no objective: {remedy}; without mask_probability only {hidden}")
+                raise ValueError(f"{told} is not an objective: {remedy}; without mask_probability only {hidden}")
             return tree | {"objective": names[0]}
         for key in keys if tree["objective"] in [*OBJECTIVES] else ():
             fact = vars(OBJECTIVES[tree["objective"]])[key]
@@ -163,7 +164,7 @@ class Phase(Strict):
 
     @property
     def words(self) -> str:
-        """`CLM`, `MLM 40 %`, `MLM 40–15 % with 25 % CLM`: the label as a person reads it."""
+        """`CLM`, `MLM 40 %`, `MLM 40–15 % with 25 % CLM`: the label for people."""
         passes = f" in {self.mask_passes} passes" if self.mask_passes > 1 else ""
         masked = f" {self.masked} %{passes}" if self.masked else ""
         return self.predicted.replace(self.facts.title, self.facts.title + masked, 1)
@@ -181,7 +182,7 @@ class Phase(Strict):
 
     @property
     def facts(self) -> Objective:
-        """The facts of its objective; of a mixed phase, those of the masked one."""
+        """The facts of its objective; for a mixed phase, those of the masked one."""
         return OBJECTIVES[self.objective]
 
     @property
@@ -195,17 +196,17 @@ class Phase(Strict):
         return isinstance(self.mask_probability, MaskRamp)
 
     def with_mask_at(self, progress: float) -> "Phase":
-        """Return the phase with its masking ratio fixed at that of `progress`, from 0 to 1."""
+        """Return the phase with its masking ratio fixed at the value at `progress`, from 0 to 1."""
         return self.model_copy(update={"mask_probability": self.mask_at(progress)}) if self.is_ramped else self
 
     def mask_at(self, progress: float) -> float:
-        """Return the masking ratio after this part of its steps, from 0 to 1."""
+        """Return the masking ratio at `progress`, the share of its steps that is over, from 0 to 1."""
         ratio = self.mask_probability
         return ratio.start + (ratio.to - ratio.start) * progress if isinstance(ratio, MaskRamp) else ratio
 
     @property
     def parts(self) -> tuple[tuple["Phase", float], ...]:
-        """Its pure phases, each with its share of the steps: one, or two of a mixed phase."""
+        """Its pure phases, each with its share of the steps: one, or two for a mixed phase."""
         if not self.clm_share:
             return ((self, 1.0),)
         masked = self.model_copy(update={"clm_share": 0.0})
@@ -216,7 +217,7 @@ def join_phases(phases: Iterable[Phase]) -> tuple[Phase, ...]:
     """Join neighbouring phases that are alike."""
     joined: list[Phase] = []
     for phase in phases:
-        # Masking settings mean nothing where nothing is masked: without them, all phases of CLM are alike.
+        # Without masking, its settings mean nothing. Drop them, so that all phases of CLM are alike.
         plain = phase if phase.masked else Phase(objective=phase.objective, steps=phase.steps)
         if joined and not plain.is_ramped and joined[-1] == plain.model_copy(update={"steps": joined[-1].steps}):
             plain = plain.model_copy(update={"steps": joined.pop().steps + plain.steps})

@@ -20,9 +20,9 @@ from biphase.machine import has_bf16_cores
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """Return the device for `auto`, `cpu` or `cuda`; of several GPUs, the one of this process' local rank.
+    """Return the device for `auto`, `cpu` or `cuda`; of several GPUs, the one of this process's local rank.
 
-    Raises `InputError` where there is none, and for any other name.
+    Raises `InputError` if there is none, and for any other name.
     """
     if name not in ("auto", "cpu", "cuda"):
         raise InputError(f"device '{name}': give auto, cpu or cuda; CUDA_VISIBLE_DEVICES chooses among several GPUs")
@@ -40,7 +40,7 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
 
 
 def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """Return the type of the arithmetic: bf16 where the device has units for it, else fp32. Raises `InputError` for any
+    """Return the type of the arithmetic: bf16 if the device has units for it, else fp32. Raises `InputError` for any
     other name."""
     if precision not in ("auto", "bf16", "fp32"):
         raise InputError(f"precision '{precision}': give auto, bf16 or fp32")
@@ -64,11 +64,11 @@ def has_bf16_units(device: torch.device) -> bool:
 
 
 def missing_for_compile(device: torch.device) -> str:
-    """Name the tool that torch.compile lacks on this device, with the remedy; "" where it works."""
+    """Name the tool that torch.compile lacks on this device, with the remedy; "" if it works."""
     if device.type == "cpu":
         has_compiler = any(shutil.which(name) for name in ("g++", "clang++", "c++"))
         return "" if has_compiler else "there is no C++ compiler; install g++"
-    # On a GPU, Triton makes the kernels, and compiles what launches them against the headers of Python.
+    # On a GPU, Triton makes the kernels, and compiles their launchers with Python's headers.
     if find_spec("triton") is None:
         return "there is no Triton; install triton"
     if not any(shutil.which(name) for name in (os.environ.get("CC", ""), "gcc", "clang")):
@@ -96,7 +96,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy an array to a tensor on the device. A GPU fetches it from a pinned copy while the CPU goes on."""
+    """Copy an array to a tensor on the device. A GPU fetches it from a pinned copy while the CPU continues."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 

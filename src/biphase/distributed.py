@@ -1,7 +1,7 @@
 """The processes of one run, as torchrun starts them. No other module names process groups.
 
 The processes live and end together. Each ends with the process that started it. Each sends a beat once a second, so
-that none waits for a process that died, was stopped or is cut off: the others name the silent one and end.
+that none waits for a process that died, was stopped or is cut off: the others name the silent process and end.
 
 `python -P -m biphase.distributed` is torchrun with two changes. It names a killed process in one line, and it exits
 with the code of its processes: torchrun itself exits with 1 whatever happened, and a caller must tell a busy run (75)
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
-if __name__ == "__main__":  # PyTorch reads it when it is loaded; else a page of C++ frames where another machine dies
+if __name__ == "__main__":  # PyTorch reads it at import; else the death of another machine prints a page of C++ frames
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 import torch
@@ -35,21 +35,21 @@ from biphase.machine import GRACE, STOPS, describe_kill, end_with_parent, enviro
 from biphase.recipe import ComputeConfig
 
 PARENT = "BIPHASE_PARENT"
-"""The environment variable with the process that a launcher or a rank ends with."""
+"""The environment variable with the id of a process: when that process ends, so does a launcher or a rank."""
 SILENCE_SECONDS = 60.0
 """The longest silence of a process, unless the recipe sets another."""
 BEAT_SECONDS = 1.0
 GONE_BEATS = 5
-"""The missed beats by which a process counts as gone, once a connection broke."""
+"""The number of missed beats after which a process counts as gone, once a connection has broken."""
 JOIN_PATIENCE = 10
 """The factor on the longest silence before a process has joined: a busy file system loads libraries slowly."""
 PATIENCE = timedelta(hours=1)
 """The longest wait for a process that is alive: the first one makes, loads and writes large networks for all."""
 LAUNCHER_SECONDS = 5.0
 """The part of its grace that a launcher keeps for itself, to end after its processes."""
-GO_ON = "whole checkpoints stay, run the same command to go on"
+GO_ON = "whole checkpoints stay, run the same command to continue"
 HAS_LEFT = 1 << 40
-"""Added to the beats of a process that has ended as it should."""
+"""The number added to the beats of a process that has ended as it should."""
 
 Result = TypeVar("Result")
 
@@ -82,8 +82,8 @@ class World:
 
     @contextmanager
     def fail_together(self, kind: type[InputError] = InputError) -> Iterator[None]:
-        """Raise in all processes when the block raises an `InputError` or `OSError` in one: there that error, elsewhere
-        one of this kind that refers to it."""
+        """Raise in all processes if the block raises an `InputError` or `OSError` in one. That process raises its own
+        error, and the others raise one of this `kind` that refers to it."""
         failure: OSError | InputError | None = None
         try:
             yield
@@ -94,7 +94,8 @@ class World:
             raise failure or kind("another process of this run says why it ends")
 
     def broadcast(self, value: Result) -> Result:
-        """Return the first process' value, which is plain data, in all: others may see an older state of files."""
+        """Return the first process's value (plain data) in all processes, because others may see an older state of
+        files."""
         if self.size == 1:
             return value
         values = [value]
@@ -102,7 +103,8 @@ class World:
         return values[0]
 
     def on_first(self, work: Callable[[], Result]) -> Result:
-        """Call `work` in the first process and return its result, plain data, in all; where it fails, all end."""
+        """Call `work` in the first process, and return its result (plain data) in all. If it fails, all processes
+        raise."""
         result: Any = None
         with self.fail_together():
             if self.is_main:
@@ -110,7 +112,7 @@ class World:
         return self.broadcast(result)
 
     def broadcast_into(self, tensor: torch.Tensor) -> None:
-        """Fill a tensor with the first process' values."""
+        """Fill a tensor with the first process's values."""
         dist.broadcast(tensor, 0)
 
     def mesh(self) -> DeviceMesh:
@@ -118,11 +120,11 @@ class World:
 
 
 class Heart(threading.Thread):
-    """A thread that beats for this process and watches the beats of others, through the store where all have met.
+    """A thread that beats for this process and watches the beats of others, through the store at which all have met.
 
-    The first process watches all others, and they watch the first. Each counts silence in beats of its own, so that
-    nobody is silent when the whole run is suspended or starved. The first to find a silent process names it and ends;
-    the others follow.
+    The first process watches all others, and they watch the first. Each measures silence in its own beats, so that no
+    process counts as silent while the whole run is suspended or starved. The first to find a silent process names it
+    and ends; the others follow.
     """
 
     def __init__(self, store: Any, world: World, silence_seconds: float) -> None:
@@ -133,7 +135,7 @@ class Heart(threading.Thread):
         self.watched = range(1, size) if rank == 0 else range(1)
         """The ranks that this process watches."""
         self.counts = dict.fromkeys(range(size), 0)
-        """The beats of each rank when it was last looked at."""
+        """The beats of each rank at the last look."""
         self.missed = dict.fromkeys(range(size), 0)
         """The beats of this process since a rank's count last changed."""
         self.stopped = threading.Event()
@@ -151,23 +153,24 @@ class Heart(threading.Thread):
                 if self.store.add("told", 0):
                     self.end_at_once("")
             except RuntimeError:  # the store does not answer
-                # It belongs to the first process; with torchrun to the launcher, with which this process ends anyway.
+                # The store belongs to the first process or, with torchrun, to the launcher, with which this process
+                # ends anyway.
                 self.missed[0] += os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
             for rank in self.watched:
                 state, patience = ("has been silent", 1) if self.counts[rank] else ("has not joined", JOIN_PATIENCE)
                 seconds = self.missed[rank] * BEAT_SECONDS
                 if seconds >= self.silence_seconds * patience:
                     line = f"{self.name_of(rank)} {state} for {seconds:.0f} s: stopped, starved or cut off"
-                    self.end_at_once(f"{line} (compute.silence_seconds says how long is waited); {GO_ON}")
+                    self.end_at_once(f"{line} (compute.silence_seconds sets the longest wait); {GO_ON}")
 
     def leave(self) -> None:
-        """Stop beating, without being missed."""
+        """Stop beating, and sign off, so that the others do not miss this process."""
         self.stopped.set()
         with suppress(RuntimeError):
             self.store.add(f"beats/{self.rank}", HAS_LEFT)
 
     def find_gone(self) -> int | None:
-        """Find the process that stopped beating, after a connection broke; None when all go on."""
+        """Find the process that stopped beating, after a connection broke; None if all still beat."""
         self.missed, self.watched = dict.fromkeys(self.missed, 0), range(self.size)  # it misses no beat of its own
         for _ in range(2 * GONE_BEATS):
             time.sleep(BEAT_SECONDS)
@@ -184,15 +187,15 @@ class Heart(threading.Thread):
         return name
 
     def may_tell(self) -> bool:
-        """Claim the telling: return whether this process is the first to say why the run ends."""
+        """Return whether this process is the first to claim the report of why the run ends."""
         try:
             return bool(self.store.add("told", 1) == 1)
         except RuntimeError:
             return True
 
     def end_at_once(self, line: str) -> NoReturn:
-        """End this process from its thread, while the main thread waits for what will never come."""
-        if line and not self.signals and self.may_tell():  # else its launcher asked it to stop, and tells why
+        """End this process from this thread, because the main thread may wait forever."""
+        if line and not self.signals and self.may_tell():  # else its launcher asked it to stop, and reports why
             err.quiet = False
             err.show_cursor(True)
             err.print(f"biphase: {line}")
@@ -202,9 +205,9 @@ class Heart(threading.Thread):
 
 @contextmanager
 def join_world(compute: ComputeConfig) -> Iterator[World]:
-    """Join the processes that torchrun started, as its environment variables say, or begin alone.
+    """Join the processes that torchrun started, as its environment variables say, or run alone.
 
-    Raises `InputError` when another process has gone; one process names it.
+    Raises `InputError` if another process is gone; one process names it.
     """
     size = environment_number("WORLD_SIZE", 1)
     device = choose_device(compute.device, environment_number("LOCAL_RANK", 0) if size > 1 else 0)
@@ -232,7 +235,7 @@ def join_world(compute: ComputeConfig) -> Iterator[World]:
         gone = heart.find_gone() if is_of_connection else None
         if gone is None:
             raise
-        # A launcher that asked this process to stop meanwhile says itself who was killed.
+        # If the launcher has asked this process to stop, it reports by itself which process was killed.
         err.quiet = bool(world.signals) or not heart.may_tell()
         reason = "killed, out of memory, or ended by an error of its own"
         raise InputError(f"{heart.name_of(gone)} is gone: {reason}; {GO_ON}") from None
@@ -273,7 +276,7 @@ def launch() -> int:
         # torchrun's own handlers leave processes behind that are still saving when a further signal comes, and Slurm, a
         # study and its worker may all send one.
         os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGQUIT")
-        logging.disable(logging.ERROR)  # half a page about each process that fails
+        logging.disable(logging.ERROR)  # else half a page about each process that fails
         with handled(end, *STOPS, signal.SIGINT):
             torchrun()
         return 0
@@ -288,7 +291,7 @@ def launch() -> int:
         codes = {rank: failure.exitcode for rank, failure in failed.failures.items()}
         if errors := [code for code in codes.values() if code > 0]:
             return errors[0]
-        # SIGTERM is what torchrun sends to the others.
+        # torchrun sends SIGTERM to the others.
         rank = next((rank for rank, code in codes.items() if code != -signal.SIGTERM), min(codes))
         line = f"process {rank} (pid {failed.failures[rank].pid}) {describe_kill(-codes[rank])}; {GO_ON}"
     except RendezvousError:

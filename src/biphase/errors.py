@@ -1,5 +1,5 @@
-"""Errors that a user can mend. The command line prints it as one line and exits with code 2, or with
-`EXIT_BUSY` where nothing is wrong and the same command may succeed later."""
+"""Errors that a user can fix. The command line prints each as one line and exits with code 2, or with `EXIT_BUSY` if
+nothing is wrong and the same command may succeed later."""
 
 import signal
 import traceback
@@ -10,14 +10,14 @@ from difflib import get_close_matches
 from pathlib import Path
 
 SOURCE = Path(__file__).parent
-"""The folder of biphase."""
+"""The folder of the package."""
 DOCS = SOURCE / "docs" if (SOURCE / "docs").is_dir() else SOURCE.parents[1] / "docs"
-"""The folder of the documentation: an installed package carries it, in a checkout it is beside `src`."""
+"""The folder of the documentation: inside an installed package, but beside `src` in a checkout."""
 
 
 class InputError(ValueError):
-    """A mistake that the user can mend. Its one line names the culprit (a file and line, a key, a value) and the
-    remedy."""
+    """A mistake that the user can fix. Its message is one line that names the culprit (a file and line, a key, a value)
+    and the remedy."""
 
 
 EXIT_BUSY = 75
@@ -25,14 +25,14 @@ EXIT_BUSY = 75
 
 
 class BusyError(InputError):
-    """Another process does the same work: wait for it, or leave the work to it."""
+    """A conflict with another process that does the same work: wait for it, or leave the work to it."""
 
 
-STOPPED = "stopped; run the same command to go on"
+STOPPED = "stopped; run the same command to continue"
 
 
 class StoppedError(Exception):
-    """The work was asked to stop and has saved its state; the same command goes on."""
+    """A stop on request, after the work has saved its state. The same command continues the work."""
 
     def __init__(self, message: str = STOPPED, signum: int = signal.SIGTERM) -> None:
         super().__init__(message)
@@ -41,8 +41,8 @@ class StoppedError(Exception):
 
 
 def is_raised_in_rust(error: BaseException) -> bool:
-    """Tell whether a library in Rust (`tokenizers`, `safetensors`) raised an error: it leaves no frame, and is a bare
-    `Exception`, or after a panic, a class that is not an `Exception`."""
+    """Tell whether a Rust library (`tokenizers`, `safetensors`) raised an error. Such an error leaves no frame. It is a
+    bare `Exception` or, after a panic, of a class that is not a subclass of `Exception`."""
     return type(error) is Exception or type(error).__name__ == "PanicException"
 
 
@@ -58,12 +58,12 @@ def is_raised_here(error: BaseException) -> bool:
 def told_as(problem: str, remedy: str = "") -> Iterator[None]:
     """Turn errors of the system or a library in the block into an `InputError`: PROBLEM (REASON); REMEDY.
 
-    Signals to stop pass. So do errors that biphase itself raises, unless they come from the system: these are our
-    mistakes, and keep their traceback.
+    Stop signals pass through. So do errors that biphase itself raises, unless they come from the system: they are bugs
+    of ours, and keep their traceback.
     """
     try:
         yield
-    except BaseException as error:  # each library has kinds of its own
+    except BaseException as error:  # each library has error types of its own
         if stop := find_stop(error):
             raise stop from None
         if isinstance(error, InputError):
@@ -77,15 +77,15 @@ def told_as(problem: str, remedy: str = "") -> Iterator[None]:
 
 
 def find_stop(error: BaseException | None) -> BaseException | None:
-    """Find the signal to stop, ours or that of torchrun's processes, behind an error: libraries wrap whatever comes
-    while they work."""
+    """Find the stop signal behind an error, ours or torchrun's, because libraries wrap whatever is raised while they
+    work."""
     while error is not None and not (isinstance(error, StoppedError) or type(error).__name__ == "SignalException"):
         error = error.__cause__ or error.__context__
     return error
 
 
 NO_MEMORY = ("out of memory", "DefaultCPUAllocator", "Cannot allocate memory", "failed to map segment")
-"""The words for a lack of memory: PyTorch's on a GPU and on a CPU, the system's, and those of its library loader."""
+"""The phrases that report a lack of memory: PyTorch's on a GPU and on a CPU, the system's, and its library loader's."""
 
 
 def lacks_memory(error: BaseException) -> bool:
@@ -108,8 +108,8 @@ def memory_told(remedy: str) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text that is not blank, with all others if it ends in a colon; without a
-    text, the error's type, which also precedes a missing key."""
+    """Return the first line of an error's text that is not blank, and all other lines too if it ends in a colon. Return
+    the type of an error without a text, and put the type before the key of a `KeyError`."""
     name = type(error).__name__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [name]
     text = clipped(" ".join(lines), 300) if lines[0].endswith(":") else lines[0]
@@ -128,14 +128,14 @@ def first_of(names: Sequence[str], most: int = 3) -> str:
 
 
 def refuse_doubles(kind: str, values: Sequence[Hashable]) -> None:
-    """Raise `InputError` when a value occurs twice."""
+    """Raise `InputError` if a value occurs twice."""
     for value, count in Counter(values).items():
         if count > 1:
             raise InputError(f"{kind} {value} is named twice; drop or rename one of the two")
 
 
 def refuse_unknown(kind: str, word: str, names: Iterable[str]) -> None:
-    """Raise `InputError` for a word that is none of the names, with the nearest of them."""
+    """Raise `InputError` for a word that is not among the names, and suggest the nearest name."""
     names = set(names)
     if word not in names:
         raise InputError(f"{kind} '{word}'{nearest(word, names)}")

@@ -44,7 +44,7 @@ def parse_json(text: str) -> Any:
         value = READER.decode(text)
         if text.count("[") + text.count("{") > MAX_DEPTH and is_deep(value):
             raise RecursionError
-        if "\\u" in text and "\\ud" in text.lower():  # half of a surrogate pair is no character
+        if "\\u" in text and "\\ud" in text.lower():  # half of a surrogate pair is not a character
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError:
         raise
@@ -59,7 +59,7 @@ def make_object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
         [(name, _)] = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key '{name}' stands twice")
+        raise ValueError(f"the key '{name}' occurs twice")
     return value
 
 
@@ -116,7 +116,7 @@ class YamlLoader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             kind = node.tag.rpartition(":")[2]
-            line = f"line {node.start_mark.line + 1}: '{clipped(str(node.value), 40)}' is no valid {kind}"
+            line = f"line {node.start_mark.line + 1}: '{clipped(str(node.value), 40)}' is not a valid {kind}"
             raise yaml.YAMLError(f"{line}; write a text in quotes") from None
 
 
@@ -131,15 +131,15 @@ def check_nodes(root: yaml.Node) -> None:
             counts = Counter(str(key.value) for key, _ in node.value)
             if len(counts) < len(node.value):
                 [(name, _)] = counts.most_common(1)
-                raise yaml.YAMLError(f"line {node.start_mark.line + 1}: the key '{name}' stands twice")
+                raise yaml.YAMLError(f"line {node.start_mark.line + 1}: the key '{name}' occurs twice")
             nodes += chain.from_iterable(node.value)
         elif isinstance(node, yaml.SequenceNode):
             nodes += node.value
         if len(nodes) > MAX_YAML_VALUES:
-            raise yaml.YAMLError(f"it stands for more than {MAX_YAML_VALUES:,} values")
+            raise yaml.YAMLError(f"it expands to more than {MAX_YAML_VALUES:,} values")
 
 
-ANEW = "delete it and rerun what makes it"
+ANEW = "delete it and rerun the command that makes it"
 """The remedy for a file that biphase itself made."""
 
 Stored = TypeVar("Stored")
@@ -174,7 +174,7 @@ def open_alone(path: Path, *, wait: bool = True) -> int:
     """Open and lock a file for writing, never through a link; create it if it is missing. Returns a file descriptor.
 
     Raises `BlockingIOError` when another process holds the lock and `wait` is off, and `OSError` on a file system
-    without locks, where it leaves no new file.
+    without locks, after removing a new file.
     """
     while True:
         is_new = not path.exists()
@@ -190,7 +190,7 @@ def open_alone(path: Path, *, wait: bool = True) -> int:
             raise OSError(error.errno, f"no locks on its file system ({error.strerror})", str(path)) from error
         if is_at(descriptor, path):
             return descriptor
-        os.close(descriptor)  # another process removed or renamed it meanwhile
+        os.close(descriptor)  # another process removed or renamed it in the meantime
 
 
 def is_at(descriptor: int, path: Path) -> bool:
@@ -233,7 +233,7 @@ def read_json_as(path: Path, kind: type[Stored], remedy: str = ANEW) -> Stored:
 
 
 make_adapter: Callable[[Any], TypeAdapter[Any]] = lru_cache(TypeAdapter)
-"""Cached, because making an adapter takes longer than reading a record."""
+"""A cached `TypeAdapter`, because making one takes longer than reading a record."""
 
 
 def validate_record(path: Path, record: Any, kind: type[Stored], remedy: str) -> Stored:
@@ -271,14 +271,14 @@ def read_hashed(path: Path, kind: type[Stored], remedy: str) -> Stored:
 
 @contextmanager
 def whole_folder(path: Path, *, is_lasting: bool = False) -> Iterator[Path]:
-    """Make a folder to fill that takes its name only when the block ends without an error.
+    """Yield a folder to fill, which takes its name only if the block ends without an error.
 
-    It replaces an existing folder at `path`. The next call clears what a killed process left. With `is_lasting`, all
-    files are on the disk before the folder takes its name, so that it survives a power cut.
+    It replaces an existing folder at `path`. The next call clears the leftovers of a killed process. With `is_lasting`,
+    all files are on the disk before the folder takes its name, so that it survives a power cut.
 
     Raises:
         BusyError: another process writes a folder of this name.
-        OSError: the disk is full or the like, even where a library wraps that error in its own.
+        OSError: the disk is full or the like, even if a library wraps that error in its own.
     """
     path = path.resolve()
     old = path.with_name(f".{path.name}.old.part")
@@ -309,13 +309,13 @@ def whole_folder(path: Path, *, is_lasting: bool = False) -> Iterator[Path]:
 @contextmanager
 def claimed(path: Path, ending: str = "part") -> Iterator[Path]:
     """Claim the path of a future folder by an empty, locked folder beside it, and remove that folder at the end unless
-    the block renamed it. Clears what a killed process left in it. NFS cannot lock folders, so there the claim keeps
-    nobody out.
+    the block renamed it. Clears the leftovers of a killed process in it. NFS cannot lock folders, so there the claim
+    keeps nobody out.
 
     Args:
         ending: the suffix of that folder's name; choose another one for work that ends with a `whole_folder` at `path`.
 
-    Raises `BusyError` when another process holds the claim.
+    Raises `BusyError` if another process holds the claim.
     """
     part = path.with_name(f".{path.name}.{ending}")
     part.parent.mkdir(parents=True, exist_ok=True)
@@ -344,7 +344,7 @@ def claimed(path: Path, ending: str = "part") -> Iterator[Path]:
 
 
 NO_LOCKS = (errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Errors of file systems that do not lock folders; the first is that of NFS."""
+"""Errors of file systems that do not lock folders; NFS gives the first."""
 
 
 RUST_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
@@ -444,7 +444,7 @@ Stamp = tuple[int, int, int]
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Return a file's inode, size and modification time, which differ once somebody writes or replaces it."""
+    """Return a file's inode, size and modification time, which change when somebody writes or replaces it."""
     status = path.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -472,7 +472,7 @@ def refuse_existing(path: Path) -> None:
     if not path.parent.is_dir():
         raise InputError(f"{path}: there is no folder {path.parent}; make it first")
     if path.exists():
-        raise InputError(f"{path} is there already; choose another name, or delete it first")
+        raise InputError(f"{path} already exists; choose another name, or delete it first")
 
 
 def refuse_filled(folder: Path) -> None:
@@ -504,7 +504,7 @@ def refuse_links(*paths: Path) -> None:
     files."""
     for path in paths:
         if path.is_symlink():
-            raise InputError(f"{path} is a link, through which nothing is written; remove it")
+            raise InputError(f"{path} is a link, and biphase does not write through links; remove it")
 
 
 def sync(path: Path) -> None:

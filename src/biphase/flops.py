@@ -12,11 +12,12 @@ else all of it), H the number of weights in the language model head, and targets
 head computes no others. Muon adds products of its own to every update, whatever the batch (`update_flops`).
 
 Bytes: master weights, gradients and the optimizer's moments are fp32. With FSDP2 each device keeps a part of them, and
-for a while a whole block, gathered in the type of the arithmetic, beside the embedding and the head. Gradients of
-several microbatches are whole on each device until the last one, when they are summed and divided. With DDP each device
-holds as much as a single one does. Its buckets are the gradients; those of several microbatches stand beside them.
+for a while a whole block, gathered in the type of the arithmetic, beside the embedding and the head. With several
+microbatches, each device holds whole gradients until the last one, when they are summed and divided. With DDP each
+device holds as much as a single device would. Its buckets hold the gradients; with several microbatches, the gradients
+that are not summed yet take the same space again.
 
-Activations are the numbers that backward needs of the blocks: for each token, in the type of the arithmetic,
+Activations are the numbers in the blocks that the backward pass needs: for each token, in the type of the arithmetic,
 
     a · width  +  2 · (heads + kv heads) · head width  +  4 · ffn       of each layer
     b · width                                                           of each, with activation checkpointing
@@ -25,14 +26,15 @@ Activations are the numbers that backward needs of the blocks: for each token, i
 as eager blocks keep them, residuals and norms in fp32: a, b, c are 13, 2, 5 in bf16, and 6, 1, 3 in fp32. This is an
 upper bound: compiled blocks keep less.
 
-The head, of vocabulary · width, has its gradient in fp32 from the forward pass on. Beside it stand a copy of the
-weights and a product, both in the type of the arithmetic, and in the backward pass the gradient once more, scaled.
+The head, of vocabulary · width, has its gradient in fp32 from the forward pass on. It also needs a copy of the weights
+and a product, both in the type of the arithmetic, and in the backward pass a scaled copy of the gradient.
 
-Muon's update treats all matrices of one shape at once. For n of a · b with a ≤ b these are, in numbers,
+Muon updates all matrices of one shape at once, after the activations are gone. For n matrices of a · b with a ≤ b this
+takes, in numbers,
 
     n · a · b  in fp32, and  n · max(4 · a · b + a², 2 · a · b + 4 · a²)  in the type of the arithmetic
 
-when the activations are gone. AdamW updates in place.
+AdamW updates in place.
 """
 
 import math
@@ -78,7 +80,7 @@ DEVICES = {
 """Peak FLOP/s, GiB of memory and watts of one device. The peak is for dense bf16 (V100 and T4: fp16) with sums in fp32,
 by the vendors' data sheets, and for the RTX cards by NVIDIA's whitepapers of Ada (165.2) and GA102 (71). Figures "with
 sparsity" are halved. Where a device has two sizes of memory, this is the smaller. Watts are a board's highest power, 0
-where it is unknown. MI250 and MI250X: one of their two dies, each a device to programs, with half of the board's power.
+if it is unknown. MI250 and MI250X: one of their two dies, each a device to programs, with half of the board's power.
 CPU: one core, fp32 with AVX2 as measured on an EPYC (a core with bf16 matrix units reaches 20 times as much); its
 memory is the machine's."""
 
@@ -86,14 +88,14 @@ WATTS = {name: watts for name, (_, _, watts) in DEVICES.items()}
 PEAK_FLOPS = {name: peak for name, (peak, _, _) in DEVICES.items()}
 
 VARIANT = re.compile(r"\b(laptop|mobile|max-q|mig|super|ti|d)\b", re.IGNORECASE)
-"""Words by which a name means another device, or a part of one."""
+"""Words in a device's name that mean another device, or a part of one."""
 
 
 def known_device(name: str) -> str | None:
     """Find the key of `PEAK_FLOPS` in a device's name: `NVIDIA A100-SXM4-80GB` → `A100`."""
     if VARIANT.search(name):
         return None
-    for key in sorted(PEAK_FLOPS, key=len, reverse=True):  # an H100 NVL is no plain H100
+    for key in sorted(PEAK_FLOPS, key=len, reverse=True):  # an H100 NVL is not a plain H100
         words = re.sub(r"[\s_-]+", r"[\\s_-]*", key)  # RTX 4090, RTX4090
         if re.search(rf"(?<![^\W_]){words}(?![^\W_])", name, re.IGNORECASE):
             return key
@@ -124,7 +126,7 @@ class FlopCount:
     """The products that the optimizer adds to each update (`update_flops`)."""
 
     def batch(self, lengths_S: np.ndarray, num_targets: int, causal: bool) -> float:
-        """Count the operations of one packed batch, by the lengths of its samples."""
+        """Count the operations of one packed batch from the lengths of its samples."""
         pairs = float((lengths_S.astype(np.float64) ** 2).sum()) / (2 if causal else 1)
         return self.per_token * lengths_S.sum() + self.per_token_and_key * pairs + self.per_target * num_targets
 
@@ -192,12 +194,12 @@ class Shape:
 def read_shape(settings: Mapping[str, Any]) -> Shape:
     """Read the shape that a Llama-like configuration describes, under transformers' names.
 
-    Raises `InputError` for a size that is no number, or below 1.
+    Raises `InputError` for a size that is not a number, or is below 1.
     """
     head_dim = () if settings.get("head_dim") is None else ("head_dim",)
     for key in (*SHAPE_KEYS, "vocab_size", *head_dim):
         if not isinstance(settings[key], int) or isinstance(settings[key], bool) or settings[key] < 1:
-            raise InputError(f"architecture: '{key}' is {settings[key]!r}; it must be a whole number from 1 on")
+            raise InputError(f"architecture: '{key}' is {settings[key]!r}; it must be a whole number of 1 or more")
     layers, width, ffn, heads, kv_heads = (settings[key] for key in SHAPE_KEYS)
     head_width, is_tied = settings.get("head_dim") or width // heads, bool(settings.get("tie_word_embeddings", False))
     return Shape(layers, width, ffn, heads, kv_heads, head_width, settings["vocab_size"], is_tied)
@@ -223,8 +225,8 @@ class SampleLengths:
 def flops_per_token(flops: FlopCount, phase: Phase, lengths: SampleLengths) -> float:
     """Count the FLOPs of training on one token of a phase, on average; a mixed phase costs the mean of its parts.
 
-    Dense objectives have a loss on all tokens of a sample but one, the others on a share of `mask_probability` (of its
-    mean where it moves). Causal ones see half of the keys.
+    Dense objectives have a loss on all tokens of a sample but one; other objectives on a share of them,
+    `mask_probability` (for a ramp, its mean). A token of a causal objective sees half of the keys.
     """
     if phase.clm_share:
         return sum(share * flops_per_token(flops, part, lengths) for part, share in phase.parts)
@@ -236,7 +238,7 @@ def flops_between(
     recipe: Recipe, flops: FlopCount, lengths: SampleLengths, begin: int, stop: int, origin_step: int = 0
 ) -> dict[str, float]:
     """Count the FLOPs of a run's updates from `begin` to `stop`, by objective. `origin_step` is the number of its
-    parents' updates, by which batches grow."""
+    parents' updates, with which batches grow."""
     spent: dict[str, float] = {}
     last = origin_step + begin
     for phase in phases_between(recipe.curriculum, begin, stop):
@@ -259,7 +261,7 @@ def moment_bytes(shape: Shape, optimizer: Optimizer) -> float:
 
 
 WIDTHS_KEPT = {BFLOAT16: (13, 2, 5), FLOAT32: (6, 1, 3)}
-"""The factors a, b and c of the activations (above), by bytes of a number."""
+"""The factors a, b and c of the activations (see above), by the bytes of a number."""
 CHUNK_LOGITS = {"cpu": 2**25, "cuda": 2**29}
 """The most logits that the head holds at once, in the type of the arithmetic: 64 MB in bf16 on a CPU, 1 GB on a GPU.
 Each chunk adds to a gradient as large as the weights, so that small chunks cost more than they save."""
@@ -278,9 +280,9 @@ def plan_memory(
         on_cpu: whether the devices are cores, not GPUs.
 
     Returns:
-        `weights`, `gradients` and `moments` stay from step to step. While a batch is computed, `copies` of weights in
-        the type of the arithmetic, `activations`, `logits` and the gradient of the `head` stand beside them; after
-        that, the temporary tensors of the optimizer's `update`.
+        `weights`, `gradients` and `moments` last from step to step. The computation of a batch adds `copies` of weights
+        in the type of the arithmetic, `activations`, `logits` and the gradient of the `head`. After it, the optimizer's
+        `update` adds temporary tensors.
     """
     # 1. The arithmetic, and the microbatches of the largest batch.
     compute = recipe.compute
@@ -289,7 +291,7 @@ def plan_memory(
     batch = recipe.batch_tokens
     most_tokens = batch if isinstance(batch, int) else max(batch.start, batch.to)
     num_microbatches = math.ceil(most_tokens / (devices * compute.microbatch_tokens))
-    # 2. What stays: FSDP2 divides it among the devices, but for gradients that are not summed yet.
+    # 2. What lasts: FSDP2 divides it among the devices, except gradients that are not summed yet.
     parts = devices if (parallel or compute.parallel) == "fsdp" else 1
     weights = float(FLOAT32 * shape.parameters)
     unsummed = weights if devices > 1 and num_microbatches > 1 else 0
@@ -315,7 +317,7 @@ def plan_memory(
 
 
 def count_copied(shape: Shape, *, is_fsdp: bool, is_bf16: bool) -> float:
-    """Count the weights that a device holds once more, in the type of the arithmetic.
+    """Count the weights that a device also holds in the type of the arithmetic.
 
     FSDP2 gathers the embedding, the head and two blocks: one computes while the next is on its way. Without it,
     autocast copies the matrices of all blocks to bf16.
@@ -327,10 +329,11 @@ def count_copied(shape: Shape, *, is_fsdp: bool, is_bf16: bool) -> float:
 
 
 def activations_per_token(shape: Shape, number_bytes: int, *, recomputes: bool) -> float:
-    """Count the numbers that backward needs of a token, in the type of the arithmetic (above)."""
+    """Count the numbers per token that the backward pass needs, in the type of the arithmetic (see above)."""
     of_layer, of_input, of_ends = WIDTHS_KEPT[number_bytes]
     of_block = of_layer * shape.width + 2 * shape.head_width * (shape.heads + shape.kv_heads) + 4 * shape.ffn
-    # With checkpointing, each block keeps its input in fp32, and one block at a time all that it computes.
+    # With checkpointing, each block keeps its input in fp32, and only one block at a time keeps everything that it
+    # computes.
     of_blocks = shape.layers * of_input * shape.width + of_block if recomputes else shape.layers * of_block
     return of_blocks + of_ends * shape.width
 

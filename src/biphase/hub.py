@@ -31,8 +31,8 @@ INDEX = "model.safetensors.index.json"
 """The file that lists the parts of large weights."""
 
 MADE_ONE_BY_ONE, MOST_MADE = re.compile(r"(layers?|groups?|experts?|blocks?|group_num)$"), 1_000
-"""Names of counts in a configuration, and the largest such count: transformers makes that many parts, even if it takes
-forever."""
+"""Names of counts in a configuration, and the largest count that is accepted: transformers would make any number of
+parts, even if that took forever."""
 
 
 def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "tokenizer"] = "model") -> Path:
@@ -53,7 +53,7 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
     from huggingface_hub import snapshot_download, try_to_load_from_cache
 
     named = f"{id} at revision {revision}" if revision else id
-    problem = f"{kind} {named} is no folder here and cannot be had from the Hub"
+    problem = f"{kind} {named} is not a folder here and cannot be fetched from the Hub"
     here = {folder.name: folder for parent in (Path("runs"), Path()) for folder in parent.glob("*/")}
     close = get_close_matches(path.name, here, n=1)
     with told_by_hub(problem, f"did you mean '{here[close[0]]}'?" if close else "give a folder, or try again"):
@@ -75,7 +75,7 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
 
 
 def refuse_missing(name: str, kind: str = "model") -> None:
-    """Raise `InputError` for a path, which cannot be a Hub id, to a missing folder."""
+    """Raise `InputError` for a name that can only be a path, not a Hub id, if its folder is missing."""
     is_path = name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
     if is_path and not Path(name).is_dir():
         raise InputError(f"{kind} {name}: there is no such folder")
@@ -87,14 +87,15 @@ def pin_commit(id: str, revision: str | None) -> str:
     its last answer; a revision that is a commit needs no answer."""
     from huggingface_hub import HfApi
 
-    with told_by_hub(f"{id}: its {revision or 'newest'} revision cannot be had from the Hub", DATA_REMEDY):
+    with told_by_hub(f"{id}: its {revision or 'newest'} revision cannot be fetched from the Hub", DATA_REMEDY):
         return HfApi().resolve_revision(id, repo_type="dataset", revision=revision).resolved
 
 
 def load_rows(id: str, config: str | None, split: str, commit: str, streaming: bool = False) -> Any:
     """Load the rows of a data set's split at a commit by `datasets`, which never runs the data set's code.
 
-    When the Hub does not answer, `datasets` uses what it prepared last; refuse another commit or configuration.
+    When the Hub does not answer, `datasets` uses the data that it prepared last; refuse another commit or
+    configuration.
     """
     import datasets
     from datasets.packaged_modules.cache.cache import Cache
@@ -125,14 +126,14 @@ def told_by_hub(problem: str, remedy: str) -> Iterator[None]:
     REMEDY."""
     try:
         yield
-    except Exception as error:  # each library has kinds of its own
+    except Exception as error:  # each library has error types of its own
         if stop := find_stop(error):
             raise stop from None
         raise InputError(f"{problem} ({hub_says(error)}); {remedy}") from None
 
 
 def hub_says(error: BaseException) -> str:
-    """Explain an error of the Hub in one line, with a remedy. Raises our own mistakes again, with their traceback."""
+    """Explain an error of the Hub in one line, with a remedy. Raises bugs of ours again, with their traceback."""
     if is_raised_here(error) and not isinstance(error, OSError):
         raise error
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
@@ -196,7 +197,7 @@ def refuse_endless(name: str, config: Any) -> None:
     """Raise `InputError` for the configuration of a network with too many parts."""
     for key, count in config.to_dict().items():
         if MADE_ONE_BY_ONE.search(key) and isinstance(count, int) and count > MOST_MADE:
-            raise InputError(f"{name} says {key} {count}; up to {MOST_MADE:,} are made")
+            raise InputError(f"{name} has {key} {count}; at most {MOST_MADE:,} are allowed")
 
 
 def load_whole_config(source: str | Path) -> "PretrainedConfig":
@@ -210,13 +211,13 @@ def load_whole_config(source: str | Path) -> "PretrainedConfig":
     name = model_name(source)
     with told_as(f"cannot read a model configuration from {name}"):
         content: Any = PretrainedConfig.get_config_dict(str(source))[0]
-        refuse_own_code(name, validate_record(Path(source, "config.json"), content, dict[str, Any], "save it anew"))
+        refuse_own_code(name, validate_record(Path(source, "config.json"), content, dict[str, Any], "save it again"))
         published: PretrainedConfig = AutoConfig.from_pretrained(str(source), trust_remote_code=False)
         config = published.get_text_config()
     quantized = getattr(published, "quantization_config", None) or getattr(config, "quantization_config", None)
     if quantized:
         method = quantized.get("quant_method", "in a way that it does not name")
-        raise InputError(f"{name} is quantized ({method}): give the weights that are not")
+        raise InputError(f"{name} is quantized ({method}): give a model that is not")
     return published
 
 
@@ -236,7 +237,7 @@ def refuse_own_code(name: str, content: dict[str, Any]) -> None:
     kind = content.get("model_type")
     if kind == "eurobert" and not content.keys() & {"rope_theta", "rope_parameters"}:
         # Without a RoPE base in it, its own code and transformers assume different ones.
-        raise InputError(f"{name} is a EuroBERT for its own code; convert it first: biphase convert {name} FOLDER")
+        raise InputError(f"{name} is a EuroBERT with its own code; convert it first: biphase convert {name} FOLDER")
     if kind not in CONFIG_MAPPING:
         reason = f"{name} needs its own code (type '{kind}', auto_map in its config.json), which is never run"
         raise InputError(f"{reason}; choose a model of a type that transformers knows")
@@ -253,13 +254,13 @@ def longest_text(config: Any) -> int | None:
     """Return the longest text that a network, by its configuration, reads in the same way as shorter ones; None for no
     limit.
 
-    Long-rope (Phi-3 128k) rotates by other angles once a text exceeds its original limit, and transformers decides so
+    Long-rope (Phi-3 128k) rotates by other angles once a text exceeds its original limit, and transformers decides this
     for a whole batch: beyond the limit one text would change the others.
     """
     limit = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     for kind in (rope, *(kind for kind in rope.values() if isinstance(kind, Mapping))):
-        if kind.get("rope_type", kind.get("type")) in ("longrope", "su"):  # the second is its first name
+        if kind.get("rope_type", kind.get("type")) in ("longrope", "su"):  # `su` is its older name
             original = kind.get("original_max_position_embeddings")
             original = original or getattr(config, "original_max_position_embeddings", None) or limit
             limit = min((length for length in (limit, original) if length), default=0)
@@ -267,7 +268,7 @@ def longest_text(config: Any) -> int | None:
 
 
 def count_positions(config: Any) -> int:
-    """Count the positions of a network by its configuration; its type decides where the first one is."""
+    """Count the positions of a network by its configuration; its type decides which position is the first."""
     positions = longest_text(config)
     if not positions:
         return 2**31
@@ -282,7 +283,7 @@ def output_width(config: Any) -> int:
 
 
 def position_limit(network: Any) -> int | None:
-    """Return the longest sample that fits a network's positions, the first of which its proof (`encoder.proofs`) has
+    """Return the longest sample that fits a network's positions, from the first one that its proof (`encoder.proofs`)
     found; None for no limit."""
     limit = longest_text(network.config)
     return limit - getattr(network.base_model, "first_position", 0) if limit else None
@@ -300,11 +301,11 @@ def refuse_pickles(source: str | Path) -> None:
         return
     index, weight_files = folder / INDEX, {path.name for path in folder.glob("*.safetensors")}
     if index.exists():
-        weight_map = read_json_as(index, dict[str, Any], "save the model anew").get("weight_map")
+        weight_map = read_json_as(index, dict[str, Any], "save the model again").get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
-            raise InputError(f"{index} is damaged (it has no weight_map); save the model anew")
+            raise InputError(f"{index} is damaged (it has no weight_map); save the model again")
         for name in sorted({str(name) for name in weight_map.values()} - weight_files):
-            raise InputError(f"{index} names '{name}', which is no *.safetensors file beside it; save the model anew")
+            raise InputError(f"{index} names '{name}', which is no *.safetensors file beside it; save the model again")
     if not weight_files:
         remedy = "choose a folder or revision that has them (refs/pr may), or write them by model.save_pretrained"
         raise InputError(f"{model_name(source)} has no weights (*.safetensors), and pickles are never opened: {remedy}")

@@ -54,7 +54,7 @@ def num_cores() -> int:
 
 
 def total_memory() -> int:
-    """Return the bytes of the machine's memory; 0 where the system does not say."""
+    """Return the bytes of the machine's memory; 0 if the system does not say."""
     is_known = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", ())
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if is_known else 0
 
@@ -86,7 +86,7 @@ def has_bf16_cores() -> bool:
 def gpu_variables() -> list[str]:
     """Name the environment variables that choose a process's GPUs: those that are set, else NVIDIA's.
 
-    AMD's runtime also obeys NVIDIA's variable where its own is not set, and applies both to the GPUs that ROCR's
+    AMD's runtime also obeys NVIDIA's variable if its own is not set, and applies both to the GPUs that ROCR's variable
     leaves.
     """
     set_here = [name for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if name in os.environ]
@@ -181,8 +181,8 @@ def leave_garbage() -> None:
 def keep_heap() -> None:
     """Stop glibc from returning freed activations to the kernel, because page faults cost up to half the time.
 
-    Must run before the first large allocation. Does nothing without glibc, or where the user has set one of the
-    settings: kept memory fragments, and a long training may occupy several times as much as it needs.
+    Must run before the first large allocation. Does nothing without glibc, or if the user has set one of the settings:
+    kept memory fragments, and a long training may occupy several times as much as it needs.
     """
     if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
         return
@@ -208,7 +208,7 @@ def environment_number(variable: str, least: int, default: int | None = None) ->
     other value."""
     value = os.environ.get(variable) or str(default or least)
     if not value.isdecimal() or int(value) < least:
-        raise InputError(f"{variable}={value} in the environment is no whole number from {least} on: unset it")
+        raise InputError(f"{variable}={value} in the environment is not a whole number of {least} or more: unset it")
     return int(value)
 
 
@@ -241,7 +241,7 @@ def handled(handler: Callable[[int, Any], None], *signals: int) -> Iterator[None
 
 
 def outlive_terminal() -> None:
-    """Discard the output for a closed terminal, where each line would raise an error."""
+    """Discard the output for a closed terminal, because each line would raise an error."""
     for stream in (1, 2):
         try:
             os.write(stream, b"")

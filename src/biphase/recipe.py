@@ -1,7 +1,7 @@
 """A pretraining run as a YAML file describes it: start, data, curriculum, schedule, optimizer, computing.
 
-Inert: nothing here reads data, imports torch or asks the machine. Units stand in the names (`warmup_steps`,
-`batch_tokens`). Defaults are the paper's where it gives a value (Table 1).
+Nothing here reads data, imports torch or queries the machine. Names contain units (`warmup_steps`, `batch_tokens`).
+Defaults are the paper's values where it gives any (Table 1).
 """
 
 from dataclasses import dataclass
@@ -20,38 +20,38 @@ from biphase.schedule import Schedule
 
 @dataclass(frozen=True)
 class MatrixUpdate:
-    """An optimizer's way to update the matrices inside the blocks. All other weights are updated by AdamW."""
+    """An optimizer's method for the matrices inside the blocks. AdamW updates all other weights."""
 
     moments: tuple[str, ...]
     """The tensors that it keeps for a matrix, each as large as the matrix."""
     iterations: int = 0
     """The Newton–Schulz iterations of an update."""
     needs_whole_matrices: bool = False
-    """Whether FSDP, which divides matrices among devices, is refused."""
+    """Whether the method rules out FSDP, which divides matrices among devices."""
 
 
 MATRIX_UPDATES = {
     "adamw": MatrixUpdate(("exp_avg", "exp_avg_sq")),
     "muon": MatrixUpdate(("momentum_buffer",), iterations=5, needs_whole_matrices=True),
 }
-"""The ways, by the optimizer's name. `pretraining.optimizer` computes them."""
+"""The methods, by the optimizer's name. `pretraining.optimizer` implements them."""
 
 
 class Init(Strict):
-    """Where the weights come from: exactly one of `preset`, `checkpoint` and `model`."""
+    """The origin of the weights: exactly one of `preset`, `checkpoint` and `model`."""
 
     later: ClassVar[frozenset[str]] = frozenset({"new_head"})
 
     preset: str | None = None
-    """A network with random weights. Its name is its size: `1m 3m 11m 36m` by the parameters of the blocks, the paper's
-    `210m 610m 1b` by those of the whole network without its head."""
+    """A network with random weights, named by its size: `1m 3m 11m 36m` count the parameters of the blocks, the paper's
+    `210m 610m 1b` those of the whole network without its head."""
     architecture: dict[str, Setting] = Field(default={})
     """Changes to the preset under transformers' names, such as `num_hidden_layers: 6`."""
     checkpoint: str | None = None
     """A checkpoint of a biphase run: `runs/NAME-HASH@STEP`, or `runs/NAME-HASH` for the last one of a finished run.
-    Steps and data order go on from there."""
+    Steps and data order continue from there."""
     carry_optimizer: bool = True
-    """With `checkpoint`: also take over the optimizer's moments. `false` starts them at zero."""
+    """With `checkpoint`: whether to take over the optimizer's moments too. `false` starts them at zero."""
     model: str | None = None
     """A model folder or Hub id: a decoder whose head is one matrix (Llama, Qwen, Gemma 3, Mistral, …), a EuroBERT, or
     a masked language model, which stays one (BERT, RoBERTa, XLM-R, ModernBERT, …)."""
@@ -60,7 +60,7 @@ class Init(Strict):
     newest. The commit is part of the run's identity."""
     new_head: bool = False
     """With `model`: give a language model head to a network that lacks one, such as an embedding model. The head is
-    tied to the embeddings where the network's class ties them, else drawn from `seed`."""
+    tied to the embeddings if the network's class ties them, else drawn from `seed`."""
 
     @model_validator(mode="after")
     def one_source(self) -> "Init":
@@ -78,27 +78,27 @@ class MixturePart(Strict):
     path: str
     """A folder that `biphase prepare` wrote."""
     weight: Annotated[float, Field(gt=0, le=1e9)]
-    """This text's part of each batch: its weight divided by the sum of all weights."""
+    """This text's relative share of each batch: biphase divides the weight by the sum of all weights."""
 
 
 class Data(Strict):
-    """The tokens to train on, their cutting into samples, and the order of the samples."""
+    """The tokens to train on, the way to cut them into samples, and the order of the samples."""
 
     later: ClassVar[frozenset[str]] = frozenset({"mixture"})
 
     shards: str
-    """A folder that `biphase prepare` wrote. With `mixture`, only its tokenizer and its validation text are used."""
+    """A folder that `biphase prepare` wrote. With `mixture`, a run uses only its tokenizer and its validation text."""
     mixture: Annotated[tuple[MixturePart, ...], Field(min_length=2)] | None = None
-    """Several texts to train on, in place of `shards`. Each batch holds tokens of all of them."""
+    """Several texts to train on, in place of `shards`. Each batch contains tokens from all of them."""
     packing: Literal["documents", "stream"] = "documents"
     """`documents`: a sample never crosses documents. `stream`: the paper's original packer, which cuts the stream of
     tokens at random lengths, so that documents in one sample see each other."""
     min_sample_tokens: PositiveCount = 12
     """The shortest sample. Shorter documents are left out."""
     max_sample_tokens: PositiveCount = 2048
-    """The longest sample. Unless it is given, it is at most the number of positions of `init.model`."""
+    """The longest sample. If unset, it is lowered to the number of positions of `init.model`."""
     order_seed: Seed = 42
-    """The seed of the order of samples, which is the same for all runs on one text."""
+    """The seed of the order of samples: all runs on one text with this seed see the same order."""
 
     @model_validator(mode="after")
     def lengths_fit(self) -> "Data":
@@ -133,16 +133,16 @@ class Optimizer(Strict):
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     """AdamW's decay rates of the first and the second moment."""
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-5
-    """AdamW's addend in the denominator."""
+    """The constant that AdamW adds to the denominator."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     """The decoupled weight decay of all parameters, norms and embeddings included, as in the paper's code."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    """The largest norm of the gradient; a longer gradient is scaled down to it."""
+    """The largest norm of the gradient; training scales a longer gradient down to it."""
     muon_lr_scale: Annotated[float, Field(gt=0)] = 1.0
     """With `muon`: the rate of its matrices as a multiple of AdamW's. Updates are scaled to AdamW's root mean
     square."""
     muon_weight_decay: Annotated[float, Field(ge=0)] | None = None
-    """With `muon`: the weight decay of its matrices; `weight_decay` unless given."""
+    """With `muon`: the weight decay of its matrices; by default, `weight_decay`."""
 
     @property
     def matrix_update(self) -> MatrixUpdate:
@@ -150,51 +150,51 @@ class Optimizer(Strict):
 
 
 class Validation(Strict):
-    """The validation on held-out text."""
+    """Validation on held-out text."""
 
     every_steps: Count = 1000
-    """Validate after each so many updates, and where checkpoints stay (the end of each phase, the beginning of the
-    decay, `checkpoints.keep`). 0: only there."""
+    """The number of updates between validations. Validation also runs at each permanent checkpoint (the end of each
+    phase, the beginning of the decay, `checkpoints.keep`). 0: only there."""
     tokens: PositiveCount = 1_000_000
-    """The number of tokens of the validation split to use, at most. They are always the same ones."""
+    """The most tokens of the validation split to use, always the same ones."""
 
 
 class Checkpoints(Strict):
     """The checkpoints to write and to keep."""
 
     every_steps: Count = 1000
-    """Write a checkpoint after each so many updates. 0: only those that stay, which are at the end of each phase, at
-    the beginning of the decay, and in `keep`."""
+    """The number of updates between checkpoints. 0: only permanent ones, which are at the end of each phase, at the
+    beginning of the decay, and in `keep`."""
     keep_last: Count = 2
-    """The number of `every_steps` checkpoints to keep, the last ones (0: all)."""
+    """The number of the latest `every_steps` checkpoints to keep (0: all)."""
     keep: tuple[PositiveCount, ...] = ()
-    """Updates of this run whose checkpoints stay, such as those where another run will branch off. To get one that a
-    finished run lacks, add it and run the same command: it trains up to there again."""
+    """Updates of this run with a permanent checkpoint, such as those where another run will branch off. To get one that
+    a finished run lacks, add it and run the same command, which trains up to it again."""
 
 
 class ComputeConfig(Strict):
-    """The way to compute. Except for the precision, nothing here changes a run's identity."""
+    """Settings of the computation. Only the precision is part of a run's identity."""
 
     later: ClassVar[frozenset[str]] = frozenset({"silence_seconds"})
 
     microbatch_tokens: PositiveCount = 16_384
-    """The tokens that each process computes at once. Lower it where memory is short: the result stays the same."""
+    """The tokens that each process computes at once. Lower it if memory is short: the result stays the same."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """The type of the arithmetic. Master weights are always fp32. `auto`: bf16 where the device has units for it, else
+    """The type of the arithmetic. Master weights are always fp32. `auto`: bf16 if the device has units for it, else
     fp32."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile for the blocks and, on CUDA, for the loss. `auto`: on CUDA and in long bf16 runs on a CPU, wherever
     there is a compiler."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """For several processes. `ddp`: each holds all weights. `fsdp`: weights, gradients and moments are divided among
-    them (FSDP2)."""
+    """With several processes: `ddp` keeps all weights in each; `fsdp` divides weights, gradients and moments among them
+    (FSDP2)."""
     activation_checkpointing: bool = False
-    """Compute each block again in the backward pass, which takes less memory and more time."""
+    """Whether to recompute each block in the backward pass, which takes less memory and more time."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """The device to train on. `auto`: a GPU where there is one."""
+    """The device to train on. `auto`: a GPU if there is one."""
     silence_seconds: PositiveCount | None = None
     """With several processes: the seconds without a sign of life after which a process counts as stopped or cut off,
-    and the others end and name it. 60 unless given."""
+    and the others end and name it. By default, 60."""
 
     @field_validator("compile", mode="before")
     @classmethod
@@ -207,7 +207,7 @@ class Recipe(Strict):
     """One pretraining run."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    """The first part of the run's folder name; a hash of all that decides its weights follows."""
+    """The first part of the run's folder name. A hash of everything that decides its weights follows."""
     init: Init
     data: Data
     curriculum: Annotated[tuple[Phase, ...], Field(min_length=1)]
@@ -216,7 +216,7 @@ class Recipe(Strict):
     batch_tokens: Annotated[
         Annotated[PositiveCount, Tag("number")] | Annotated[BatchRamp, Tag("ramp")], NUMBER_OR_RAMP
     ] = 2_359_296
-    """The tokens of an update, or `{from: 8192, to: 65536, steps: 1000}` for a number that grows over the first
+    """The tokens per update, or `{from: 8192, to: 65536, steps: 1000}` for a number that grows over the first
     updates."""
     optimizer: Optimizer = Optimizer()
     seed: Seed = 0
@@ -225,8 +225,8 @@ class Recipe(Strict):
     checkpoints: Checkpoints = Checkpoints()
     compute: ComputeConfig = ComputeConfig()
     tracking: TrackingName | None = None
-    """`tensorboard` writes event files beside metrics.jsonl. `wandb` sends records to Weights & Biases, or with
-    WANDB_MODE=offline keeps them here."""
+    """`tensorboard` writes event files beside metrics.jsonl. `wandb` sends records to Weights & Biases, or keeps them
+    on this machine with WANDB_MODE=offline."""
 
     @property
     def num_steps(self) -> int:
@@ -234,13 +234,13 @@ class Recipe(Strict):
 
     @property
     def kept_steps(self) -> set[int]:
-        """The updates whose checkpoints stay: the end of each phase, the beginning of the decay, and `keep`."""
+        """The updates with a permanent checkpoint: the end of each phase, the beginning of the decay, and `keep`."""
         ends = accumulate(phase.steps for phase in self.curriculum)
         return {*ends, self.decay_start, *self.checkpoints.keep} - {0}
 
     @property
     def decay_start(self) -> int:
-        """The updates before the decay. Other runs can branch at full rate up to there."""
+        """The number of updates before the decay. Up to there, other runs can branch at the full rate."""
         return self.num_steps - self.schedule.decay_steps
 
     def tokens_before(self, step: int) -> int:
@@ -261,7 +261,7 @@ class Recipe(Strict):
         if warmup + decay > self.num_steps:
             raise ValueError(f"schedule: {warmup} warm-up + {decay} decay steps do not fit into {all_steps}")
         if late := [step for step in self.checkpoints.keep if step > self.num_steps]:
-            raise ValueError(f"checkpoints.keep: step {late[0]} lies behind {all_steps}")
+            raise ValueError(f"checkpoints.keep: step {late[0]} is beyond {all_steps}")
         smallest = self.batch_tokens
         if isinstance(smallest, BatchRamp):
             smallest = min(smallest.start, smallest.to)
@@ -272,12 +272,13 @@ class Recipe(Strict):
 
     @property
     def weights_tree(self) -> dict[str, Any]:
-        """All settings that decide the weights: not the name, nor what is measured, kept or used to compute."""
+        """All settings that decide the weights: the precision, and everything but the name, validation, checkpoints,
+        tracking and other settings of the computation."""
         aside = {"name", "validation", "checkpoints", "tracking", "compute"}
         return self.model_dump(mode="json", exclude=aside) | {"precision": self.compute.precision}
 
     def identity(self, data_fingerprint: str, parent: str | None, precision: str) -> str:
-        """Hash all that decides the weights. Hashes of content stand for paths.
+        """Hash everything that decides the weights. Hashes of content replace paths.
 
         Args:
             data_fingerprint: content hash of the text, with the shares of a mixture.

@@ -51,7 +51,7 @@ class Run:
             file.write(json.dumps(record) + "\n")
 
     def forget_after(self, step: int) -> None:
-        """Drop the records after the step from which the run goes on: they will be logged again."""
+        """Drop the records after the step from which the run continues, because they will be logged again."""
         if self.metrics.exists():
             records = [record for record in read_records(self.metrics) if record["step"] <= step]
             files.write_text(self.metrics, "".join(json.dumps(record) + "\n" for record in records))
@@ -63,7 +63,7 @@ class Run:
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of a log, without a line that a killed process cut short.
 
-    Bytes that are no text, as a power cut may leave them, spoil their own line only.
+    Bytes that are not text, which a power cut may leave, spoil only their own line.
     """
     with files.reading(path):
         lines = path.read_bytes().decode(errors="replace").splitlines() if path.exists() else []
@@ -76,10 +76,10 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def claim_run(run: Run, config: dict[str, Any], environment: dict[str, Any]) -> Iterator[None]:
-    """Hold the folder for training, cleared of half-written files of killed processes.
+    """Hold the folder for training, after removing the half-written files of killed processes.
 
-    A start that fails before anything was done removes a new folder again. Raises `BusyError` when another process
-    holds it.
+    If the start fails before any work is done, remove a new folder again. Raises `BusyError` if another process holds
+    it.
     """
     path, is_new = run.path, not run.path.exists()
     with files.locked(path / ".lock", busy=f"{path} is in use by another process; wait for it, or stop it first"):
@@ -126,8 +126,8 @@ class ValidationRow(MetricsRow):
 
 
 def read_metrics(run: Run, kind: Literal["train", "validation"]) -> list[dict[str, Any]]:
-    """Read the records of one kind in metrics.jsonl, in order. A record with a missing or wrong number is left out,
-    with a line."""
+    """Read the records of one kind in metrics.jsonl, in order. Leave out a record with a missing or wrong number, and
+    print a line."""
     rows, form = [], TrainingRow if kind == "train" else ValidationRow
     for record in read_records(run.metrics):
         if record.get("kind") == kind:
@@ -151,19 +151,19 @@ def read_recipe(run: Run) -> Recipe:
     try:
         return load_config(Recipe, run.path / "config.yaml")
     except InputError as error:
-        raise InputError(f"{error}; delete it and done.json, and run the run's own command to write it anew") from None
+        raise InputError(f"{error}; delete it and done.json, and run the run's own command to write it again") from None
 
 
 def read_own_name(run: Run) -> str:
     """Read the name that a run had when it began, whatever its folder is called now: its recipe's name, and the
-    beginning of the hash of all that decides its weights. Its checkpoints record it too."""
+    beginning of the hash of everything that decides its weights. Its checkpoints record it too."""
     if not run.environment.exists():
         return run.path.name
     return str(files.read_json_as(run.environment, dict[str, Any], "delete it, and rerun").get("run"))
 
 
 def read_done(run: Run) -> dict[str, int] | None:
-    """Read the record that the run wrote in the end; None before that."""
+    """Read the record that the run wrote at its end; None for an unfinished run."""
     return files.read_json_as(run.path / "done.json", dict[str, int]) if run.is_done else None
 
 
@@ -185,7 +185,7 @@ class CheckpointManifest:
     tokenizer_hash: str
     objective: ObjectiveName
     is_decayed: bool
-    """Whether the learning rate has begun to fall: a branch from here does not join at full rate."""
+    """Whether the learning rate has begun to fall, so that a branch from here does not start at the full rate."""
     parent: str | None
     """The content hash of the checkpoint or model that the run began with."""
     carried: list[str]
@@ -195,7 +195,7 @@ class CheckpointManifest:
     run: str
     """The run's own name (`read_own_name`)."""
     files: dict[str, str] = field(default_factory=dict)
-    """SHA-256 of each file."""
+    """The SHA-256 of each file."""
 
     @property
     def is_causal(self) -> bool:
@@ -204,7 +204,7 @@ class CheckpointManifest:
 
     @property
     def content(self) -> str:
-        """The hash of the weights: two checkpoints with the same one hold the same model."""
+        """The hash of the weights: equal hashes mean equal models."""
         return files.content_hash({name: digest for name, digest in self.files.items() if name.startswith("model/")})
 
 
@@ -224,8 +224,8 @@ def split_reference(reference: str) -> tuple[str, str]:
 def name_run(reference: str) -> str:
     """Find the `RUN[@STEP]` for a recipe's name or the beginning of a folder's name: `first` → `runs/first-c8c132fd`.
 
-    Of several runs of one name it is the one that was trained last. An existing folder stands for itself. Raises
-    `InputError` where runs of several names begin so.
+    Among several runs of one name, take the one that was trained last. An existing folder stands for itself. Raises
+    `InputError` if runs of several names begin like this.
     """
     path, at = split_reference(reference)
     folder = Path(path)
@@ -247,8 +247,8 @@ def name_run(reference: str) -> str:
 def find_checkpoint(reference: str) -> Path:
     """Find the folder behind `RUN` (its last step) or `RUN@STEP`.
 
-    Raises `InputError` where there is none, where a finished run lacks its last step, and for the checkpoint of another
-    run or step.
+    Raises `InputError` if there is none, if a finished run lacks its last step, and for the checkpoint of another run
+    or step.
     """
     path, step = split_reference(reference)
     run = open_run(Path(path))
@@ -271,7 +271,7 @@ def find_checkpoint(reference: str) -> Path:
 def read_checkpoint_manifest(folder: Path, *, check_files: bool = True) -> CheckpointManifest:
     """Read the manifest of a checkpoint and, with `check_files`, check that all its files are there and unchanged.
 
-    Raises `InputError` for a damaged checkpoint, and for that of another run or step than its folder's.
+    Raises `InputError` for a damaged checkpoint, and for one of another run or step than its folder says.
     """
     remedy = "delete the folder and rerun"
     manifest = files.read_hashed(folder / "manifest.json", CheckpointManifest, remedy)
@@ -287,7 +287,7 @@ def read_checkpoint_manifest(folder: Path, *, check_files: bool = True) -> Check
 
 
 def find_model(reference: str) -> str:
-    """Return what transformers can load: the model folder of `RUN[@STEP]`, else the reference itself."""
+    """Return a name that transformers can load: the model folder of `RUN[@STEP]`, else the reference itself."""
     path = Path(split_reference(reference)[0])
     if (path / "config.yaml").exists():
         return str(find_checkpoint(reference) / "model")

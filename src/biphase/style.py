@@ -1,7 +1,7 @@
 """The look of all plots: one palette, one set of matplotlib's settings, and loss curves for cards and reports.
 
-Every series has its colour (of Okabe and Ito's palette, which colour-blind readers tell apart), marker, line and hatch,
-so that it survives black-and-white print. No torch; matplotlib only where something is drawn.
+Every series has its colour (from Okabe and Ito's palette, which colour-blind readers can tell apart), marker, line and
+hatch, so that it survives black-and-white print. This module imports no torch, and matplotlib only to draw.
 """
 
 import math
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK, GRID = "#1a1a1a", "#dcdcdc"
-"""The colour of text and axes, and that of grid lines; a page replaces both where its background is dark."""
+"""The colours of text and axes, and of grid lines; a page with a dark background replaces both."""
 
 PLOT_STYLE = SOURCE / "plots.mplstyle"
 """Matplotlib's settings for all figures."""
@@ -73,8 +73,8 @@ def plot_losses(
 
     Args:
         records: records of one objective, as in metrics.jsonl: `kind` (train, validation), `step`, `loss`, and a `seed`
-            where there are several.
-        labels: the legend's labels of training and of validation.
+            if there are several.
+        labels: the legend's labels for training and for validation.
     """
     rows = list(records)
     for kind, style, label in (

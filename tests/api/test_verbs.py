@@ -197,7 +197,7 @@ def test_rows_that_are_no_task(data: Any, said: str, tmp_path: Path) -> None:
     [
         (lambda: biphase.prepare(None, "tokenizer", "out"), "None is given where texts or rows are"),
         (lambda: biphase.pretrain(3), "^3 is neither a file nor"),
-        (lambda: biphase.pretrain("tiny", "data.shards=none"), "none is no shard set"),
+        (lambda: biphase.pretrain("tiny", "data.shards=none"), "none is not a shard set"),
         (lambda: biphase.pretrain("tiny", {"schedule.peak_lr": np.float64(1e-3), "a": 1}), "unknown key 'a'"),
         (lambda: biphase.finetune("model", pandas.DataFrame()), "`task` is a DataFrame: .* rows go to `data`"),
         (lambda: biphase.evaluate("model", "snli", seeds=3), "`seeds` is 3: give a list of numbers"),

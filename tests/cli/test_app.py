@@ -149,7 +149,7 @@ def test_what_a_library_says_is_not_cut_at_a_colon() -> None:
         ),
         (BusyError("runs/a is in use by another process"), 75, "biphase: runs/a is in use"),
         (StoppedError("stopped at step 5 of 20; run the same"), 143, "biphase: stopped at step 5 of 20; run the same"),
-        (StoppedError(signum=signal.SIGINT), 130, "biphase: stopped; run the same command to go on"),
+        (StoppedError(signum=signal.SIGINT), 130, "biphase: stopped; run the same command to continue"),
         (Exception("missing"), 2, "biphase: a tokenizer or a model is damaged (missing); replace its files"),
         (type("PanicException", (BaseException,), {})("a key"), 2, "biphase: a tokenizer or a model is damaged (a k"),
         (
@@ -220,7 +220,7 @@ def test_ctrl_c(run_main: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
     def interrupted(*_: Any, **__: Any) -> None:
         signal.raise_signal(signal.SIGINT)  # to this thread: another one may take that of `os.kill`, and later
 
-    line = "biphase: stopped; run the same command to go on\n"
+    line = "biphase: stopped; run the same command to continue\n"
     monkeypatch.setattr("biphase.api.networks.train_tokenizer", interrupted)
     assert run_main("demo", tmp_path) == (130, "", f"[1/5] train a tokenizer on the bundled text\n{line}")
     lines = ["import signal, time", "try:", " signal.raise_signal(signal.SIGINT)", " time.sleep(60)"]

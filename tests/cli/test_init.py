@@ -133,7 +133,7 @@ def test_a_study_of_tasks_and_text_that_are_here() -> None:
 
 
 def test_a_study_by_flags() -> None:
-    with pytest.raises(InputError, match="' ,' has nothing beside commas"):
+    with pytest.raises(InputError, match="' ,' has nothing but commas"):
         init_study("demo", shards="s", model="3m", tasks=" ,", out=Path("mine.yaml"))
     init_study("demo", shards="s", model="3m", tasks="snli, genre,", out=Path("mine.yaml"))
     study = load_study(Path("mine.yaml"))
@@ -288,7 +288,7 @@ def test_lists_of_texts_are_texts(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_cannot_be_started_from_is_told() -> None:
     Path("mine.yaml").write_text("kept")
     for command in (init_recipe, init_study, init_task):
-        with pytest.raises(InputError, match=r"mine\.yaml is there already; choose another name"):
+        with pytest.raises(InputError, match=r"mine\.yaml already exists; choose another name"):
             command(out=Path("mine.yaml"))  # type: ignore[operator]
     assert Path("mine.yaml").read_text() == "kept"
     with pytest.raises(InputError, match="did you mean 'tiny'"):

@@ -20,24 +20,24 @@ pretrain                                          | RECIPE
 prepare text.txt --outt made                      | --outt
 doctor --format xml                               | Invalid value "xml" for --format
 init task --family poem                           | Invalid value "poem" for --family
-inspect nowhere                                   | model nowhere is no folder here
+inspect nowhere                                   | model nowhere is not a folder here
 tokenizer train text.txt --out full               | full has files that biphase did not write
 tokenizer from full --out made                    | tokenizer full has no tokenizer files
 prepare text.txt --tokenizer full --out made      | tokenizer full has no tokenizer files
 pretrain nowhere.yaml                             | nowhere.yaml does not exist
 pretrain tiny schedule.peak_rl=1e-3               | unknown key 'schedule.peak_rl'; did you mean 'peak_lr'?
 pretrain tiny schedule.warmup_steps=9999          | do not fit into
-pretrain tiny data.shards=full                    | full is no shard set
+pretrain tiny data.shards=full                    | full is not a shard set
 pretrain tiny data.shards=shards init.preset=2m   | unknown preset '2m'
 pretrain adapt.yaml                               | model ../nowhere: there is no such folder
 export full made                                  | full is not a run folder
 export run@7 made                                 | run has no checkpoint '@7'
 export run full                                   | full is not an empty folder
-export run made --to-hub name                     | name is no name of a repository
+export run made --to-hub name                     | name is not a repository name
 trim full --text text.txt --out made              | full has no config.json
 trim encoder --text nowhere.txt --out made        | nowhere.txt does not exist
 trim encoder --text text.txt --out full           | full is not an empty folder
-push full user/name                               | full is no model folder
+push full user/name                               | full is not a model folder
 convert encoder full                              | full has files that biphase did not write
 finetune full genre                               | full has no config.json
 finetune encoder genre --keep full                | full is not an empty folder
@@ -76,7 +76,7 @@ search text.txt asked --rerank encoder            | which has no head with one s
 search text.txt asked --by words                  | Invalid value "words" for --by
 search text.txt asked --model full                | full has no config.json
 search text.txt asked --model encoder --index full | full has files that biphase did not write
-study run demo recipe.data.shards=full            | full is no shard set
+study run demo recipe.data.shards=full            | full is not a shard set
 study run tiny                                    | tiny is a recipe, which `biphase study run` does not take here; try
 pretrain tiny tensorboard=true                    | did you mean 'tracking=tensorboard'?
 finetune encoder genre class_weights=balance      | give `balanced`, or a mapping of classes to weights

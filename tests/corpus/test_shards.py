@@ -365,7 +365,7 @@ def test_damage_is_found(made: Path, tmp_path: Path) -> None:
 
 
 def test_bad_manifests_and_names(made: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is no shard set"):
+    with pytest.raises(InputError, match="is not a shard set"):
         ShardSet(tmp_path)
     stored = json.loads((made / "manifest.json").read_text())
     del stored["record_hash"]

@@ -117,7 +117,7 @@ def test_folders_are_recursive_and_sorted_and_say_what_stays_out(tmp_path: Path,
     assert names == ["a/b.jsonl", "a/z.txt", "b.txt", "notes.md"]
     told = capsys.readouterr().err.replace("\n", "")
     left_out = [str(tmp_path / name) for name in ("[b].rtf", "c.doc", "d.doc")]
-    assert f"4 of 8 files are no text source and stay out: {', '.join(left_out)} and 1 more" in told
+    assert f"4 of 8 files are not text sources and left out: {', '.join(left_out)} and 1 more" in told
     globbed = find_text_sources([f"{tmp_path}/**/*.txt"])
     assert [source.name for source in globbed] == [f"{tmp_path}/a/z.txt", f"{tmp_path}/b.txt"]
 
@@ -130,7 +130,7 @@ def test_links_that_are_not_gone_into_are_told(tmp_path: Path, capsys) -> None:
     (tmp_path / "links" / "folder").symlink_to(tmp_path / "a")
     (tmp_path / "links" / "lost.txt").symlink_to("nowhere")
     assert [Path(source.name).name for source in find_text_sources([tmp_path / "links"])] == ["a.txt", "b.txt"]
-    assert "2 of 4 files are no text source" in capsys.readouterr().err
+    assert "2 of 4 files are not text sources" in capsys.readouterr().err
 
 
 def test_a_link_is_read_as_its_own_ending_says(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_an_empty_file_stays_out_and_one_without_documents_is_an_empty_document(
     expected = [("a.txt", "text"), ("d.jsonl", ""), ("e.txt.gz", ""), ("f.parquet", "")]
     assert read(tmp_path) == [Document(name, text) for name, text in expected]
     told = capsys.readouterr().err.replace("\n", "")
-    assert f"2 of 6 files are empty and stay out: {tmp_path}/b.txt, {tmp_path}/c.jsonl" in told
+    assert f"2 of 6 files are empty and left out: {tmp_path}/b.txt, {tmp_path}/c.jsonl" in told
     fails(f"{tmp_path}/[bc].*", f"{tmp_path}/b.txt is empty, as are all other sources")
 
 
@@ -271,7 +271,7 @@ def test_hub_data_sets_are_pinned_and_split_into_their_files(tmp_path: Path, mon
     assert all(source.num_bytes is None for source in sources)
     with pytest.raises(ValueError, match="validation"):
         find_text_sources(["hub:a/b::validation@main"])
-    fails("no/network", "cannot be had from the Hub", "Name or service not known")
+    fails("no/network", "cannot be fetched from the Hub", "Name or service not known")
 
 
 def test_sample_texts_takes_from_every_source(tmp_path: Path) -> None:

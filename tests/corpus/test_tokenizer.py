@@ -131,7 +131,7 @@ def test_a_tokenizer_of_the_hub_is_had_from_the_cache(trained, tmp_path: Path, m
     (tmp_path / "models--some--tokenizer" / "refs").mkdir()
     (tmp_path / "models--some--tokenizer" / "refs" / "main").write_text("a" * 40)
     assert tokenizer_hash(load_tokenizer("some/tokenizer")) == tokenizer_hash(trained)
-    with pytest.raises(InputError, match="tokenizer some/other is no folder here"):
+    with pytest.raises(InputError, match="tokenizer some/other is not a folder here"):
         load_tokenizer("some/other")
 
 

@@ -84,4 +84,4 @@ def test_files_that_stay_out_are_told_once(
     (tmp_path / "kept.txt").write_text(" ".join(documents), encoding="utf-8")
     (tmp_path / "void.txt").touch()
     read_pairs(PairSource(from_text=str(tmp_path), passage_words=40), seed=0)
-    assert capsys.readouterr().err.count("1 of 2 files are empty and stay out: ") == 1
+    assert capsys.readouterr().err.count("1 of 2 files are empty and left out: ") == 1

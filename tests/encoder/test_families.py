@@ -286,5 +286,5 @@ def shown(cell: str) -> str:
     """A reason without what each of its kind says."""
     for words in ("the folder: ", "the folder ", " in a way that packed training does not support"):
         cell = cell.replace(words, "")
-    cell = re.sub(r"nothing proves that packing changes nothing for (\w+)", r"\1", cell)
+    cell = re.sub(r"no proof that packing changes nothing for (\w+)", r"\1", cell)
     return cell.replace("|", "/")

@@ -108,7 +108,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         load_backbone(save(T5Config(**small), tmp_path / "t5"))
     for kind, count in ((BertConfig, "num_hidden_layers"), (AlbertConfig, "num_hidden_groups")):
         kind(**SMALL | {count: 2**63}).save_pretrained(tmp_path / count)
-        with pytest.raises(InputError, match=f"says {count} 9223372036854775808; up to 1,000 are made"):
+        with pytest.raises(InputError, match=f"has {count} 9223372036854775808; at most 1,000 are allowed"):
             load_backbone(tmp_path / count)
     (tmp_path / "num_hidden_layers" / "config.json").write_text("[5]")
     with pytest.raises(InputError, match=r"config\.json is damaged"):
@@ -163,7 +163,7 @@ def test_quantized_weights_are_refused(load: Any, method: str, tmp_path: Path) -
     config = LlamaConfig(**SMALL)
     config.quantization_config = {"quant_method": method}
     config.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=rf"is quantized \({method}\): give the weights that are not"):
+    with pytest.raises(InputError, match=rf"is quantized \({method}\): give a model that is not"):
         load(tmp_path)
 
 

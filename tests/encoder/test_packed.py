@@ -430,7 +430,7 @@ def test_make_model_names_what_is_wrong() -> None:
         make_model("1m", {"num_key_value_heads": 3}, TOKENS, 64, 0)
     with pytest.raises(InputError, match=r"'hidden_size' is 'wide'; it must be a whole number"):
         make_model("1m", {"hidden_size": "wide"}, TOKENS, 64, 0)
-    with pytest.raises(InputError, match=r"num_hidden_layers 100000; up to 1,000 are made"):
+    with pytest.raises(InputError, match=r"num_hidden_layers 100000; at most 1,000 are allowed"):
         make_model("1m", {"num_hidden_layers": 100_000}, TOKENS, 64, 0)
     with pytest.raises(InputError, match=r"init.architecture makes no network .*hidden_act"):
         make_model("1m", {"hidden_act": 3}, TOKENS, 64, 0)

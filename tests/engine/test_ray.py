@@ -167,7 +167,7 @@ def test_a_command_on_a_cluster_ends_in_one_line(two_nodes: Any, tmp_path: Path)
     with driving(address, tmp_path) as process:
         process.terminate()
         out, told = process.communicate(timeout=60)
-    assert (process.returncode, out, told) == (143, "", "biphase: stopped; run the same command to go on\n")
+    assert (process.returncode, out, told) == (143, "", "biphase: stopped; run the same command to continue\n")
     with driving(address, tmp_path) as process:
         two_nodes.head_node.kill_gcs_server()
         out, told = process.communicate(timeout=60)

@@ -419,7 +419,7 @@ def test_a_stop_in_this_process_ends_the_run(deeds: ModuleType, tmp_path: Path) 
 
 
 def test_sigterm_stops_what_runs_in_this_process(deeds: ModuleType) -> None:
-    with pytest.raises(StoppedError, match="run the same command to go on"):
+    with pytest.raises(StoppedError, match="run the same command to continue"):
         list(run_units([Unit("stop", deeds.receive, {"number": signal.SIGTERM})], HERE))
 
 

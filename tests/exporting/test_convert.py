@@ -108,7 +108,7 @@ def test_what_needs_code_of_its_own_is_named_as_the_user_names_it(tmp_path: Path
     write_old(cache / "left", network.state_dict(), rope_theta=None)
     write_old(cache / "other", network.state_dict(), model_type="strange")
     for load in (load_backbone, load_model):
-        with pytest.raises(InputError, match=r"^some/model is a EuroBERT for .* biphase convert some/model FOLDER$"):
+        with pytest.raises(InputError, match=r"^some/model is a EuroBERT with .* biphase convert some/model FOLDER$"):
             load(cache / "left")
         with pytest.raises(InputError, match=r"^some/model needs its own code \(type 'strange', auto_map"):
             load(cache / "other")
@@ -178,11 +178,11 @@ def test_what_is_not_one_is_refused(tmp_path: Path) -> None:
         ),
         "do not fit its config.json": (weights, {"intermediate_size": 64}),
         "are unexpected, such as 'model.layers.1.": (weights, {"num_hidden_layers": 1}),
-        "is no configuration of a EuroBERT (Validation error for field 'rope_parameters'": (
+        "is not a EuroBERT configuration (Validation error for field 'rope_parameters'": (
             weights,
             {"rope_scaling": "linear"},
         ),
-        "is no configuration of a EuroBERT": (weights, {"hidden_size": "many"}),
+        "is not a EuroBERT configuration": (weights, {"hidden_size": "many"}),
     }
     for number, (line, (given, changes)) in enumerate(cases.items()):
         old = write_old(tmp_path / str(number), given, **changes)

@@ -80,7 +80,7 @@ def test_what_llama_cpp_reads_otherwise_is_refused(
         with pytest.raises(InputError, match=words):
             biphase.export(source, out, gguf=True)
     monkeypatch.setattr(gguf, "CONVERTER", gguf.CONVERTER.replace('"llama-bpe"', '"gpt-2"'))
-    with pytest.raises(InputError, match=r"llama\.cpp splits \d+ texts otherwise, such as"):
+    with pytest.raises(InputError, match=r"llama\.cpp splits \d+ texts differently, such as"):
         biphase.export(encoder, out, gguf=True)
     monkeypatch.setattr(gguf, "CONVERTER", "raise SystemExit('no such type')")
     with pytest.raises(InputError, match=r"llama\.cpp cannot convert this EuroBertModel \(no such type\)"):
@@ -97,6 +97,6 @@ def test_a_tokenizer_of_marks_is_refused(tmp_path: Path) -> None:
     network = EuroBertModel(EuroBertConfig(**SIZES, **ids, num_key_value_heads=2))
     save_encoder(tmp_path / "encoder", network, tokenizer)
     write_sentence_transformer(tmp_path / "encoder", network, 512)
-    with pytest.raises(InputError, match=r"llama\.cpp splits \d+ texts otherwise, such as '.*हि"):
+    with pytest.raises(InputError, match=r"llama\.cpp splits \d+ texts differently, such as '.*हि"):
         biphase.export(tmp_path / "encoder", tmp_path / "out", gguf=True)
     assert not (tmp_path / "out").exists()

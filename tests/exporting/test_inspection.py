@@ -87,7 +87,7 @@ def test_a_head_that_the_weights_lack_is_drawn_at_random(
 def test_parts_that_are_drawn_or_read_by_nothing(make_model: Callable[..., Path]) -> None:
     folder = make_model("BertForSequenceClassification")
     change_json(folder / "config.json", architectures=["BertModel"])
-    assert "2 weights are read by nothing in BertModel: classifier.bias, classifier.weight" in warned(folder)
+    assert "2 weights are not used by BertModel: classifier.bias, classifier.weight" in warned(folder)
     remove_weights(folder, "pooler")
     assert "its pooler (pooler_output) is DRAWN AT RANDOM" in warned(folder)
     remove_weights(folder, "layer.1.output.dense.weight")
@@ -160,7 +160,7 @@ def test_no_numbers_and_code_of_its_own(make_model: Callable[..., Path]) -> None
 
     change_weights(folder, damage)
     facts = biphase.inspect(folder)
-    assert "weights are no finite numbers: encoder.layer.0.output.dense.weight" in "\n".join(facts["warnings"])
+    assert "weights are not finite numbers: encoder.layer.0.output.dense.weight" in "\n".join(facts["warnings"])
     assert "direction" not in facts
 
 

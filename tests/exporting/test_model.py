@@ -314,7 +314,7 @@ def test_a_window_is_exported_as_it_is(tmp_path: Path) -> None:
     FAMILIES["mistral-window"](vocab_size=64).save_pretrained(tmp_path)
     network = load_model(tmp_path)
     network.config.sliding_window = 20
-    with pytest.raises(FailedProofError, match="its window is another than in training"):
+    with pytest.raises(FailedProofError, match="its window differs from that in training"):
         check_export(tmp_path, AutoModelForCausalLM, network, causal=True)
 
 

@@ -201,7 +201,7 @@ def test_a_pickle_in_the_folder_of_a_module_is_never_opened(encoder: Path, tmp_p
     torch.save({}, source / "2_Dense" / "pytorch_model.bin")
     with pytest.raises(InputError, match="pickles are never opened"):
         load_named(source)
-    with pytest.raises(InputError, match="no embedding model that can be loaded"):
+    with pytest.raises(InputError, match="cannot be loaded as an embedding model"):
         biphase.export(source, tmp_path / "out", onnx=True)
     assert not (tmp_path / "out").exists()
 

@@ -80,7 +80,7 @@ def test_the_parent_is_the_last_that_looked_back_only(tiny_recipe: Callable[...,
         torch.testing.assert_close(weight, (old[name] + new[name]) / 2)
     with pytest.raises(InputError, match="looks back only"):
         export_checkpoint(str(first), tmp_path / "other", 0.5)
-    with pytest.raises(InputError, match="merge 1 is no share"):
+    with pytest.raises(InputError, match="merge 1 is not a share"):
         export_checkpoint(str(third), tmp_path / "other", 1.0)
     assert not (tmp_path / "other").exists()
 

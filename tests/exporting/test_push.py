@@ -106,9 +106,9 @@ def test_what_is_refused_before_anything_is_sent(hub: SimulatedHub, folder: Path
     with pytest.raises(InputError, match=r"README\.md says no language"):
         push(folder, "me/encoder", license="mit")
     for repo in ("encoder", "a/b/c", "me/--x", "https://huggingface.co/me/x"):
-        with pytest.raises(InputError, match="is no name of a repository"):
+        with pytest.raises(InputError, match="is not a repository name"):
             push(folder, repo, license="mit", language="en")
-    with pytest.raises(InputError, match="is no model folder"):
+    with pytest.raises(InputError, match="is not a model folder"):
         push(tmp_path, "me/encoder", license="mit", language="en")
     card = (folder / "README.md").read_text()
     (folder / "README.md").write_text(card.replace("---\n", "---\nlicense: mit\nlanguage: en\n", 1))
@@ -120,7 +120,7 @@ def test_what_is_refused_before_anything_is_sent(hub: SimulatedHub, folder: Path
         with pytest.raises(InputError, match=r"local paths are named in .*README\.md"):
             push(folder, "me/encoder", license="mit", language="en")
     (folder / "README.md").write_text(f"with hf_{'aB3' * 11}")
-    with pytest.raises(InputError, match=r"README\.md has an access token of the Hub, hf_aB3…: take it out"):
+    with pytest.raises(InputError, match=r"README\.md has an access token of the Hub, hf_aB3…: remove it"):
         push(folder, "me/encoder", license="mit", language="en")
     (folder / "README.md").write_text("trained on /data/mine/corpus")
     with pytest.raises(InputError, match=r"local paths are named in .*README\.md \(/data/mine/corpus"):
@@ -130,7 +130,7 @@ def test_what_is_refused_before_anything_is_sent(hub: SimulatedHub, folder: Path
 
 def test_a_public_repository_is_asked_for(hub: SimulatedHub, folder: Path) -> None:
     hub.commit("me/encoder", {})
-    with pytest.raises(InputError, match="is there already, and public; say public"):
+    with pytest.raises(InputError, match="already exists, and is public; say public"):
         push(folder, "me/encoder", license="mit", language="en")
     assert not sent_to(hub, "me/encoder")
     push(folder, "me/new", license="mit", language="en", public=True)

@@ -173,7 +173,7 @@ def test_sets_of_labels_are_kept_with_thresholds(model_folder: Path, tmp_path: P
 
 @pytest.mark.parametrize(
     ("calibration", "complaint"),
-    [({"temperature": 0}, "greater than 0"), ({"thresholds": [0.5]}, "not a threshold for each of its classes")],
+    [({"temperature": 0}, "greater than 0"), ({"thresholds": [0.5]}, "not have one threshold for each of its classes")],
 )
 def test_a_calibration_that_cannot_be_is_refused(
     calibration: dict[str, Any], complaint: str, model_folder: Path, tmp_path: Path

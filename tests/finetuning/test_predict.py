@@ -64,7 +64,7 @@ def test_texts_as_scored_and_as_the_pipeline(model_folder: Path, data_dirs: dict
         written = list(csv.DictReader(table))
     assert [row["predicted"] for row in written] == [row["predicted"] for row in rows]
     assert float(written[0]["probability_neutral"]) == pytest.approx(found[0]["probabilities"]["neutral"], abs=1e-4)
-    with pytest.raises(InputError, match="is there already"):
+    with pytest.raises(InputError, match="already exists"):
         run_command(["predict", str(kept), str(file), "--out", str(out)])
     for content, wrong in (
         ([{"premise": "a dog"}], "rows.jsonl:1: .*there is no column 'hypothesis'; the columns are: premise"),
@@ -363,7 +363,7 @@ def test_weights_that_are_no_numbers_predict_nothing(model_folder: Path, tmp_pat
     weights.write_bytes(weights.read_bytes()[:-8] + b"\xff" * 8)
     (kept / MARK).unlink()
     write_jsonl(tmp_path / "rows.jsonl", [{"tokens": ["Tip", "ran"]}])
-    with pytest.raises(InputError, match="has weights that are no finite numbers"):
+    with pytest.raises(InputError, match="has weights that are not finite numbers"):
         predict_all(kept, tmp_path / "rows.jsonl")
 
 

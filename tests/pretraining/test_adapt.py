@@ -133,7 +133,7 @@ def test_a_hub_model_is_its_commit(
         found.append(adapt())
         assert adapt(revision=commit) == found[-1]
     assert found[0] != found[1]
-    with pytest.raises(InputError, match=r"model some/decoder at revision v2 is no folder here and cannot be had"):
+    with pytest.raises(InputError, match=r"model some/decoder at revision v2 is not a folder here and cannot be"):
         adapt(revision="v2")
 
 
@@ -225,7 +225,7 @@ def test_what_a_masked_language_model_cannot(tiny_recipe: MakeRecipe, corpus: An
     adapt = load_config(Recipe, BUNDLED / "recipes" / "adapt.yaml", [f"init.model={short}"])
     recipe, _ = begin_with_model(adapt, ShardSet(corpus.shards))
     assert recipe.data.max_sample_tokens == 47  # as many as its network takes
-    with pytest.raises(InputError, match=r"from behind its padding token 5, and that of the shards is 2: prepare"):
+    with pytest.raises(InputError, match=r"from after its padding token 5, and that of the shards is 2: prepare"):
         go_on(save_masked("roberta", tmp_path / "padding", pad_token_id=5))
 
 

@@ -106,5 +106,5 @@ def test_tracking_without_its_package(tiny_recipe: MakeRecipe, tmp_path: Path, m
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     importlib.invalidate_caches()
-    with pytest.raises(InputError, match=r"wandb needs a package that is not here; pip install 'biphase\[wandb\]'"):
+    with pytest.raises(InputError, match=r"wandb needs a package that is not installed; pip install .biphase\[wandb\]"):
         check_tracking("wandb")

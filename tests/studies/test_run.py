@@ -165,7 +165,7 @@ def test_an_archive_gives_the_page_again(
     for name in ("one.tar.gz", "two.tar.gz", "three.tar.xz"):
         opened.bundle(name)
     assert file_hash(Path("one.tar.gz")) == file_hash(Path("two.tar.gz")), "equal folders give equal archives"
-    with pytest.raises(InputError, match=r"one.tar.gz is there already; choose another name"):
+    with pytest.raises(InputError, match=r"one.tar.gz already exists; choose another name"):
         opened.bundle("one.tar.gz")
     with pytest.raises(InputError, match=r"one.zip: the name of an archive ends in .tar.gz or .tar.xz"):
         opened.bundle("one.zip")
@@ -604,7 +604,7 @@ def test_what_torchrun_says_of_its_end_is_of_this_attempt(
         (b"biphase: process 1 was killed\n", 2, InputError, "exit code 2: process 1 was killed; see"),
         (b"Traceback\nImportError: libnccl.so.2\n", 1, InputError, "exit code 1: ImportError: libnccl.so.2; see"),
         (b"biphase: stopped at step 3 of 12\n", 143, StoppedError, "^stopped at step 3 of 12$"),
-        (b"", 143, StoppedError, "^stopped; run the same command to go on"),
+        (b"", 143, StoppedError, "^stopped; run the same command to continue"),
     ]
     for output, code, kind, words in attempts:
         monkeypatch.setattr(Launcher, "output", output)
@@ -630,7 +630,7 @@ def test_a_stop_waits_for_the_processes_of_a_run(
 
     monkeypatch.setattr(worker.subprocess, "Popen", Asked)
     monkeypatch.setenv(machine.GRACE, "77")
-    with pytest.raises(StoppedError, match="run the same command to go on"):
+    with pytest.raises(StoppedError, match="run the same command to continue"):
         worker.train_by_torchrun(plan.runs["tiny-clm-12"].recipe, tmp_path, 2)
     assert terminated and capsys.readouterr().err == "waiting up to 77 s for 2 processes to save their state\n"
 

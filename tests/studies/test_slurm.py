@@ -28,7 +28,7 @@ def test_a_failed_run_holds_nothing_up_but_a_stop_does(
     script = tmp_path / "slurm.sh"
     init_slurm(Path("mini"), Path("/shared/a b"), jobs=4, out=script)
     assert script.read_text().splitlines()[1] == f"# sbatch --array=0-3 {script} mini '/shared/a b'"
-    with pytest.raises(InputError, match=r"slurm.sh is there already"):
+    with pytest.raises(InputError, match=r"slurm.sh already exists"):
         init_slurm(Path("mini"), Path("/shared/a"), out=script)
     (tmp_path / "srun").write_text(SRUN)
     (tmp_path / "srun").chmod(0o755)

@@ -167,7 +167,7 @@ BAD_PAIRS = [
     (PAIR | {"label": "maybe"}, r"train\.jsonl:1: label 'maybe'"),
     (PAIR | {"label": True}, r"train\.jsonl:1: label True"),
     (PAIR | {"label": 0.5}, r"train\.jsonl:1: label 0\.5"),
-    (PAIR | {"premise": None}, r"train\.jsonl:1: column 'premise' is null, not a text: mend the row or take it out"),
+    (PAIR | {"premise": None}, r"train\.jsonl:1: column 'premise' is null, not a text: fix the row or remove it"),
     (PAIR | {"label": -1}, r"the train split in .* has no labelled examples"),
 ]
 

@@ -178,7 +178,7 @@ def test_json_of_any_shape(tmp_path: Path) -> None:
     path.write_text(json.dumps({"17": rows[0], "18": rows[1]}))
     assert rows_of(path) == [{"id": "17"} | rows[0], {"id": "18"} | rows[1]]
     path.write_text("[1, 2]")
-    with pytest.raises(InputError, match="row 0 is no object"):
+    with pytest.raises(InputError, match="row 0 is not an object"):
         rows_of(path)
 
 
@@ -384,7 +384,7 @@ def test_what_yaml_makes_of_yes_and_no(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     kind = "family: sequence_classification\nmetric: accuracy\n"
     path.write_text(f'name: mine\n{kind}template: "{{a}}"\nclasses: [yes, no]\n')
-    with pytest.raises(InputError, match="is quoted"):
+    with pytest.raises(InputError, match="put a text in quotes"):
         find_task(str(path))
 
 

@@ -179,7 +179,7 @@ def test_squad(tmp_path: Path) -> None:
     assert rows == [asked | {"context": "c"}, asked | {"context": "c", "is_impossible": True}]
     for broken, message in (
         ("{", r"dev\.json:1: broken JSON"),
-        ("[1]", "row 0 is no object"),
+        ("[1]", "row 0 is not an object"),
         ('{"data": [1]}', "not SQuAD's form"),
         ('{"data": [{"paragraphs": [{"qas": []}]}]}', None),
         ('{"data": [{"paragraphs": [{"qas": [{}]}]}]}', "not SQuAD's form"),

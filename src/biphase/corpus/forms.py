@@ -15,7 +15,7 @@ PlacedRow = tuple[str, Row]
 
 def plain_row(value: Any) -> Any:
     """Turn a row of Label Studio's JSON export, of Prodigy or of spaCy (a text with `entities`, or `Doc.to_json`) into
-    a row of a task; return any other value as it is.
+    a row of a task; return any other value unchanged.
 
     An unfinished annotation, or one that Prodigy's user did not accept, has no label. Drops tokens that are only
     offsets.
@@ -48,7 +48,7 @@ def unfold_squad(document: Any) -> Iterator[Row]:
 def unfold_record(line: Any) -> Iterator[Row]:
     """Yield the questions about a passage, with its entities."""
     text, entities = line["passage"]["text"], line["passage"]["entities"]
-    spans = [(entity["start"], entity["end"] + 1) for entity in entities]  # ends are inclusive there
+    spans = [(entity["start"], entity["end"] + 1) for entity in entities]  # its ends are inclusive
     named = {"text": [text[start:end] for start, end in spans], "start": [start for start, _ in spans]}
     for question in line["qas"]:
         answers = [{"text": answer["text"], "start": answer["start"]} for answer in question["answers"]]

@@ -1,10 +1,10 @@
 """Shards become packed batches. The tokens of a batch are a pure function of (shards, settings, step).
 
-A *sample* is a stretch of 12..2048 tokens of one document. The samples of an epoch have a seeded order. Laid end to end
-in it, batch k holds the samples whose first token falls into [k·B, (k+1)·B); where batches grow, the sums of their
-sizes take the place of k·B. A part of a batch (for a rank, or a microbatch) is a part of that interval. So any rank of
-any world size computes batch k without reading what precedes it, every objective sees the same samples in the same
-order, and a run resumes by a step number alone. The text of a run is one shard set, or several with weights.
+A *sample* is a stretch of 12..2048 tokens of one document. The samples of an epoch have a seeded order. If they lie end
+to end in this order, batch k has the samples whose first token falls into [k·B, (k+1)·B); if batches grow, the sums of
+their sizes replace k·B. A part of a batch (for a rank, or a microbatch) is a part of that interval. So any rank of any
+world size computes batch k without reading earlier batches, every objective sees the same samples in the same order,
+and a run resumes with nothing but a step number. The text of a run is one shard set, or several with weights.
 
 Letters: T tokens of a batch, S samples of a batch.
 """
@@ -28,8 +28,8 @@ from biphase.recipe import Data
 class PackedBatch:
     """Samples laid end to end: no padding, no batch axis.
 
-    `bounds_S1` holds the S + 1 offsets of the samples in `tokens_T`; attention stays between two neighbours.
-    `sample_ids_S` and `epochs_S` name the samples, so that masks and error messages can.
+    `bounds_S1` holds the S + 1 offsets of the samples in `tokens_T`; attention stays between two neighbouring offsets.
+    `sample_ids_S` and `epochs_S` name the samples, for masks and error messages.
     """
 
     tokens_T: np.ndarray
@@ -49,20 +49,22 @@ class PackedBatch:
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of a text, numbered from 0. None is stored: `spans` computes the position of each."""
+    """The samples of a text, numbered from 0. They are not stored: `spans` computes the position of each."""
 
     num_samples: int
     num_tokens: int
     left_out_tokens: int
     """The tokens of the text that are in no sample."""
     spans: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-    """Maps sample ids to the first token and the end (exclusive) of each, as offsets into the stream of tokens."""
+    """The function from sample ids to the first token and the end (exclusive) of each, as offsets into the stream of
+    tokens."""
 
 
 def cut_documents(document_ends: np.ndarray, min_tokens: int, max_tokens: int) -> Samples:
     """Cut each document into samples of at most `max_tokens`.
 
-    A last piece below `min_tokens` takes tokens from the piece before it. Skips documents below `min_tokens`.
+    A last piece shorter than `min_tokens` takes tokens from the piece before it. Skips documents shorter than
+    `min_tokens`.
     """
     # An example, with samples of 12 to 64 tokens: documents of 5, 100 and 130 tokens have 0, 2 and 3 pieces, so
     # piece_ends is [0, 2, 5]. Samples 0 and 1 are of document 1, samples 2 to 4 of document 2, which lies at
@@ -79,9 +81,9 @@ def cut_documents(document_ends: np.ndarray, min_tokens: int, max_tokens: int) -
         # The index of each sample among its document's pieces: samples 2, 3, 4 are the pieces 0, 1, 2.
         num_pieces = -(-lengths // max_tokens)
         pieces = ids - (piece_ends[documents] - num_pieces)
-        # Inside the document a piece begins at 0, 64, 128, but all except the first at 130 - 12 = 118 at the latest,
-        # and one that is not the last ends there at the latest: [0, 64), [64, 118), [118, 130). Where the last piece
-        # is long enough, neither limit is met and the pieces are the plain ones.
+        # Inside the document, plain pieces would begin at 0, 64 and 128. But every piece except the first begins at 130
+        # - 12 = 118 at the latest, and every piece except the last ends there at the latest: [0, 64), [64, 118), [118,
+        # 130). If the last piece is long enough, neither limit matters, and the pieces are the plain ones.
         first = np.minimum(pieces * max_tokens, np.where(pieces > 0, lengths - min_tokens, 0))
         last = np.minimum((pieces + 1) * max_tokens, lengths - min_tokens)
         last = np.where(pieces + 1 == num_pieces, lengths, last)
@@ -123,7 +125,7 @@ def make_samples(data: Data, shards: ShardSet) -> Samples:
 
 
 BLOCK_SAMPLES = 4096
-"""Samples per stored prefix sum of an epoch's order: 100 million samples need 200 kB."""
+"""The samples per stored prefix sum of an epoch's order: 100 million samples need 200 kB."""
 
 
 class PackedSet:
@@ -141,7 +143,7 @@ class PackedSet:
     def samples_between(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids and epochs of the samples that begin in [first, end) of the order."""
         # With epochs of n = 700 tokens, the interval [600, 1500) is [600, 700) of epoch 0, all of epoch 1, and [0, 100)
-        # of epoch 2. An empty interval is looked for in one epoch and finds nothing.
+        # of epoch 2. For an empty interval, the search in one epoch finds nothing.
         epoch_tokens = self.samples.num_tokens
         ids, epochs = [], []
         for epoch in range(first // epoch_tokens, max(first, end - 1) // epoch_tokens + 1):
@@ -153,9 +155,9 @@ class PackedSet:
 
     def samples_in(self, epoch: int, first: int, end: int) -> np.ndarray:
         """Return the ids of the samples that begin in [first, end) of one epoch."""
-        # Only the begin of every 4,096th sample is known. So the blocks that the interval touches are laid out anew:
-        # from the last one that begins at `first` or before, up to the first one that begins at `end` or after it.
-        # Sums of lengths give the begin of each of their samples; those outside of the interval are dropped.
+        # Only the offset of every 4,096th sample is known. So lay out again the blocks that the interval touches: from
+        # the last one that begins at `first` or before, up to the first one that begins at `end` or after it. Sums of
+        # lengths give the offset of each of their samples; drop those outside the interval.
         starts = self.block_starts(epoch)
         from_block = int(np.searchsorted(starts, first, side="right")) - 1
         to_block = int(np.searchsorted(starts, end, side="left"))
@@ -211,16 +213,17 @@ class Batches:
         return self.tokens_before(step + 1) - self.tokens_before(step)
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> PackedBatch:
-        """Return one of the `num_parts` parts of batch `step`; in order, they are the batch.
+        """Return one of the `num_parts` parts of batch `step`; in order, the parts make up the batch.
 
-        Steps count from 0; below 0 lie the batches before `data_position`. The id of a sample is its index in its set
-        plus 2⁴⁰ times the index of the set, so that masks differ.
+        Steps count from 0; negative steps are the batches before `data_position`. The id of a sample is its index in
+        its set plus 2⁴⁰ times the index of the set, so that masks differ.
         """
         assert 0 <= part < num_parts and self.data_position + self.tokens_before(step) >= 0
-        # With shares of 0.3 and 0.7 and 1,000 tokens a batch, batch 2 is [600, 900) of the first set's order and
-        # [1400, 2100) of the second's. Laid end to end they are 1,000 places, of which each part takes its stretch: of
-        # three parts, [0, 333), [333, 666) and [666, 1000). Every sample begins in exactly one of them and belongs to
-        # it as a whole: a part may end behind its stretch, and then the next one begins as far behind its own start.
+        # With shares of 0.3 and 0.7 and 1,000 tokens a batch, batch 2 is [600, 900) of the first set's order, and
+        # [1400, 2100) of the second's. Laid end to end they are 1,000 places, and each part takes a stretch of them:
+        # three parts take [0, 333), [333, 666) and [666, 1000). Every sample begins in exactly one stretch and belongs
+        # to it as a whole. So a part may end after its stretch, and the next part then begins that much after its own
+        # start.
         first = self.data_position + self.tokens_before(step)
         end = first + self.batch_tokens(step)
         intervals = [(floor(first * share), floor(end * share)) for share in self.shares]
@@ -263,7 +266,7 @@ class TrainingText:
     contents: tuple[str, ...]
     """The fingerprint of each set."""
     fingerprint: str
-    """The fingerprint of a single set, else a hash of those of all sets with their shares."""
+    """The fingerprint of a single set, else a hash of all sets' fingerprints and shares."""
 
 
 def open_text(data: Data) -> TrainingText:
@@ -287,13 +290,13 @@ def open_text(data: Data) -> TrainingText:
 def permute(places: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
     """Return the value of a random permutation of 0..n-1 at each of these places.
 
-    A four-round Feistel network on the smallest even number of bits that holds n. Values past n go through the network
-    again until they fall below it (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
+    A four-round Feistel network on the smallest even number of bits that holds n. Values of n or more go through the
+    network again until they fall below n (Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
     """
     # n = 1,000 needs 10 bits, so each half has 5. A round swaps the halves and adds (by xor) to one a hash of the
-    # other: left, right = right, left ^ hash(right). Any such round can be undone, whatever the hash, so the network
-    # is a permutation of 0..1023. A value of 1,000 or more goes through it again: its cycle leads back to the place,
-    # which is below 1,000, so that it ends, and no two places meet on the way.
+    # other: left, right = right, left ^ hash(right). Any such round can be undone, whatever the hash, so the network is
+    # a permutation of 0..1023. A value of 1,000 or more goes through it again. That ends, because the cycle leads back
+    # to the place, which is below 1,000; and no two places meet on the way.
     half = max(1, (int(n - 1).bit_length() + 1) // 2)
     low = np.uint64((1 << half) - 1)  # as a mask, the bits of the right half
     keys = mix(np.arange(4, dtype=np.uint64) + mix(np.uint64(seed % 2**64)) + np.uint64(epoch * 4 + 1))
@@ -322,7 +325,7 @@ def uniform(seed: int, *words: np.ndarray | int) -> np.ndarray:
 
 
 def mix(bits: Any) -> Any:
-    """SplitMix64's output function (Steele, Lea and Flood 2014): every input bit moves every output bit."""
+    """Apply SplitMix64's output function (Steele, Lea and Flood 2014): every input bit affects every output bit."""
     with np.errstate(over="ignore"):
         bits = np.asarray(bits, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15)
         bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

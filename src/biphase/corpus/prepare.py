@@ -1,7 +1,7 @@
 """Documents → token shards. This process or workers read, split and tokenize each source file into its own folder.
 
-A folder appears once it is whole, so that the next call resumes where a killed one stopped. Its content depends only on
-the sources, the tokenizer and the options. The manifest comes last.
+A folder appears once it is whole, so that the next call resumes where a killed call stopped. Its content depends only
+on the sources, the tokenizer and the options. The manifest comes last.
 """
 
 import array
@@ -50,7 +50,8 @@ MAX_SHARDS = 1024
 NAMED_BY = 1
 """The version of the names of shard folders."""
 BATCH_BYTES = 2_000_000
-"""The text per core for one call of `tokenizers`: enough to keep the cores busy, little enough for the memory."""
+"""The bytes of text per core for one call of `tokenizers`: enough to keep the cores busy, little enough for the
+memory."""
 PIECE_CHARS = 200_000
 """The size from which a document is encoded in pieces: one call on a whole book would use one core, and about 100 bytes
 per token."""
@@ -64,7 +65,7 @@ class ShardPlan:
     """The plan of one shard folder."""
 
     folder: Path
-    """OUT/shards/NAME, absolute."""
+    """The folder OUT/shards/NAME, absolute."""
     sources: tuple[TextSource, ...]
     split: ShardSplitName | None
     """The split of all its documents; None: draw a split for each document."""
@@ -122,8 +123,8 @@ def prepare(
 
     Raises:
         InputError: bad input, no space left, a killed worker, or an `out` that holds a set made from something else.
-            What is finished stays.
-        BusyError: another process makes the set.
+            Finished files stay.
+        BusyError: another process is making the set.
     """
     folder = Path(out)
     chosen = {"kind": engine, "address": address, "workers": workers, "device": "cpu"}
@@ -167,7 +168,7 @@ def find_both(sources: Sequence[str | Path], held_out: Sequence[str | Path], out
         raise InputError(f"{out} is the folder of a tokenizer: give the shards another one")
     recorded: set[str] = set()
     for path in sorted(out.glob("shards/*/shard.json")):
-        with suppress(InputError):  # whoever uses a damaged one reports it
+        with suppress(InputError):  # the code that uses a damaged file reports it
             recorded.update(files.read_json_as(path, Shard).sources)
     if not held_out:
         return [(None, find_text_sources(sources, recorded))]
@@ -217,7 +218,7 @@ def make_set(
     plans = [plan for split, group in grouped for plan in plan_shards(out, group, split, draft)]
     keep_encoder(draft.tokenizer_hash, tokenizer.backend_tokenizer)
     missing = [plan for plan in plans if not plan.is_done]
-    if before is not None:  # shards that it does not name have sources that were grouped in another way
+    if before is not None:  # it does not name shards whose sources are now grouped in another way
         missing = [plan for plan in missing if plan.folder.name in {shard.name for shard in before.shards}]
     tokenize_missing(plans, missing, engine)
     return finish_set(out, plans, draft) if before is None else mend_set(out, before, missing)
@@ -289,7 +290,7 @@ def finish_set(out: Path, plans: list[ShardPlan], draft: ShardManifest) -> Shard
 
 
 def tokenize_missing(plans: list[ShardPlan], missing: list[ShardPlan], engine: Engine) -> None:
-    """Make the missing shard folders, with several workers the large ones first. A failure stops all workers.
+    """Make the missing shard folders; several workers start with the large ones. A failure stops all workers.
 
     The bar counts bytes on disk; its note counts tokens.
     """
@@ -335,7 +336,7 @@ def choose_engine(engine: Engine, num_shards: int) -> Engine:
 
 
 ENCODERS: dict[str, tuple["Tokenizer", bool]] = {}
-"""The tokenizer of this process by its hash, because loading one takes as long as encoding a few MB of text, and
+"""The tokenizer of this process by its hash, kept because loading one takes as long as encoding a few MB of text; and
 whether it encodes the same ids if a text is split before a letter that begins a line."""
 
 
@@ -358,7 +359,7 @@ def tokenize_unit(plan: ShardPlan) -> None:
     It waits for the lock, because workers may outlive a killed process for a moment.
     """
     out = plan.folder.parents[1]
-    remedy = "finished files are kept; mend this, and run it again"
+    remedy = "finished files are kept; fix this, and run it again"
     with told_as(f"{plan.folder} cannot be made", remedy), files.locked(out / ".locks" / plan.folder.name, wait=True):
         if not plan.is_done:
             if plan.draft.tokenizer_hash not in ENCODERS:
@@ -439,7 +440,7 @@ def tokenize_shard(plan: ShardPlan, threads: int) -> None:
                 yield pieces, num_bytes, helper.submit(backend.encode_batch_fast, texts, add_special_tokens=False)
             yield [], 0, Future()  # after the last batch
 
-        for (pieces, num_bytes, encodings), _ in pairwise(encode()):  # by now the next batch is read and on its way
+        for (pieces, num_bytes, encodings), _ in pairwise(encode()):  # by now the next batch is read and submitted
             encoded = list(zip(pieces, encodings.result(), strict=True))
             by_split = {split: [pair for pair in encoded if pair[0][1] == split] for split in writers}
             tokens = sum(writers[split].write(pairs) for split, pairs in by_split.items() if pairs)
@@ -465,7 +466,7 @@ def read_batches(
             if index in source.copies:
                 continue
             split = plan.split
-            if split is None:  # draw it from the seed and the document's id alone
+            if split is None:  # the draw depends only on the seed and the document's id
                 key = f"{options.seed}\0{document.id}".encode("utf-8", "surrogatepass")
                 draw = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) / 2**64
                 split = "validation" if draw < options.validation_fraction else "train"
@@ -506,7 +507,7 @@ LINE_START = re.compile(r"(?<=\n)(?=[^\W\d_])")
 def cut_text(text: str, cuts_at_lines: bool) -> Iterator[tuple[str, bool]]:
     """Cut a text into pieces of at least `PIECE_CHARS`, a smaller one last, each with whether it is the last.
 
-    Pieces end before lines where that changes no token. Otherwise a piece ends at a blank, if there is one, and has at
+    Pieces end before lines if that changes no token. Otherwise a piece ends at a blank, if there is one, and has at
     most `LONGEST_TEXT` characters, because a longer one would exhaust the memory.
     """
     start = 0

@@ -1,7 +1,7 @@
 """Files, data sets and values in memory → rows: lines and JSON (plain, .gz or .zst), tables, DataFrames.
 
 This module reads pretraining texts, task data, pairs, and rows to predict; each `Format` has a reader. Errors are
-`InputError`s that name the file, and the line or row where there is one.
+`InputError`s that name the file, and the line or row if there is one.
 """
 
 import csv
@@ -40,7 +40,7 @@ MAX_LINE_BYTES = 1 << 28
 DAMAGED = "it is damaged, cut short or not what its ending says"
 
 SHORT_ROW: Row = {}
-"""The value of a row with too few fields, where the layout allows such rows."""
+"""The value of a row with too few fields, if the layout allows such rows."""
 
 FORMATS: dict[str, Format] = {
     ".jsonl": "jsonl",
@@ -59,23 +59,23 @@ FORMATS: dict[str, Format] = {
 
 UD_COLUMNS = (1, 3)
 """The columns of the word and its universal part of speech in CoNLL-U. Its first column numbers the words, so the
-default of `FileForm.columns` means these two, even where a layout spells it out."""
+default of `FileForm.columns` means these two, even if a layout spells it out."""
 
 LONGEST_TEXT = 5_000_000
-"""The most characters of a text, more than in a long novel: tokenizers need some hundred bytes per character."""
+"""The most characters of a text, more than in a long novel: tokenizers need about a hundred bytes per character."""
 
 
 class FileForm(Strict):
     """The form of a file of rows."""
 
     format: Format | None = None
-    """The format of the files. Unless it is given, the ending decides; other endings have columns."""
+    """The format of the files. By default, the ending decides; other endings have columns."""
     quotes: bool | None = None
-    """Whether fields of a .tsv may stand in quotes, as pandas and Excel write them; in a .csv they always may. Unless
-    it is given, a quoted header decides, and doubt is an error. Tables of biphase's own tasks have no quotes."""
+    """Whether fields of a .tsv may be in quotes, as pandas and Excel write them; in a .csv they always may. By default,
+    a quoted header decides, and doubt is an error. Tables of biphase's own tasks have no quotes."""
     delimiter: Delimiter | None = None
-    """The character between fields. Unless it is given: tabs in a .tsv; in a .csv commas, or semicolons where the
-    header has some and no comma."""
+    """The character between fields. By default: tabs in a .tsv; in a .csv commas, or semicolons if the header has some
+    and no comma."""
     has_header: bool = True
     """Whether the first row of a .csv or .tsv names the columns. Without a header they are called 0, 1, … (see
     `rename`)."""
@@ -139,7 +139,7 @@ def read_text_lines(path: Path, *, keep_mark: bool = False) -> Iterator[tuple[in
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
     """Yield the line number, object and bytes read (as in `read_text_lines`) of each line of a file; skip blank lines.
 
-    Raises `InputError` as `read_text_lines` does, for broken JSON, and for a line that is no object.
+    Raises `InputError` as `read_text_lines` does, for broken JSON, and for a line that is not an object.
     """
     for number, line, num_bytes in read_text_lines(path):
         if not line.strip():
@@ -178,8 +178,8 @@ def column(location: str, row: Row, name: str, remedy: str = TASK_REMEDY) -> Any
 def check_text(location: str, name: str, value: Any) -> str:
     """Return a field's value if it is a text. Raises `InputError` for another type and for half of a surrogate pair."""
     if not isinstance(value, str):
-        raise InputError(f"{location}: column '{name}' is {excerpt(value)}, not a text: mend the row or take it out")
-    with told_as(f"{location}: column '{name}' is no Unicode", "take it out"):
+        raise InputError(f"{location}: column '{name}' is {excerpt(value)}, not a text: fix the row or remove it")
+    with told_as(f"{location}: column '{name}' is not valid Unicode", "remove it"):
         value.encode()
     return value
 
@@ -320,7 +320,7 @@ def saved_tables(folder: Path) -> list[Path]:
     state: Any = read_json_file(folder / SAVED_STATE) if (folder / SAVED_STATE).is_file() else None
     try:
         return [folder / Path(file["filename"]).name for file in state["_data_files"]]
-    except (KeyError, TypeError):  # no such file, or that of another program
+    except (KeyError, TypeError):  # no such file, or one of another program
         return []
 
 
@@ -367,7 +367,7 @@ def rows_of_file(
     match form:
         case "squad":
             yield from unfold(str(path), read_json_file(path), form)
-        case "judgements":  # a .tsv of TREC's form, where it has no header and four fields
+        case "judgements":  # a .tsv is in TREC's form if it has no header and four fields
             fields = next(numbered_lines(path), (1, ""))[1].split("\t")
             is_trec = len(fields) == 4 and fields[-1].lstrip("-").isdecimal()
             yield from read_trec(path) if is_trec else open_table(path, layout, is_csv=False)[1]
@@ -414,9 +414,9 @@ def open_table(path: Path, layout: FileForm, *, is_csv: bool) -> tuple[TableForm
     """Detect the form of a table with fields between commas, semicolons or tabs, and return it with the rows.
 
     Reads a .csv as pandas, Excel and most other programs write it: quotes enclose a field with a delimiter or line end,
-    and a quote inside is doubled. A .tsv has no quotes, like GLUE's and BEIR's, unless the layout says so. Where the
-    layout is silent, a quoted header means quoted fields. Without one, a quoted field is an error, because the quotes
-    may belong to the text.
+    and a quote inside is doubled. A .tsv has no quotes, like GLUE's and BEIR's, unless the layout says so. If the
+    layout does not say, a quoted header means quoted fields. Without a quoted header, a quoted field is an error,
+    because the quotes may belong to the text.
     """
     lines = (line for _, line, _ in read_text_lines(path, keep_mark=True))
     marked = next(lines, "")
@@ -450,7 +450,7 @@ def read_separated(path: Path, layout: FileForm, form: TableForm, lines: Iterato
             if layout.has_header:
                 continue
         fits = len(fields) == len(header)
-        # Splitting would cut a quoted text with line ends or tabs; then only a part of it is here.
+        # Splitting would cut a quoted text with line ends or tabs, and leave only a part of it in the field.
         quoted = (field for field in fields if len(field) > 1 and field[0] == QUOTE)
         if is_guessed and any(field[-1] == QUOTE or not fits for field in quoted):
             remedy = "say `quotes: true` beside its name if they only enclose it (as pandas and Excel write them), "
@@ -466,7 +466,7 @@ def quoted_fields(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[
     """Yield each row that is not empty: its first line's number, and its fields."""
     csv.field_size_limit(MAX_LINE_BYTES)  # else an open quote consumes a file of any size
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    before = 0  # lines that earlier rows took
+    before = 0  # the number of lines in earlier rows
     try:
         for fields in reader:
             if fields:
@@ -485,13 +485,13 @@ def read_sheet(path: Path) -> Iterator[PlacedRow]:
     """Yield the rows of the first sheet of an .xlsx workbook, whose first row names the columns.
 
     Formulas yield their saved values, and empty cells None. After a text in a column, its numbers become texts too.
-    Raises `InputError` without openpyxl, and for a sheet that is no table.
+    Raises `InputError` without openpyxl, and for a sheet that is not a table.
     """
     try:
         from openpyxl import load_workbook
     except ModuleNotFoundError:
         raise InputError(f"{path}: .xlsx needs openpyxl: pip install 'biphase[xlsx]', or save it as .csv") from None
-    warnings.filterwarnings("ignore", module="openpyxl")  # about styles that it drops
+    warnings.filterwarnings("ignore", module="openpyxl")  # it warns about styles that it drops
     header: list[str] = []
     texts: set[str] = set()
     with reading(path, DAMAGED), zipfile.ZipFile(path) as parts:
@@ -578,5 +578,5 @@ def read_json_rows(path: Path) -> Iterator[PlacedRow]:
     rows = {id: row for id, value in named.items() for _, row in unfold(f"{path}: row {id}", value, "jsonl")}
     for id, row in rows.items():
         if not isinstance(row, dict):
-            raise InputError(f"{path}: row {id} is no object: give a list of objects, objects by id, or SQuAD's form")
+            raise InputError(f"{path}: row {id} is not an object: give a list, objects by id, or SQuAD's form")
     return ((f"{path}: row {id}", row) for id, row in rows.items())

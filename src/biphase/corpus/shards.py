@@ -3,8 +3,8 @@
 On disk: manifest.json (written last, by `corpus.prepare`), tokenizer/, token_bytes.npy, and for each shard a folder
 shards/NAME/ with shard.json and, for train and validation, SPLIT.tokens, SPLIT.ends and SPLIT.hashes. Tokens are
 little-endian uint16, or uint32 where the vocabulary needs it, with one end-of-text token after each document. Ends are
-the int64 offsets behind those tokens, counted from the shard's first token. Hashes are the XXH3 (64 bits) of the bytes
-of each document's tokens.
+the int64 offsets just after those tokens, counted from the shard's first token. Hashes are the XXH3 (64 bits) of the
+bytes of each document's tokens.
 
 The manifest records the content of the set, its sources and options, and its own hash, so that no change goes
 unnoticed. The first read of a document checks its hash; equal hashes also reveal exact copies.
@@ -34,13 +34,13 @@ SHARD_SPLITS: tuple[ShardSplitName, ...] = get_args(ShardSplitName)
 
 
 class SplitRecord(Strict):
-    """The record of one split: in one shard, with the hashes of its files, or in the whole set, without."""
+    """The record of one split: in one shard, with the hashes of its files, or in the whole set, without hashes."""
 
     later: ClassVar[frozenset[str]] = frozenset({"tokens_sha256", "ends_sha256", "hashes_sha256"})
     documents: Count
     tokens: Count
     text_bytes: Count
-    """Bytes of UTF-8."""
+    """The bytes of the texts in UTF-8."""
     empty_texts: Count
     """The number of texts with nothing but white space, which `prepare` leaves out."""
     tokens_sha256: str = ""
@@ -100,7 +100,7 @@ def read_shard_manifest(folder: Path) -> ShardManifest:
     """Read the manifest of a set. Raises `InputError` if it is missing or damaged."""
     path = folder / "manifest.json"
     if not path.exists():
-        raise InputError(f"{folder} is no shard set, or not finished ({path.name} is missing): run biphase prepare")
+        raise InputError(f"{folder} is not a shard set, or unfinished ({path.name} is missing): run biphase prepare")
     return read_hashed(path, ShardManifest, "delete it and run biphase prepare again")
 
 
@@ -194,7 +194,7 @@ class ShardSet:
     def check_documents(self, index: int, start: int, stop: int) -> None:
         """Check the hashes of the documents in [start, stop) of the stream, each on its first read.
 
-        All lie in the shard with this index. Raises `InputError` for a damaged one.
+        All of them are in the shard with this index. Raises `InputError` for a damaged one.
         """
         shard = self.manifest.shards[index]
         shard_start = self.starts[index]
@@ -243,7 +243,7 @@ class ShardSet:
             for kind in ("tokens", "ends", "hashes"):
                 self.checked_file(shard, kind)
         if not np.array_equal(self.token_bytes(), token_byte_lengths(self.tokenizer)):
-            raise InputError(f"{self.folder / 'token_bytes.npy'} is not that of the tokenizer: prepare the set anew")
+            raise InputError(f"{self.folder / 'token_bytes.npy'} is not the tokenizer's: prepare the set again")
 
 
 def check_tokenizer(shards: ShardSet, expected_hash: str) -> None:

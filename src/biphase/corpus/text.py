@@ -45,14 +45,14 @@ MOSTLY, MUCH = 0.8, 0.3
 """The share of one language from which the whole text counts as that language, and the share of code from which it
 counts as code, because code has comments too."""
 PIECE, MOST_PIECES = 1000, 20
-"""The least characters to judge at once, because fewer say little, and about the number of pieces of a text."""
+"""The fewest characters to judge at once, because fewer say little, and the approximate number of pieces of a text."""
 CODE_SIGNS = frozenset("{}()[]=;<>_+*/\\#&|")
 LEAST_SIGNS, LEAST_INDENTED = 0.045, 0.3
 """The least share of signs among the characters of program code, and of indented lines. Prose has a fifth of these
 signs; tables and lists have no indented lines."""
 LANGUAGE_TEXTS = 100
 LEAST_MARGIN = 0.02
-"""The least lead of the likeliest language over the next one, in nats per character, in text of any language."""
+"""The least lead of the likeliest language over the next one, in nats per character, for text that has a language."""
 
 
 def find_language(texts: Iterable[str]) -> str:
@@ -149,7 +149,7 @@ class TextSource:
     path: Path | None = None
     """The file, with links resolved."""
     rows: Any = None
-    """The texts or rows in memory."""
+    """Texts or rows in memory."""
     copies: frozenset[int] = frozenset()
     """The indices of the documents to leave out because an earlier one has their text."""
 
@@ -219,11 +219,11 @@ def find_text_sources(sources: Any, recorded: Collection[str] = ()) -> list[Text
     in memory (texts, rows, a DataFrame, a `datasets.Dataset`) are one source.
 
     A Hub data set is `hub:owner/name[:config[:split]][@revision]`, for example
-    `hub:HuggingFaceFW/fineweb-edu:sample-10BT`; the prefix is optional where there is no such local path. The default
+    `hub:HuggingFaceFW/fineweb-edu:sample-10BT`; the prefix is optional if there is no such local path. The default
     split is `train`. Each file of the data set becomes a source, pinned to the revision's present commit, or without a
     revision to the commit of the `recorded` names of its files.
 
-    Leaves empty files out, with a line. Raises `InputError` for sources that do not exist, match nothing, have an
+    Leaves out empty files, and prints a line. Raises `InputError` for sources that do not exist, match nothing, have an
     unknown ending or are given twice, and if all files are empty.
     """
     if not are_names(sources):
@@ -265,7 +265,8 @@ def expand(source_name: str, recorded: Collection[str] = ()) -> list[TextSource]
 
 
 def check_place(source_name: str) -> None:
-    """Raise `InputError` for the name of a missing file or no source at all, without reading it or asking the Hub."""
+    """Raise `InputError` for a name that cannot be a source, such as a missing file, without reading it or asking the
+    Hub."""
     path = Path(source_name).expanduser()
     if not path.is_dir() and (path.exists() or not HUB_ADDRESS.fullmatch(source_name)):
         expand(source_name)
@@ -281,35 +282,35 @@ def folder_sources(folder: Path) -> list[TextSource]:
             continue
         tables = saved_tables(path.parent) if ending_of(path) in (".arrow", ".json") else []
         is_cached = ending_of(path) == ".arrow" and bool(tables) and path not in tables  # `datasets` caches beside them
-        # A .csv beside texts is often about them, so it is read only by name.
+        # A .csv beside texts is often about them, so read it only if it is named.
         if path.is_file() and kind_of(path) not in (None, "csv") and not is_cached:
             readable.append(path)
         elif path.is_file() or path.is_symlink():
             others.append(str(path))
     if not readable:
         raise InputError(f"{folder} holds no file that can be read: {READABLE}")
-    name_left_out("no text source", others, len(readable) + len(others))
+    name_left_out("not text sources", others, len(readable) + len(others))
     return [file_source(path) for path in readable]
 
 
 def name_left_out(kind: str, names: list[str], num_files: int) -> None:
     if names:
-        console.err.print(f"{len(names):,} of {num_files:,} files are {kind} and stay out: {first_of(names)}")
+        console.err.print(f"{len(names):,} of {num_files:,} files are {kind} and left out: {first_of(names)}")
 
 
 def file_source(path: Path) -> TextSource:
     if kind_of(path) is None:
-        raise InputError(f"{path} has an unknown ending; can be read: {READABLE}")
+        raise InputError(f"{path} has an unknown ending; biphase reads {READABLE}")
     status, file = path.stat(), path.resolve()
     return TextSource(str(path), f"{file} {status.st_size} {status.st_mtime_ns}", status.st_size, file)
 
 
 def hub_sources(source_name: str, recorded: Collection[str]) -> list[TextSource]:
-    """List the files of a Hub data set. Without a revision, take the commit of its `recorded` files, with a line, if
-    there is only one."""
+    """List the files of a Hub data set. Without a revision, take the commit of its `recorded` files if there is only
+    one, and print a line."""
     match = HUB_ADDRESS.fullmatch(source_name)
     if match is None:
-        raise InputError(f"{source_name} is no Hub address; write hub:owner/name[:config[:split]][@revision]")
+        raise InputError(f"{source_name} is not a Hub address; write hub:owner/name[:config[:split]][@revision]")
     dataset, config, split = match["dataset"], match["config"] or "", match["split"] or "train"
     commits = {name.rpartition("@")[2].partition("#")[0] for name in recorded if name.startswith(f"hub:{dataset}:")}
     if match["revision"] is None and len(commits) == 1:
@@ -348,7 +349,7 @@ def read_documents(
     between blank lines ("paragraphs"), or one per line ("lines", blank ones included). A source without documents
     yields an empty one. `with_columns` reads the other columns of rows too.
 
-    Raises `InputError` with file and line: broken JSON, a missing field (with those that exist), a text that is no
+    Raises `InputError` with file and line: broken JSON, a missing field (with those that exist), a text that is not a
     string, bytes that are not UTF-8, half a surrogate pair, damaged compression.
     """
     refuse_unknown("unknown txt_documents", txt_documents, get_args(TxtDocuments))
@@ -368,7 +369,7 @@ def read_txt(path: Path, txt_documents: TxtDocuments) -> Iterator[Document]:
     for number, line, num_bytes in read_text_lines(path):
         if txt_documents == "lines":
             yield Document(f"{path.name}:{number}", line.rstrip("\r\n"), num_bytes)
-        elif txt_documents == "file" or line.strip(string.whitespace):  # of ASCII: other spaces make no blank line
+        elif txt_documents == "file" or line.strip(string.whitespace):  # ASCII spaces only: others make no blank line
             first, num_chars = (first, num_chars + len(line)) if lines else (number, len(line))
             lines.append(line)
             if num_chars > MAX_LINE_BYTES:
@@ -412,7 +413,7 @@ def read_fields(source: TextSource, text_field: str, id_field: str, with_columns
 
 def read_hub_file(name: str) -> Iterator[tuple[int, Row, int]]:
     """Stream the rows of a file on the Hub, each with its number and 0 for the bytes read, which are unknown."""
-    with told_by_hub(f"{name}: cannot be read on", "if the network failed, run the same command again"):
+    with told_by_hub(f"{name}: cannot be read further", "if the network failed, run the same command again"):
         for number, row in enumerate(stream_rows(name), start=1):
             yield number, row, 0
 

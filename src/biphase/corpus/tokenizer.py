@@ -22,7 +22,7 @@ from biphase.errors import InputError, told_as
 from biphase.files import content_hash, own_folder
 from biphase.hub import fetch_model
 
-if TYPE_CHECKING:  # slow to import, and tokenizing workers do not need them
+if TYPE_CHECKING:  # they are slow to import, and tokenizing workers do not need them
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
@@ -122,7 +122,7 @@ def wrap_backend(backend: "Tokenizer", roles: dict[str, str]) -> "PreTrainedToke
 def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
     """Load a tokenizer from a Hub id, a folder, a `tokenizer.json`, or a Llama 3 `tokenizer.model` (tiktoken ranks).
 
-    Where the end-of-text, mask or pad token is missing, a token with a well-known name takes the role, else an unused
+    If the end-of-text, mask or pad token is missing, a token with a well-known name takes the role, else an unused
     reserved slot under a new name, else a new token; a line says so. The Llama 3 file has the layout of the paper:
     128,256 tokens, end-of-text = pad = 128001, mask in slot 128002.
 
@@ -147,7 +147,7 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
 
 
 def find_tokenizer(folder: Path, name: str) -> "PreTrainedTokenizerFast | None":
-    """Load the tokenizer in a folder, completed as in `load_tokenizer`; None where there is none. `name` is for
+    """Load the tokenizer in a folder, completed as in `load_tokenizer`; None if there is none. `name` is for
     messages."""
     if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
         return None
@@ -237,7 +237,7 @@ def load_llama3(path: Path) -> "PreTrainedTokenizerFast":
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     ranks: dict[bytes, int] = {}
-    with suppress(ValueError):  # after a damaged line there are too few ranks
+    with suppress(ValueError):  # a damaged line leaves too few ranks
         for line in path.read_bytes().splitlines():
             token, rank = line.split()
             ranks[base64.b64decode(token, validate=True)] = int(rank)

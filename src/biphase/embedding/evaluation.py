@@ -31,7 +31,7 @@ from biphase.tasks.spec import FileLayout, Task
 from biphase.tasks.splits import own_documents, read_judged_texts, read_judgements
 
 KEPT_DOCUMENTS = 100
-"""Documents that the metrics look at for a query."""
+"""The documents per query that the metrics need."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class JudgedSet:
 
     @cached_property
     def query_documents(self) -> frozenset[str]:
-        """The queries that are documents too, whose hits leave them out."""
+        """The queries that are also documents: such a query's hits leave out the query itself."""
         return own_documents(self.queries, self.documents, self.relevance)
 
     @property
@@ -74,7 +74,7 @@ def read_judged_set(path: Path) -> JudgedSet:
 
 
 def score_arms(models: Mapping[str, SentenceTransformer], dataset: JudgedSet) -> dict[str, dict[str, float]]:
-    """Score models, by name. Where there are documents to find, score also BM25, and each model fused with BM25 as
+    """Score models, by name. If there are documents to find, also score BM25, and each model fused with BM25 as
     `biphase search` fuses them."""
     if dataset.pairs:
         return {name: score_embedder(model, dataset)[0] for name, model in models.items()}
@@ -101,7 +101,7 @@ def score_embedder(model: SentenceTransformer, dataset: JudgedSet) -> Judgement:
 
 
 def num_searched(dataset: JudgedSet) -> int:
-    """Count the documents to find for a query: one more where the query may find itself, which is left out."""
+    """Count the documents to find for a query: one more if the query may find itself, because that hit is left out."""
     return KEPT_DOCUMENTS + bool(dataset.query_documents)
 
 
@@ -171,7 +171,7 @@ def run_mteb(model: SentenceTransformer, name: str) -> tuple[dict[str, Any], flo
         local = {"path": str(Path(folder).resolve()), "revision": "local"}
         task.metadata = task.metadata.model_copy(update={"dataset": local})
     remedy = f"{folder} must have its data as the Hub has them" if folder else f"mteb:{name}=FOLDER needs no network"
-    quiet = warnings.catch_warnings(action="ignore", category=FutureWarning)  # of how MTEB calls other libraries
+    quiet = warnings.catch_warnings(action="ignore", category=FutureWarning)  # about MTEB's calls of other libraries
     with told_as(f"MTEB's {name} cannot be run", remedy), quiet, console.track(f"MTEB {name}", None, "tasks"):
         result = mteb.evaluate(
             model, task, cache=None, co2_tracker=False, overwrite_strategy="always", show_progress_bar=False

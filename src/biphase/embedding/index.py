@@ -2,9 +2,9 @@
 
 INDEX/  index.json  passages.jsonl  lines.npy (where each begins)  embeddings.npy (fp32, [N, D])  words/ (BM25's)
 
-An index belongs to one model and refuses any other. It follows its text: new passages are embedded, and BM25's part is
-built anew. BM25, the embeddings, or both rank the passages; two rankings are fused. A cross-encoder may reorder the
-best. Where embeddings do not find passages by their own words, BM25 alone ranks.
+An index belongs to one model and refuses any other. It follows its text: an update embeds new passages, and rebuilds
+BM25's part. BM25, the embeddings, or both rank the passages; two rankings are fused. A cross-encoder may reorder the
+best. If embeddings do not find passages by their own words, BM25 alone ranks.
 
 Letters: Q questions, N passages, D width.
 """
@@ -49,20 +49,20 @@ from biphase.tasks.bm25 import index_bm25, open_bm25, query_bm25, stems_of
 PASSAGES, LINES, VECTORS, WORDS = "passages.jsonl", "lines.npy", "embeddings.npy", "words"
 PASSAGE_WORDS = 120
 FUSED_PASSAGES = 100
-"""Passages of each ranking that is fused."""
+"""The number of passages of each ranking to fuse."""
 RERANKED_PASSAGES = 10
-"""Passages that a cross-encoder reads with the question; all that are asked for, if those are more."""
+"""The number of passages that a cross-encoder reads with the question, or more if the user asks for more."""
 TRIED_PASSAGES = 64
-"""Passages that are searched by their own words, to see what embeddings are good for."""
+"""The number of passages to search by their own words, to see what embeddings are good for."""
 TRIED_WORDS = 12
 LEAST_FOUND = 0.5
-"""Embeddings that find a smaller share of these passages were not trained for search."""
+"""The least share of these passages that embeddings trained for search find."""
 SAMPLE = "A word, and 永和九年 歲在癸丑 คำไทย\nat last. " * 40
-"""A text whose passages differ if texts are cut in another way."""
+"""A text whose passages reveal a change in the way that texts are cut."""
 
 
 class IndexManifest(Strict):
-    """The `index.json` of an index: what it was made of."""
+    """The `index.json` of an index: its model, its text and the way it was built."""
 
     model: str
     """The name of the embedding model."""
@@ -71,7 +71,7 @@ class IndexManifest(Strict):
     text_hash: str
     num_passages: int
     width: int
-    """Numbers in a vector."""
+    """The number of dimensions of an embedding."""
     text_field: str
     model_place: str
     """The path of the model on this machine; empty for a model of the Hub."""
@@ -96,14 +96,14 @@ class Index:
     model: str
     """The path or Hub id of its model."""
     embedder: SentenceTransformer | None = None
-    """Its model, once that is loaded."""
+    """Its model; None before it is loaded."""
 
 
 def open_index(path: Path, model: str | None, text: str | None, text_field: str, language: str | None) -> Index:
-    """Open an index. Update it first where its `text` is given and has changed, or its language differs from
-    `language`. Raises `InputError` where its model is another one or has changed, or its text would be cut into other
+    """Open an index. Update it first if its `text` is given and has changed, or if its language is not `language`.
+    Raises `InputError` if its model is another one or has changed, or if its text would now be cut into other
     passages."""
-    # 1. Its model and its text, as they are now.
+    # 1. The present state of its model and its text.
     remedy = "delete the index and build it again"
     refuse_damaged(path, remedy)
     manifest = read_json_as(path / "index.json", IndexManifest, remedy)
@@ -161,7 +161,7 @@ def build_index(
     """Build an index of the passages of a text. The folder appears whole, and replaces only an index.
 
     Args:
-        language: the language of stop words and stems. None: that of `old`, or the one that a sample of passages has.
+        language: the language of stop words and stems. None: the language of `old`, or of a sample of passages.
         old: the index of an earlier state of the text, whose embeddings are copied.
     """
     folder = Path(text).expanduser().resolve()
@@ -169,7 +169,7 @@ def build_index(
     if target.is_relative_to(folder) and not any(part.startswith(".") for part in target.relative_to(folder).parts):
         raise InputError(f"{index} is inside of {text}, and would be searched too: give an index beside it")
     sources = find_text_sources([text])
-    text_hash = hash_text(text, sources)  # before it is read: a change meanwhile makes another text
+    text_hash = hash_text(text, sources)  # hashed before it is read, so that a change in between counts as another text
     with own_folder(index, "search index") as part:
         # 1. Passages.
         embedder = embedders.load_embedder(model)
@@ -188,7 +188,7 @@ def build_index(
             words = index_bm25(read_texts(part), stems_of(language))
             if words is not None:
                 words.save(part / WORDS)
-        # 3. Embeddings: those of the old index, then the new ones.
+        # 3. Embeddings: copies from the old index, then the new ones.
         rows_ND = embedders.create_vectors(part / VECTORS, num_passages, embedders.width_of(embedder))
         if old is not None:
             np.take(open_vectors(old.folder), old_rows_N, axis=0, out=rows_ND, mode="clip")
@@ -239,8 +239,9 @@ def write_passages(
 
 
 def share_found(embedder: SentenceTransformer, rows_ND: np.ndarray, texts: Iterator[str]) -> float:
-    """Search some passages by their own words, a dozen from the middle, at most half of the passage, and return the
-    share that ranks first among them. Every index tries as many, at equal distances, so its size does not matter."""
+    """Search some passages by their own words (a dozen from the middle, at most half of the passage), and return the
+    share that ranks first among these passages. Every index tries the same number, at equal distances, so its size does
+    not matter."""
     step = max(1, len(rows_ND) // TRIED_PASSAGES)
     tried = np.arange(len(rows_ND))[::step][:TRIED_PASSAGES]
     questions = []
@@ -254,7 +255,7 @@ def share_found(embedder: SentenceTransformer, rows_ND: np.ndarray, texts: Itera
 
 
 def read_passages(folder: Path) -> Iterator[Row]:
-    """Yield the passages of an index: `id`, `text`, and `columns` if their document has some."""
+    """Yield the passages of an index: `id`, `text`, and `columns` if the document has some."""
     with reading(folder / PASSAGES, "rebuild it"), open(folder / PASSAGES, "rb") as file:
         yield from map(json.loads, file)
 
@@ -267,7 +268,7 @@ def read_texts(folder: Path) -> Iterator[str]:
 def open_vectors(folder: Path) -> np.ndarray:
     """Map the embeddings of an index into memory. Changes to them reach no file."""
     with reading(folder, "rebuild it"):
-        return np.load(folder / VECTORS, mmap_mode="c", allow_pickle=False)  # tensors want to be writable
+        return np.load(folder / VECTORS, mmap_mode="c", allow_pickle=False)  # torch expects writable arrays
 
 
 def answer_request(index: Index, request: Request) -> list[Row]:
@@ -299,8 +300,8 @@ def answer_request(index: Index, request: Request) -> list[Row]:
 
 
 def settle_by(index: Index, by: By | None) -> By:
-    """Choose the ranking: the user's choice, else both, or BM25 alone where the embeddings find too few passages by
-    their own words. That is printed."""
+    """Choose the ranking: the user's choice, else both, or BM25 alone if the embeddings find too few passages by their
+    own words. Prints a line about such embeddings."""
     found_share = index.manifest.found_share
     if by == "bm25" or found_share >= LEAST_FOUND or not (index.folder / WORDS).exists():
         return by or "both"
@@ -346,12 +347,12 @@ def check_passages(index: Index, conditions: Sequence[Condition]) -> np.ndarray:
 
 
 def rank_again(ranker: CrossEncoder, name: str, question: str, passages: Sequence[Row]) -> list[Row]:
-    """Order passages by the mean of their score so far and that of a cross-encoder, each scaled to 0..1. Raises
+    """Order passages by the mean of two scores, each scaled to 0..1: their score so far and a cross-encoder's. Raises
     `InputError` for scores that are not numbers."""
     texts = [passage["text"] for passage in passages]
     ranked = ranker.rank(question, texts, show_progress_bar=False) if texts else []
     if not all(np.isfinite(hit["score"]) for hit in ranked):
-        raise InputError(f"{name} gives scores that are no finite numbers; take it from where it is whole")
+        raise InputError(f"{name} gives scores that are not finite numbers; copy it again from an intact one")
     given = [(index, passage["score"]) for index, passage in enumerate(passages)]
     fused = fuse_rankings(given, [(int(hit["corpus_id"]), float(hit["score"])) for hit in ranked], len(passages))
     return [passages[index] | {"by": f"{passages[index]['by']} + {name}", "score": score} for index, score in fused]
@@ -359,8 +360,8 @@ def rank_again(ranker: CrossEncoder, name: str, question: str, passages: Sequenc
 
 def load_ranker(name: str) -> CrossEncoder:
     """Load a cross-encoder that gives one score. Raises `InputError` for one that cannot be loaded, or lacks weights,
-    which would be drawn at random."""
+    because these would be random."""
     folder = find_ranker(name)
     load_weights(AutoModelForSequenceClassification, folder, attention=None)
-    with told_as(f"{name} is no cross-encoder that can be loaded"):
+    with told_as(f"{name} cannot be loaded as a cross-encoder"):
         return CrossEncoder(str(folder), trust_remote_code=False, model_kwargs={"dtype": torch.float32})

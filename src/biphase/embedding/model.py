@@ -1,4 +1,4 @@
-"""An embedding model: texts → token embeddings without padding → embeddings; it is written to a folder and read back.
+"""An embedding model: texts → token embeddings without padding → embeddings; and its folder, written and read.
 
 The packed input module makes flat batches in sentence-transformers' own form (`cu_seq_lens_q` and its kin), so its
 pooling, losses and cached gradients run on packed tokens unchanged. The folder loads with `SentenceTransformer(path)`,
@@ -137,7 +137,7 @@ def scale_token_embeddings(packed: PackedTransformer, rms: float, *, whiten: boo
 
 def whitened(rows_ND: Tensor) -> Tensor:
     """Multiply rows by the inverse square root of their second moments (ZCA). All directions become equally strong, and
-    each row moves as little as that allows. Directions that no row has stay empty."""
+    each row moves as little as possible. Directions that no row has stay empty."""
     rows = rows_ND.cpu().double()  # not every accelerator has doubles
     moments_D, directions_DD = torch.linalg.eigh(rows.T @ rows)
     scales_D = torch.where(moments_D > 1e-10 * moments_D[-1], moments_D.clamp(min=1e-300).rsqrt(), 0.0)
@@ -171,7 +171,7 @@ def make_embedder(
     tokenizer = copy.deepcopy(encoder.tokenizer.pretrained)
     close_texts(tokenizer)
     if tokenizer.pad_token_id >= shared.config.vocab_size:
-        tokenizer.pad_token = tokenizer.eos_token  # ours has no embedding, and other libraries look it up
+        tokenizer.pad_token = tokenizer.eos_token  # our padding token has no embedding, and other libraries look it up
     backbone = copy_backbone(encoder.backbone, [], weights)
     packed = PackedTransformer(backbone, tokenizer, max_seq_length or encoder.max_length)
     width = packed.get_embedding_dimension()
@@ -183,9 +183,9 @@ def make_embedder(
 
 
 ENCODE_TEXTS = 64
-"""Texts that pass through the network at a time."""
+"""The number of texts that pass through the network at a time."""
 PIECE_TEXTS = 512
-"""The most texts between two signs of progress."""
+"""The most texts between two reports of progress."""
 
 
 Encode = Callable[..., Any]
@@ -206,7 +206,7 @@ def encode_batch(encode: Encode, texts: Sequence[str]) -> Tensor:
 def embed_pieces(encode: Encode, texts: Iterable[str], num_texts: int, label: str) -> Iterator[Tensor]:
     """Embed texts, a piece at a time, on the device of the model."""
     remaining = iter(texts)
-    size = ENCODE_TEXTS  # few at first, for a sign of life
+    size = ENCODE_TEXTS  # few at first, for an early report
     with console.track(label, num_texts, "texts") as progress:
         while piece := list(islice(remaining, size)):
             yield encode_batch(encode, piece)
@@ -223,7 +223,7 @@ def find_similar(
     model: SentenceTransformer, queries_QD: Tensor, documents_ND: Tensor, top: int, chosen_N: np.ndarray | None = None
 ) -> list[list[tuple[int, float]]]:
     """Find the `top` documents of each query by the model's own similarity: their indices and scores, best first. The
-    embeddings are those of `encoder_of`. `chosen_N` are the indices to search among; None for all."""
+    embeddings must come from `encoder_of`. `chosen_N` are the indices to search among; None for all."""
     similarity: dict[str, Any] = {} if model.similarity_fn_name == "cosine" else {"similarity": model.similarity}
     return find_nearest(queries_QD, in_pieces(documents_ND, chosen_N), top, **similarity)
 
@@ -285,7 +285,7 @@ def teach_once(table: Dataset, teacher: SentenceTransformer, stage: str, path: P
 
 def mine_once(table: Dataset, model: SentenceTransformer, stage: str, settings: HardNegatives, path: Path) -> Dataset:
     """Add hard negatives to the rows of a table, and leave out rows that have too few. Prints how many rows remain.
-    Raises `InputError` where none does."""
+    Raises `InputError` if none does."""
     names = ["anchor", "positive", *(f"negative_{index + 1}" for index in range(settings.number))]
 
     def mine() -> Iterator[pa.Table]:
@@ -310,8 +310,8 @@ def mine_negatives(
     """Choose for each anchor up to `settings.number` positives of other anchors that the model ranks high, as
     `mine_hard_negatives` of sentence-transformers does.
 
-    A negative scores below the worst positive of its anchor by the margin at least; only such passages have ranks. Less
-    memory is needed: embeddings of passages lie in the file `path` meanwhile, and anchors come in pieces.
+    A negative scores below the worst positive of its anchor by at least the margin; only such passages have ranks. To
+    save memory, the file `path` holds the embeddings of passages for this time, and anchors come in pieces.
     """
     # 1. Each anchor's own passages, as indices.
     anchors = table.data.column("anchor").to_pylist()
@@ -348,7 +348,8 @@ def mine_negatives(
 
 
 TOLERANCE = 1e-4
-"""The largest difference between embeddings of length 1 in any dimension, packed and by sentence-transformers alone."""
+"""The largest difference in any dimension between an embedding of length 1 from the packed network and from
+sentence-transformers alone."""
 
 
 def write_embedder(
@@ -359,7 +360,7 @@ def write_embedder(
     packed: Any = model[0]
     tokenizer = copy.deepcopy(packed.tokenizer)
     tokenizer.model_max_length = packed.max_seq_length
-    tokenizer.backend_tokenizer.no_truncation()  # what was encoded last, and whether anything was, would be kept
+    tokenizer.backend_tokenizer.no_truncation()  # else the file would keep the truncation of the last call
     with own_folder(out, "embedding model") as part:
         save_encoder(part, packed.network, tokenizer)
         further = [type(module).__name__ for module in list(model)[2:]]
@@ -393,8 +394,8 @@ def write_embedder(
 def load_embedder(name: str) -> SentenceTransformer:
     """Load the embedding model behind a name, packed if its first module is a plain network of transformers.
 
-    A run, or a folder without sentence-transformers' files, gets mean pooling. Where packing changes the embeddings, as
-    in a decoder that stays causal, sentence-transformers runs the model alone, which is printed.
+    A run, or a folder without sentence-transformers' files, gets mean pooling. If packing changes the embeddings, as in
+    a decoder that stays causal, sentence-transformers alone runs the model, and a line says so.
 
     Raises `InputError` for a model that cannot be loaded, or needs its own code or a pickle.
     """
@@ -404,7 +405,7 @@ def load_embedder(name: str) -> SentenceTransformer:
         return make_embedder(name, None, "mean")
     list_module_files(folder)
     texts = ["a", "What a text of some more words says."]
-    with told_as(f"{name} is no embedding model that can be loaded"):
+    with told_as(f"{name} cannot be loaded as an embedding model"):
         plain = SentenceTransformer(str(folder), trust_remote_code=False, model_kwargs={"dtype": torch.float32})
         expected_ND = probe_embeddings(plain, texts)
     first: Any = plain[0]
@@ -412,7 +413,7 @@ def load_embedder(name: str) -> SentenceTransformer:
         return plain
     plain[0] = PackedTransformer(load_backbone(folder), first.tokenizer, first.max_seq_length).to(plain.device)
     if np.abs(probe_embeddings(plain, texts) - expected_ND).max() >= TOLERANCE:
-        console.err.print(f"{name}: embedded by sentence-transformers alone, as packed it would differ")
+        console.err.print(f"{name}: sentence-transformers alone runs it, because packing would change its embeddings")
         plain[0] = first
     return plain
 

@@ -36,12 +36,12 @@ GUESSES: tuple[tuple[str, ...], ...] = (
     ("query", "document"),
     ("title", "text"),
 )
-"""Columns of pairs where a recipe names none: the first of these that the file has."""
+"""The columns of pairs if a recipe names none: the first of these entries that the file has."""
 SCORES = ("score", "relatedness_score", "label", "similarity")
 PIECE_ROWS = 10_000
-"""Rows that are Python objects at a time."""
+"""The number of rows that are Python objects at a time."""
 SHORTEST_PASSAGE = 8
-"""Passages with fewer words are left out."""
+"""The fewest words of a passage; shorter ones are left out."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Pairs:
     table: pa.Table
     """Texts in the columns `anchor`, `positive`, `negative_1` …; scored pairs have `score`."""
     hash: str
-    """The hash of their files, or of the commit."""
+    """The hash of the source's files or commit."""
     description: str
-    """Tells people where the pairs come from."""
+    """A line for people about the origin of the pairs."""
 
     @property
     def rows(self) -> list[tuple[Any, ...]]:
@@ -74,7 +74,7 @@ def to_arrow(rows: Iterable[Sequence[Any]], names: Sequence[str], progress: cons
 
 
 def read_pairs(source: PairSource, seed: int) -> Pairs:
-    """Read all rows of a source. Raises `InputError` for a row that is no pair of texts, with its file and line."""
+    """Read all rows of a source. Raises `InputError` for a row that is not a pair of texts, with its file and line."""
     if source.path is None:
         return pairs_from_text(source, str(source.from_text), seed)
     rows, columns, is_scored = open_pairs(source)
@@ -96,7 +96,7 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
 
 def check_paths(recipe: EmbeddingRecipe) -> None:
     """Raise `InputError` for paths of a recipe that do not exist or have no pairs in their first row, and for an `out`
-    that is something else. Pairs on the Hub are not checked."""
+    that biphase did not write. Skip pairs on the Hub."""
     out = Path(recipe.out)
     if out.exists() and out.resolve() == Path(recipe.model).expanduser().resolve():
         raise InputError(f"out: {out} is the model that is trained: give another folder")
@@ -116,7 +116,7 @@ def check_paths(recipe: EmbeddingRecipe) -> None:
 
 def open_pairs(source: PairSource) -> tuple[Iterator[PlacedRow], tuple[str, ...], bool]:
     """Open a file, or the split `train` of a Hub data set (`owner/name[:config]`). Returns its placed rows, the columns
-    of its pairs, and whether the third column is a score. Raises `InputError` where the first row lacks a column."""
+    of its pairs, and whether the third column is a score. Raises `InputError` if the first row lacks a column."""
     assert source.path is not None
     if is_local(source.path):
         rows = rows_of_file(Path(source.path).expanduser(), FileForm(quotes=source.quotes, delimiter=source.delimiter))
@@ -138,7 +138,7 @@ def open_pairs(source: PairSource) -> tuple[Iterator[PlacedRow], tuple[str, ...]
 
 
 def is_local(path: str) -> bool:
-    """Tell a path of this machine from the name of a Hub data set. Raises `InputError` where it is neither."""
+    """Tell a path of this machine from the name of a Hub data set. Raises `InputError` for neither."""
     if Path(path).expanduser().exists():
         return True
     if path.startswith((".", "/", "~")) or path.count("/") != 1 or Path(path.partition("/")[0]).exists():
@@ -153,7 +153,7 @@ def check_rows(rows: Iterable[PlacedRow], columns: Sequence[str], is_scored: boo
         for column in columns[:2] if is_scored else columns:
             values.append(check_text(location, column, row.get(column)))
             if not values[-1].strip():
-                raise InputError(f"{location}: '{column}' is empty: mend the row or take it out")
+                raise InputError(f"{location}: '{column}' is empty: fix the row or remove it")
         if is_scored:
             values.append(read_number(location, columns[2], row.get(columns[2])))
             if not 0 <= values[-1] <= 5:
@@ -260,7 +260,7 @@ PAIR_MAKERS = {"crops": crops, "neighbours": neighbours, "titles": titles}
 
 
 def check_stage(stage: EmbeddingStage, sources: Sequence[Pairs]) -> None:
-    """Raise `InputError` where a source of a stage is too small for a batch or for hard negatives."""
+    """Raise `InputError` if a source of a stage is too small for a batch or for hard negatives."""
     for source, pairs in zip(stage.data, sources, strict=True):
         distinct = {f"pairs at weight {source.weight:g}": round(min(1, source.weight) * len(pairs.table))}
         if pairs.kind == "pairs":

@@ -14,10 +14,10 @@ from biphase.errors import InputError, nearest
 from biphase.tasks.examples import as_number
 
 By = Literal["both", "bm25", "embeddings"]
-"""Passages are ranked by BM25, by their embeddings, or by both."""
+"""The ranking of passages: by BM25, by their embeddings, or by both."""
 
 QUESTION_COLUMNS = ("question", "query", "text")
-"""Columns that may have the question of a row, in order of preference."""
+"""The columns in which to look for the question of a row, in order of preference."""
 
 SIGNS: dict[str, Callable[[Any, Any], bool]] = {">=": ge, "<=": le, "!=": ne, "=": eq, ">": gt, "<": lt}
 
@@ -31,7 +31,7 @@ class Condition:
     value: str
 
     def holds(self, row: Row) -> bool:
-        """Tell whether a row has the column and meets the condition. Two numbers are compared as numbers; anything else
+        """Tell whether a row has the column and meets the condition. Compare two numbers as numbers, and anything else
         as texts, which can only be equal or not."""
         if self.column not in row:
             return False
@@ -49,7 +49,7 @@ class UserQuestion:
     """A question of a user."""
 
     id: str
-    """Its own id, or its number in the file; empty where one question is asked alone."""
+    """Its own id, or its number in the file; empty for a single question."""
     text: str
 
 
@@ -61,15 +61,16 @@ class Request:
     top: int
     """The number of passages for each question."""
     by: By | None
-    """None leaves the choice to the index."""
+    """The ranking; None leaves the choice to the index."""
     conditions: Sequence[Condition]
-    """The document of a passage must meet them all."""
+    """The conditions that the document of a passage must meet."""
     ranker: str | None
     """The cross-encoder that reorders the best passages."""
 
 
 def read_request(question: Any, questions: Any, top: int, by: By | None, where: Any, rerank: Any) -> Request:
-    """Check a search (the arguments of `api.networks.search`). Raises `InputError` for one that no index answers."""
+    """Check a search (the arguments of `api.networks.search`). Raises `InputError` for one that no index could
+    answer."""
     if question is not None and questions is not None:
         raise InputError("a question and a file of questions are given: give one of them")
     if question is None and questions is None:
@@ -107,11 +108,12 @@ def read_questions(questions: Any) -> Iterator[UserQuestion]:
 
 
 def parse_condition(text: str) -> Condition:
-    """Parse `COLUMN=VALUE` or the like. Raises `InputError` for anything else, and for a size that is no number."""
+    """Parse `COLUMN=VALUE` or the like. Raises `InputError` for anything else, and for a size comparison with a value
+    that is not a number."""
     match = re.fullmatch(r"\s*(.+?)\s*(>=|<=|!=|=|>|<)\s*(.*?)\s*", text)
     if match is None:
         raise InputError(f"where '{text}': give a column and a value, such as year=2020 or year>=2020")
     condition = Condition(*match.groups())
     if condition.sign not in ("=", "!=") and as_number(condition.value) is None:
-        raise InputError(f"where '{text}': {condition.sign} compares numbers, and '{condition.value}' is none")
+        raise InputError(f"where '{text}': {condition.sign} compares numbers, and '{condition.value}' is not one")
     return condition

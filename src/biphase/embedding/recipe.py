@@ -31,24 +31,24 @@ class PairSource(Strict):
     path: str | None = None
     """A Hub data set, or a .csv, .tsv, .jsonl (.gz, .zst) or .parquet file, of pairs, triplets or scored pairs."""
     columns: tuple[str, ...] = ()
-    """The columns of `path`: anchor, positive and negatives, or two texts and a score. Unless given, they are guessed
-    and printed."""
+    """The columns of `path`: anchor, positive and negatives, or two texts and a score. By default, biphase guesses and
+    prints them."""
     quotes: bool | None = None
-    """Whether fields of a .tsv may be in quotes. None: the header decides; where it cannot, that is an error."""
+    """Whether fields of a .tsv may be in quotes. None: the header decides, and doubt is an error."""
     delimiter: Delimiter | None = None
-    """The delimiter of a .csv. None: a comma, or a semicolon where the header has one and no comma."""
+    """The delimiter of a .csv. None: a comma, or a semicolon if the header has one and no comma."""
     from_text: str | None = None
-    """Files or a folder of texts, from which pairs are made."""
+    """Files or a folder of texts from which to make pairs."""
     pairs: Literal["crops", "neighbours", "titles"] = "crops"
     """The pairs made by `from_text`: `crops` are two crops of one passage, `neighbours` a passage and the next one,
     `titles` the first line of a document and a passage below it."""
     passage_words: PositiveCount = 100
-    """With `from_text`: the words of a passage, about, and of the longest crop."""
+    """With `from_text`: the approximate number of words of a passage, and so the most of a crop."""
     text_field: str = "text"
     limit: PositiveCount | None = None
-    """Take only this many pairs, from the first."""
+    """The number of first pairs to take. None: all."""
     weight: PositiveFloat = 1.0
-    """How often an epoch goes through the source: 0.5 takes half of it, drawn with the seed."""
+    """The number of times that an epoch goes through the source: 0.5 takes half of it, drawn with the seed."""
 
     @model_validator(mode="after")
     def one_source(self) -> "PairSource":
@@ -64,13 +64,14 @@ class HardNegatives(Strict):
 
     number: PositiveCount = 3
     margin: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """How far a negative must score below the positive, as a share of its score: a nearer passage may be relevant."""
+    """The least distance of a negative below the positive, as a share of the positive's score: a nearer passage may be
+    relevant."""
     first_rank: Annotated[int, Field(ge=0)] = 0
     last_rank: PositiveCount = 50
 
 
 class EmbeddingStage(Strict):
-    """One training of the network, which continues where the stage before it ended."""
+    """One stage of training, which continues where the stage before it ended."""
 
     later: ClassVar[frozenset[str]] = frozenset({"orthogonal_weight"})
 
@@ -81,21 +82,21 @@ class EmbeddingStage(Strict):
     """Further arguments of the loss by sentence-transformers' names, such as `hardness_mode: hard_negatives` with
     `hardness_strength: 5`."""
     temperature: PositiveFloat = 0.05
-    """Divides the scores, in losses that have a temperature."""
+    """The divisor of the scores, in losses that have a temperature."""
     orthogonal_weight: Annotated[float, Field(ge=0)] = 0.0
     """The weight of the global orthogonal regularizer (arXiv 1708.06320, 2509.20354) beside `mnrl` or `cosent`. It
     pushes the texts of one column towards right angles to each other. `auto` then takes `mnrl`."""
     teacher: str | None = None
-    """With `loss: distill`: the embedding model that is imitated, a folder or a Hub id."""
+    """With `loss: distill`: the embedding model to imitate, a folder or a Hub id."""
     projection: bool = False
-    """With `teacher`: learn a linear map to its dimension, which may then differ."""
+    """With `teacher`: whether to learn a linear map to its dimension, which may then differ."""
     hard_negatives: HardNegatives | None = None
     epochs: PositiveFloat = 1.0
     max_steps: PositiveCount | None = None
     batch_size: Annotated[int, Field(ge=2)] = 128
-    """Anchors in a step. Each has the positives of all others as negatives."""
+    """The anchors of a step. Each has the positives of all others as negatives."""
     mini_batch_tokens: PositiveCount = 16_384
-    """With cached_mnrl: the tokens that pass through the network at a time. It changes memory, not the result."""
+    """With cached_mnrl: the tokens that pass through the network at a time. They change memory, not the result."""
     learning_rate: PositiveFloat = 2e-4
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.1
     weight_decay: float = 0.01
@@ -111,7 +112,7 @@ class EmbeddingStage(Strict):
 
 
 class Prompts(Strict):
-    """Words in front of queries and of documents, saved for `encode_query` and `encode_document`."""
+    """The words before queries and before documents, saved for `encode_query` and `encode_document`."""
 
     query: str = ""
     document: str = ""
@@ -123,7 +124,7 @@ def set_name(path: str) -> str:
 
 
 def refuse_equal_names(paths: tuple[str, ...]) -> tuple[str, ...]:
-    """Raise `InputError` where two sets of judged texts have one name, which would mix up their scores."""
+    """Raise `InputError` if two sets of judged texts have one name, because their scores would mix."""
     refuse_doubles("judged texts:", [set_name(path) for path in dict.fromkeys(paths)])
     return paths
 
@@ -143,25 +144,25 @@ class EmbeddingRecipe(Strict):
     out: str
     stages: Annotated[tuple[EmbeddingStage, ...], Field(min_length=1)]
     weights: Literal["pretrained", "random"] = "pretrained"
-    """`random` takes the same network untrained, as a control."""
+    """`random`: the same network with random weights, as a control."""
     max_length: PositiveCount | None = None
-    """Texts are cut after this many tokens. None: 512, or the positions of the network where they are fewer."""
+    """The longest text in tokens; the rest is cut. None: 512, or the positions of the network if they are fewer."""
     pooling: Literal["mean", "cls", "lasttoken", "max", "weightedmean"] = "mean"
     prompts: Prompts = Prompts()
     token_embedding_rms: PositiveFloat | None = None
-    """Scale the table of token embeddings to this root mean square before training. Pretraining leaves it small beside
-    the outputs of the layers, so that an embedding model is slow to learn which words texts share. Larger is faster."""
+    """The root mean square to which the table of token embeddings is scaled before training. Pretraining leaves it
+    small beside the outputs of the layers, so that an embedding model is slow to learn which words texts share. A
+    larger one speeds this up."""
     whiten_token_embeddings: bool = False
-    """With `token_embedding_rms`: first make all directions of the table equally strong. Pretraining crowds tokens into
-    few directions, in which they are hard to tell apart."""
+    """With `token_embedding_rms`: whether to make all directions of the table equally strong first. Pretraining crowds
+    tokens into few directions, in which they are hard to tell apart."""
     dense: bool = False
-    """Learn a linear map after pooling (sentence-transformers' `2_Dense`). Networks end in a norm, so every token
-    weighs the same in the mean; the map can shrink tokens that say little."""
+    """Whether to learn a linear map after pooling (sentence-transformers' `2_Dense`). Networks end in a norm, so every
+    token weighs the same in the mean; the map can shrink tokens that say little."""
     matryoshka: bool | Annotated[tuple[PositiveCount, ...], Field(min_length=1)] = True
-    """Train the first dimensions of embeddings for use without the others: halves of the width down to 32, or the
-    numbers given."""
+    """The numbers of first dimensions to train for use without the others; `true`: halves of the width down to 32."""
     merge: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """The share of the original weights in the weights that are written, against forgetting (BidirLM: 0.5)."""
+    """The share of the original weights in the final weights, against forgetting (BidirLM: 0.5)."""
     seed: int = 0
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -171,15 +172,16 @@ class EmbeddingRecipe(Strict):
     evaluation: JudgedPaths = ()
     """Folders in BEIR's layout, or files of scored pairs. The card has their scores before and after training."""
     tracking: TrackingName | None = None
-    """As in a recipe of pretraining: log the loss of each step, counted over all stages, and the scores at the end."""
+    """The receiver of the loss of each step, counted over all stages, and of the final scores, as in a recipe of
+    pretraining."""
 
     @model_validator(mode="after")
     def stages_fit(self) -> "EmbeddingRecipe":
         refuse_doubles("stages: the name", [stage.name for stage in self.stages])
         if self.merge and self.token_embedding_rms is not None:
-            raise ValueError("merge and token_embedding_rms: token embeddings before had another size; leave one out")
+            raise ValueError("merge and token_embedding_rms: the original embeddings have another size; leave one out")
         if self.merge and self.dense:
-            raise ValueError("merge and dense: the network before had no such map; leave one out")
+            raise ValueError("merge and dense: the original network has no such map; leave one out")
         if self.whiten_token_embeddings and self.token_embedding_rms is None:
             raise ValueError("whiten_token_embeddings needs token_embedding_rms: whitening leaves the size open")
         return self

@@ -56,11 +56,11 @@ from biphase.tasks.spec import EVALUATED_SPLITS
 EMBEDDER_MAX_LENGTH = 512
 TRAINED = "this model"
 FURTHER_MODULES = "modules.safetensors"
-"""The file with the weights of the modules behind the network."""
+"""The file with the weights of the modules after the network."""
 NOTED_ROWS = 1000
-"""The first rows of a source whose hash shows that its pairs were made in another way."""
+"""The number of first rows of a source whose hash shows whether its pairs were made in another way."""
 SMALLEST_DIM = 32
-"""The smallest half of the width that Matryoshka trains."""
+"""The smallest width that Matryoshka reaches by halving."""
 LOGGING_STEPS = 10
 LOSS_WEIGHTS = "losses.safetensors"
 
@@ -84,7 +84,7 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     console.err.print(f"{computing} · not compiled (too short a run)")
     stage_runs = open_stages(recipe, model)
     datasets = [read_judged_set(Path(path)) for path in recipe.evaluation]
-    # 2. The folder of the run, named by all that decides its weights.
+    # 2. The folder of the run, named by everything that decides its weights.
     hashes = [pairs.hash for run in stage_runs for pairs in run.sources]
     hashes += [embedders.hash_embedder(stage.teacher) for stage in recipe.stages if stage.teacher is not None]
     hashes.append(str(choose_dtype(recipe.precision, device)))
@@ -107,7 +107,7 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
             model.eval()
             models = {TRAINED: model, "before training": before}
             scores = {dataset.name: score_arms(models, dataset) for dataset in datasets}
-            is_distilled = recipe.stages[-1].loss == "distill"  # which learns all dimensions at once
+            is_distilled = recipe.stages[-1].loss == "distill"  # distillation learns all dimensions at once
             dims = matryoshka_dims(embedders.width_of(model), recipe.matryoshka and not is_distilled)
             facts = {"stages": records, "dims": dims, "cosines": cosines, "scores": scores}
             record: dict[str, Any] = {"kind": "validation", "step": sum(stage["steps"] for stage in records)}
@@ -122,7 +122,7 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
 
 
 def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
-    """Make the model before training, from the recipe's seed where it is random, and a copy to train. Raises
+    """Make the model before training (random weights come from the recipe's seed), and a copy to train. Raises
     `InputError` for a tokenizer that sentence-transformers would misread, and token embeddings that cannot be
     scaled."""
     console.err.print(f"loading {recipe.model}")
@@ -137,7 +137,7 @@ def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
     config = before[0].network.config
     if misread_as := misreading_class(before[0].tokenizer, config):
         message = f"sentence-transformers would take {misread_as} for its type '{config.model_type}'"
-        raise InputError(f"{recipe.model}: {message}, and split texts otherwise: take another network or tokenizer")
+        raise InputError(f"{recipe.model}: {message}, and split texts differently: take another network or tokenizer")
     model = copy.deepcopy(before)
     if recipe.token_embedding_rms is not None:
         embedders.scale_token_embeddings(model[0], recipe.token_embedding_rms, whiten=recipe.whiten_token_embeddings)
@@ -145,7 +145,7 @@ def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
 
 
 def tell_unused_modules(recipe: EmbeddingRecipe) -> None:
-    """Name the modules of an embedding model beside its network: training starts without them."""
+    """Print the modules of an embedding model beside its network, because training starts without them."""
     folder = find_folder(recipe.model)
     left_out = []
     for module in read_modules(folder):
@@ -160,8 +160,8 @@ def tell_unused_modules(recipe: EmbeddingRecipe) -> None:
 
 
 def open_stages(recipe: EmbeddingRecipe, model: SentenceTransformer) -> list["StageRun"]:
-    """Load all teachers, read all sources and try each loss, so that mistakes are reported before anything trains. The
-    stages get their folders later, because the sources decide them."""
+    """Load all teachers, read all sources and try each loss, so that mistakes appear before anything trains. The stages
+    get their folders later, because the sources decide them."""
     width = embedders.width_of(model)
     names = dict.fromkeys(stage.teacher for stage in recipe.stages)
     teachers: dict[str | None, Any] = {name: name and embedders.load_embedder(name) for name in names}
@@ -208,9 +208,9 @@ def run_stages(stage_runs: Sequence["StageRun"], send: console.Send) -> list[dic
 
 
 def run_stage(run: "StageRun") -> dict[str, Any]:
-    """Train the model in place, save it, and return the record of the stage. Raises `InputError` where the stage began
-    on other pairs."""
-    # 1. The pairs. The same text may have been cut in another way when the stage began.
+    """Train the model in place, save it, and return the record of the stage. Raises `InputError` if the stage began on
+    other pairs."""
+    # 1. The pairs. When the stage began, the same text may have been cut in another way.
     stage = run.stage
     folder = run.folder
     disable_progress_bars()
@@ -226,7 +226,7 @@ def run_stage(run: "StageRun") -> dict[str, Any]:
     key = f"mini_batch_tokens ({stage.mini_batch_tokens:,})" if is_cached else f"batch_size ({stage.batch_size:,})"
     with memory_told(f"stage {stage.name}: lower {key}"):
         trained = train_stage(run, tables)
-    # 3. Its model and its record; what only its training needed goes.
+    # 3. Its model and its record. Files that only its training needed are deleted.
     record = {
         "name": stage.name,
         "data": [f"{Path(pairs.name).name}: {pairs.description}" for pairs in run.sources],
@@ -249,8 +249,8 @@ def run_stage(run: "StageRun") -> dict[str, Any]:
 
 
 def stage_tables(run: "StageRun") -> "Tables":
-    """Make the tables that a stage trains on, with hard negatives or a teacher's embeddings, which are made once and
-    kept in the folder."""
+    """Make the tables that a stage trains on, with hard negatives or a teacher's embeddings. These are made once, and
+    stay in the folder."""
     stage = run.stage
     seed = run.recipe.seed
     tables: dict[str, tuple[str, Dataset]] = {}
@@ -277,7 +277,7 @@ def stage_tables(run: "StageRun") -> "Tables":
 
 
 def loss_name(stage: EmbeddingStage, kind: str) -> str:
-    """Name the loss for pairs of a kind. Raises `InputError` where the stage's loss needs the other kind."""
+    """Name the loss for pairs of a kind. Raises `InputError` if the stage's loss needs the other kind."""
     if stage.loss == "auto":
         return "cosent" if kind == "scored" else "mnrl" if stage.orthogonal_weight else "cached_mnrl"
     is_scored = stage.loss == "cosent"
@@ -342,7 +342,8 @@ def matryoshka_dims(width: int, matryoshka: bool | Sequence[int]) -> list[int]:
 
 
 class CardlessTrainer(SentenceTransformerTrainer):
-    """A trainer without the card of sentence-transformers, which embeds texts for it behind its own progress bar."""
+    """A trainer without the model card of sentence-transformers, which would embed texts for it behind a progress
+    bar."""
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         pass
@@ -355,20 +356,20 @@ Tables = Mapping[str, tuple[str, Dataset]]
 @dataclass(eq=False)
 class StageRun(TrainerCallback):
     """A stage while it trains, and the trainer's callback: it shows losses and sends them to TensorBoard or W&B. After
-    a signal to stop, training ends with the step, a checkpoint and a last loss."""
+    a stop signal, training ends after the current step, with a checkpoint and a last loss."""
 
     recipe: EmbeddingRecipe
     stage: EmbeddingStage
     model: SentenceTransformer
-    """Trained in place."""
+    """The model, which is trained in place."""
     folder: Path = Path()
     sources: Sequence[Pairs] = ()
     teacher: SentenceTransformer | None = None
     send: console.Send = lambda record: None
     steps_before: int = 0
-    """Steps of the earlier stages; the steps of its losses continue from there."""
+    """The number of steps of the earlier stages; the steps of its losses continue from there."""
     loss_weights: dict[str, nn.Parameter] = field(default_factory=dict)
-    """Weights that the losses learn beside the model: a map to a teacher's dimension."""
+    """The weights that the losses learn beside the model: a map to a teacher's dimension."""
     stop_signals: list[int] = field(default_factory=list)
     note: str = ""
     tracker: console.Tracker | None = None
@@ -381,7 +382,7 @@ class StageRun(TrainerCallback):
         self.tracker.advance(1, self.note)
         if self.stop_signals:
             control.should_save = control.should_training_stop = True
-        if self.stop_signals or state.global_step == state.max_steps:  # a short stage has a last loss, too
+        if self.stop_signals or state.global_step == state.max_steps:  # so that a short stage has a last loss too
             control.should_log = True
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -438,7 +439,7 @@ def arguments_of(run: StageRun, tables: Tables) -> SentenceTransformerTrainingAr
 
 
 def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
-    """Train the model in place, from the last checkpoint in the stage's folder where there is one, with a loss for each
+    """Train the model in place, from the last checkpoint in the stage's folder if there is one, with a loss for each
     source. Returns the number of steps and rows, and the logged losses.
 
     Raises:
@@ -448,7 +449,7 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
     # 1. The trainer, with the weights that losses learn.
     stage = run.stage
     model = run.model
-    torch.manual_seed(run.recipe.seed)  # a loss may draw weights, whatever was drawn before
+    torch.manual_seed(run.recipe.seed)  # a loss may draw weights, which must not depend on earlier draws
     loss_modules = {name: make_loss(run, kind) for name, (kind, _) in tables.items()}
     rows = {name: table for name, (_, table) in tables.items()}
     trainer = CardlessTrainer(model, arguments_of(run, tables), train_dataset=rows, loss=loss_modules, callbacks=[run])
@@ -459,24 +460,24 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
     # 2. The checkpoint to continue from.
     last = last_checkpoint(run.folder / "trainer")
     if last is None and any((run.folder / "trainer").glob("checkpoint-*")):
-        console.err.print(f"stage {stage.name}: begins anew, its checkpoint was not finished")
+        console.err.print(f"stage {stage.name}: starts over, because its checkpoint was not finished")
     if last is not None:
         files.refuse_damaged(last, f"delete {last} and rerun")
-        console.err.print(f"stage {stage.name}: goes on from {last.name}")
+        console.err.print(f"stage {stage.name}: continues from {last.name}")
         if run.loss_weights:
             with files.reading(last / LOSS_WEIGHTS, f"delete {last} and rerun"):
                 for name, weight in load_file(last / LOSS_WEIGHTS).items():
                     run.loss_weights[name].data.copy_(weight)
-    # 3. Training, and what it came to.
+    # 3. Training, and its result.
     try:
         with stop_signals(run.stop_signals.append):
             trainer.train(resume_from_checkpoint=str(last) if last else None)
     finally:
-        if run.tracker is not None:  # one that is left open goes on telling
+        if run.tracker is not None:  # an open one would continue to print
             run.tracker.close()
     step, steps = trainer.state.global_step, trainer.state.max_steps
     if run.stop_signals and step < steps:
-        message = f"stage {stage.name}: stopped at step {step} of {steps}; run the same command to go on"
+        message = f"stage {stage.name}: stopped at step {step} of {steps}; run the same command to continue"
         raise StoppedError(message, run.stop_signals[0])
     trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # else it would still compute in bf16
     if not all(torch.isfinite(weight).all() for weight in model.parameters()):
@@ -498,7 +499,7 @@ def score_embedding(
     config: FinetuneConfig,
     out: Path,
 ) -> list[Score]:
-    """Train an embedding model in `out`, and score it on every set (`paths`: name → path), unless that is done. The
+    """Train an embedding model in `out`, and score it on every set (`paths`: name → path), unless the scores exist. The
     recipe has the name `trained_on`, and takes its seed and weights from `config`."""
     # 1. The cells, one for each set.
     identity = identify(model)
@@ -508,7 +509,7 @@ def score_embedding(
     unscored = [name for name, folder in folders.items() if not (folder / "score.json").exists()]
     if not unscored:
         return list(map(read_score, folders.values()))
-    # 2. The embedding model; its sets are read before it trains.
+    # 2. The embedding model. Its sets are read first, so that mistakes appear before it trains.
     started = time.perf_counter()
     run_name = f"{trained_on.replace(':', '-')}-{config.weights}-{config.seed}"
     changes: dict[str, Any] = {"name": run_name, "model": model, "out": str(out / run_name)}

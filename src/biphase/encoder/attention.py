@@ -31,11 +31,11 @@ ATTENTION = "biphase"
 Backend = Literal["varlen", "buckets", "reference"]
 
 KEPT_KEYS = 512
-"""The largest average number of keys per token up to which backward finds the softmax weights of forward. More would
-outweigh everything else that a block stores, so backward computes them again."""
+"""The largest average number of keys per token for which the forward pass stores its softmax weights. More weights
+would outweigh everything else that a block stores, so the backward pass recomputes them."""
 
 PAD_TO_MULTIPLE_OF = 32
-"""The multiple to which training and evaluation pad the tokens of a batch, once, at the end. So sizes recur: allocators
+"""The multiple to which training and evaluation pad the tokens of a batch, once, at its end. So sizes recur: allocators
 find blocks that fit, and a CPU's bf16 products find code compiled for their size."""
 
 WIDEST_VARLEN = 256
@@ -58,7 +58,7 @@ class PackedLayout:
     max_seqlen: int
     """The length of the longest sample, the padding sample included."""
     bounds_S1: Tensor
-    """cu_seqlens: the begin of each sample and the end of the last one; int32, on the device of the tokens. Samples of
+    """cu_seqlens: the start of each sample and the end of the last one; int32, on the device of the tokens. Samples of
     7, 1 and 6 tokens have 0, 7, 8, 14."""
     bounds_F1: Tensor
     """cu_seqlens with the padding, if any, as a sample of its own at the end. Attention uses these."""
@@ -67,9 +67,10 @@ class PackedLayout:
     sizes_3B: Tensor
     """For `buckets`, on the CPU: samples, length and shortest sample of each bucket, one triple after the other."""
     plan_PS: Tensor
-    """For `buckets`, end to end: the begin of each slot's sample among the slots, the slot's position in the sample and
-    the length of its bucket, slots of tokens before those of padding; then the sample lengths in bucket order. One flat
-    tensor, because torch.compile may assume that a size is 1 or equals another, and compile again when it does not."""
+    """For `buckets`, end to end: the start of each slot's sample among the slots, the slot's position in the sample and
+    the length of its bucket, with slots of tokens before slots of padding; then the sample lengths in bucket order. It
+    is one flat tensor, because torch.compile may assume that a size is 1 or equals another, and compile again if that
+    changes."""
     num_scores: int
     """For `buckets`: the number of attention scores of one head, padding included."""
 
@@ -85,7 +86,7 @@ def lay_out(
 ) -> PackedLayout:
     """Lay out a packed batch by the offsets of its samples (S + 1 of them, from 0 to T).
 
-    The default backend is the fastest one for device and dtype. The layout pads T to a multiple of
+    The default backend is the fastest one for the device and dtype. The layout pads T to a multiple of
     `pad_to_multiple_of`; `packed_hidden` adds this padding and removes it again.
     """
     device, num_tokens = torch.device(device), int(bounds_S1[-1])
@@ -94,7 +95,7 @@ def lay_out(
     bounds_F1 = np.append(bounds_S1, num_tokens + num_padding) if num_padding else bounds_S1
     lengths_F = np.diff(bounds_F1)
     assert (lengths_F > 0).all(), "a sample without tokens"
-    # `varlen` needs them too, for layers that it cannot compute.
+    # `varlen` needs a plan too, for layers that it cannot compute.
     sizes_3B, plan_PS = plan_buckets(bounds_F1[:1] if backend == "reference" else bounds_F1)
     return PackedLayout(
         causal=causal,
@@ -140,7 +141,7 @@ def newest_flash(device: torch.device) -> str:
     try:
         activate("FA3")
     except (ImportError, RuntimeError, ValueError) as error:  # built for another PyTorch, without a backward pass, …
-        return f"FA2, for FA3 does not start: {error}"
+        return f"FA2, because FA3 does not start: {error}"
     return "FA3"
 
 
@@ -171,7 +172,7 @@ def explain_computing(precision: str, device: torch.device, network: torch.nn.Mo
         beyond = []
         for layer in layer_configs(config):
             width = getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads
-            if getattr(layer, "kv_lora_rank", None):  # DeepSeek's kind, whose queries are wider than its values
+            if getattr(layer, "kv_lora_rank", None):  # DeepSeek's attention, whose queries are wider than its values
                 width = layer.qk_nope_head_dim + layer.qk_rope_head_dim
             beyond.append(beyond_varlen(softcap, has_sinks, width))
         attention = explain_backend(device, choose_dtype(precision, device), max(beyond))
@@ -242,9 +243,9 @@ def attend(
         return varlen_attention(q_THK, k_TGK, v_TGK, layout, scale, window)
     if layout.backend == "reference":
         return reference_attention(q_THK, k_TGK, v_TGK, layout, scale, window, softcap, sinks_H)
-    # If the softmax weights are kept, backward reads them; else it computes them again.
+    # If the softmax weights are kept, the backward pass reads them; else it recomputes them.
     is_kept = torch.is_grad_enabled() and layout.num_scores <= KEPT_KEYS * q_THK.shape[0]
-    is_kept = is_kept and not softcap and sinks_H is None  # their gradients need more than the weights
+    is_kept = is_kept and not softcap and sinks_H is None  # gradients with a cap or sinks need more than the weights
     num_kept = layout.num_scores * q_THK.shape[1] if is_kept else 0
     plan = (layout.sizes_3B, layout.plan_PS, num_kept)
     return bucket_attention(q_THK, k_TGK, v_TGK, *plan, layout.causal, window, scale, softcap, sinks_H)[0]

@@ -26,12 +26,11 @@ import torch
 from torch import Tensor
 
 BUCKET_WASTE = 2**13
-"""The most scores per head that padding adds to a bucket by taking shorter samples: about the cost of another
-bucket."""
+"""The most scores per head that padding may add to a bucket with shorter samples: about the cost of another bucket."""
 BUCKET_SCORES = 2**18
 """The most attention scores (N · L²) per head of a bucket: more would leave the cache between two operations."""
 LENGTHS_STEP = 16
-"""The number of which buckets' lengths are multiples, so that sizes recur, and rows of scores fill a CPU's
+"""The step between lengths of buckets: they are multiples of it, so that sizes recur, and rows of scores fill a CPU's
 registers."""
 
 
@@ -95,11 +94,11 @@ def bucket_attention(
     softcap: float = 0.0,
     sinks_H: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the outputs [T, H, V] and, for backward, the softmax weights of all buckets end to end.
+    """Return the outputs [T, H, V] and, for the backward pass, the softmax weights of all buckets end to end.
 
-    `sizes_3B` and `plan_PS` are those of the `PackedLayout`; `num_kept` is the number of weights to return, 0 or all.
-    With `softcap` c a score s becomes c · tanh(s / c). A sink is a key that each query of its head meets, with that
-    score and without a value.
+    `sizes_3B` and `plan_PS` come from the `PackedLayout`; `num_kept` is the number of weights to return, 0 or all. With
+    `softcap` c a score s becomes c · tanh(s / c). A sink is a further key for each query of its head, with that score
+    and without a value.
     """
     buckets, queries, keys = open_plan(sizes_3B, plan_PS, q_THK, k_TGK)
     q, k, v = queries.gather(q_THK).mul_(scale), keys.gather(k_TGK), keys.gather(v_TGK)
@@ -189,8 +188,8 @@ class RowMap:
     def by_bucket(self, rows: Tensor) -> list[Tensor]:
         """View the rows of each bucket as one matrix for each sample and key-value head.
 
-        Keys become [N·G, L, K]. The query heads of a key-value head stand below each other: queries become
-        [N·G, H/G·L, K]. Scores, which are one flat row, become [N·G, H/G·L, L].
+        Keys become [N·G, L, K]. The query heads of a key-value head are stacked: queries become [N·G, H/G·L, K].
+        Scores, which are one flat row, become [N·G, H/G·L, L].
         """
         shapes = []
         for length, _, lengths_N in self.buckets:
@@ -213,7 +212,7 @@ def attention_weights(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the softmax of the scores, with -inf for hidden keys, and the weight of the sinks, if any.
 
-    PyTorch sums scores of 16 bits in fp32. Padded queries may see anything, but not nothing.
+    PyTorch sums scores of 16 bits in fp32. Padded queries may see any keys, but must see at least one.
     """
     scores = torch.bmm(q, k.transpose(1, 2), out=into)
     if softcap:
@@ -236,12 +235,12 @@ def hide(scores_NHLL: Tensor, bucket: Bucket, causal: bool, window: int) -> None
     if causal or window:
         sees_LL = visible(indices_L[:, None] - indices_L, causal, window)
         scores_NHLL += scores_NHLL.new_zeros(sees_LL.shape).masked_fill_(~sees_LL, float("-inf"))
-    # 2. Padded keys lie behind each sample's own length, so behind that of the shortest one. When causal, they are
-    # later than all that a token may see.
+    # 2. Padded keys come after each sample's own length, so after the length of the shortest one. With a causal
+    # objective, they are later than every key that a token may see.
     if not causal and shortest < length:
         behind = indices_L[shortest:]
         padded_N11L = (behind >= lengths_N[:, None])[:, None, None, :]
-        if window:  # padded queries whose window is all padding see themselves
+        if window:  # padded queries whose window is only padding see themselves
             padded_N11L = padded_N11L & (indices_L[:, None] != behind)
         scores_NHLL[..., shortest:].masked_fill_(padded_N11L, float("-inf"))
 
@@ -261,9 +260,8 @@ def open_plan(sizes_3B: Tensor, plan_PS: Tensor, q_THK: Tensor, k_TGK: Tensor) -
 
 
 def map_rows(slots_3P: Tensor, num_tokens: int, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Map slots, one for each token, to rows, one for each token and head; return `sources`, `targets` and `padding` of
-    a
-    `RowMap`.
+    """Map slots, one for each token, to rows, one for each token and head. Returns `sources`, `targets` and `padding`
+    of a `RowMap`.
 
     With H = 2, a sample of 2 tokens that begins at slot 4, in a bucket of length 4, has the rows 8, 9 (10, 11 are
     padding) of its first head and 12, 13 of its second: start · H + offset, plus the length for each further head.
@@ -290,16 +288,17 @@ def _(grad_THK: Tensor, kept_weights: Tensor, q_THK: Tensor, k_TGK: Tensor, v_TG
 
 
 def keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Save for backward the softmax weights, q, k, v, the plan and the sinks."""
+    """Save the softmax weights, q, k, v, the plan and the sinks for the backward pass."""
     ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)  # else as many zeros as there are weights
+    ctx.set_materialize_grads(False)  # else PyTorch would make as many zeros as there are weights
     *settings, sinks_H = inputs[6:]
     ctx.save_for_backward(output[1], *inputs[:5], sinks_H)
     ctx.settings = settings
 
 
 def bucket_gradients(ctx: Any, grad_THK: Tensor, _: Tensor) -> tuple[Any, ...]:
-    """Return the gradients of `bucket_attention`'s eleven arguments: three tensors, seven without one, the sinks."""
+    """Return the gradients of `bucket_attention`'s eleven arguments: three tensors, seven arguments without a gradient,
+    the sinks."""
     *saved, sinks_H = ctx.saved_tensors
     *grads, grad_sinks_H = bucket_attention_backward(grad_THK.contiguous(), *saved, *ctx.settings, sinks_H)
     return *grads, *[None] * 7, None if sinks_H is None else grad_sinks_H.to(sinks_H.dtype)

@@ -26,13 +26,13 @@ IDENTIFYING_FILES = (
 )
 
 fetch_once = lru_cache(fetch_model)
-"""Cached, because a grid asks for the same model again and again."""
+"""`fetch_model`, cached because a grid asks for the same model again and again."""
 
 
 @dataclass(frozen=True)
 class Encoder:
-    """An encoder with all that decides a cell's name and result. `finetuning.heads.open_encoder` adds its network and
-    tokenizer, which cells share: they copy them and never train them."""
+    """An encoder with everything that decides a cell's name and result. `finetuning.heads.open_encoder` adds its
+    network and tokenizer. Cells share both: they train only copies."""
 
     name: str
     """The name in its scores."""
@@ -47,17 +47,18 @@ class Encoder:
     tokenizer: Any = field(default=None, compare=False, repr=False)
     """Its `finetuning.encoding.HashedTokenizer`; None before it is loaded."""
     stamps: Mapping[Path, Stamp] = field(default_factory=dict, compare=False, repr=False)
-    """The stamps of the files behind its hash, before they were hashed."""
+    """The stamps of the hashed files, from before they were hashed."""
 
 
 def identify(name: str) -> Encoder:
-    """Read the facts that name a model's cells. Raises `InputError` for a folder without all that fine-tuning needs."""
+    """Read the facts that name a model's cells. Raises `InputError` for a folder that lacks something that fine-tuning
+    needs."""
     folder = find_folder(name)
     # `count_positions` needs some fields of the configuration. The file has them, unless it relies on a default of its
     # type, or on another name.
     try:
         content = read_json_as(folder / "config.json", dict[str, Any])
-    except InputError:  # `load_model_config` reports it in the words for foreign models
+    except InputError:  # `load_model_config` reports it with the messages for foreign models
         content = {}
     says_all = "max_position_embeddings" in content and not content.keys() & {"auto_map", "text_config"}
     if says_all and ("pad_token_id" in content or content.get("model_type") not in AFTER_PADDING):
@@ -86,13 +87,13 @@ def find_folder(name: str) -> Path:
     refuse_pickles(folder)
     if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
         raise InputError(f"{name} has no tokenizer files (tokenizer.json or the like); save its tokenizer beside it")
-    if is_here:  # the Hub has no marks, but its own hashes
+    if is_here:  # folders of the Hub have no mark, and the Hub checks its own hashes
         refuse_damaged(folder, f"make it again, or delete {MARK} where you changed it yourself")
     return folder
 
 
 def find_ranker(name: str) -> Path:
-    """Find the folder of a model that ranks pairs of texts. Raises `InputError` as `find_folder`, and for a model
+    """Find the folder of a model that ranks pairs of texts. Raises `InputError` as `find_folder` does, and for a model
     without a head that gives one score."""
     folder = find_folder(name)
     config = read_json_as(folder / "config.json", dict[str, Any])
@@ -105,12 +106,12 @@ def find_ranker(name: str) -> Path:
 
 
 def stamp_model(folder: Path) -> dict[Path, Stamp]:
-    """Return the stamps of all files that decide what an encoder does, in order."""
+    """Return the stamps of all files that decide an encoder's results, in order."""
     return {path: stamp_of(path) for path in sorted({*chain(*map(folder.glob, IDENTIFYING_FILES))})}
 
 
 def hash_model(folder: Path) -> str:
-    """Hash all files that decide what an encoder does. Raises `InputError` for a changed file of a checkpoint of
+    """Hash all files that decide an encoder's results. Raises `InputError` for a changed file of a checkpoint of
     ours."""
     files = stamp_model(folder)
     checkpoint = folder.parent

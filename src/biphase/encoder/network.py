@@ -34,15 +34,15 @@ from biphase.presets import find_preset
 
 @torch.no_grad()
 def merge_weights(network: nn.Module, before: nn.Module, share: float) -> None:
-    """Average the trained network, in place, with the one before, whose weight is `share`, against forgetting
-    (BidirLM, arXiv:2604.02045)."""
+    """Average the trained network, in place, with the network before training, whose weight is `share`, against
+    forgetting (BidirLM, arXiv:2604.02045)."""
     old = dict(before.named_parameters())
     for name, parameter in network.named_parameters():
         parameter.lerp_(old[name].to(parameter.device), share)
 
 
 def layer_cosines(network: nn.Module, before: nn.Module, name: str = "the network before") -> dict[str, float]:
-    """Compute the cosine between the weights after and before, for the embedding, each block and the rest.
+    """Compute the cosine between the weights after and before training, for the embedding, each block and the rest.
 
     Raises `InputError` if the network before, called `name`, has weights with other names or shapes.
     """
@@ -108,7 +108,7 @@ def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_
             remedy = f"set data.max_sample_tokens={positions} or lower (it is {max_len})"
             raise InputError(f"init.architecture: max_position_embeddings is {positions}; {remedy}, or leave it out")
         config._attn_implementation = ATTENTION
-        config.use_cache = False  # as in every network that is loaded, so that branches and fresh runs save the same
+        config.use_cache = False  # as in loaded networks, so that branches and fresh runs save the same settings
         model = transformers.EuroBertForMaskedLM(config)
     train_padding_row(model)
     return model
@@ -119,16 +119,17 @@ def load_model(
 ) -> PreTrainedModel:
     """Load a language model from a folder or the Hub, in fp32, attending through `biphase`, without dropout.
 
-    Never runs a repository's own code and never unpickles weights.
+    Never runs a repository's own code, and never unpickles weights.
 
     Args:
-        vocab_size: enlarge the embeddings to this number of tokens, and draw new rows from the distribution of the old.
+        vocab_size: enlarge the embeddings to this number of tokens, and draw new rows from the distribution of the old
+            rows.
         seed: the seed of new rows and of a new head.
-        new_head: add a head to a network without one, drawn as its class does, or tied to the embeddings.
+        new_head: add a head to a network without one, drawn as its class draws it, or tied to the embeddings.
 
     Raises:
-        InputError: nothing to load, an encoder-decoder, attention that does not go through ours, a missing head, or a
-            head in spite of `new_head`.
+        InputError: nothing to load, an encoder-decoder, attention that does not go through ours, a missing head, or
+            `new_head` for a network with a head.
     """
     config = load_model_config(source)
     kind = language_model_class(config)
@@ -143,7 +144,7 @@ def load_model(
     causal = kind is transformers.AutoModelForCausalLM and getattr(config, "is_causal", True)
     reason = find_first_position(model.base_model, causal)
     if reason:
-        raise InputError(f"{source}: nothing proves that packing changes nothing for {type(model).__name__}: {reason}")
+        raise InputError(f"{source}: no proof that packing changes nothing for {type(model).__name__}: {reason}")
     embedding: Any = model.get_input_embeddings()
     old_size = embedding.weight.shape[0]
     with torch.random.fork_rng(devices=[]):
@@ -179,7 +180,7 @@ def load_weights(
     The default of `config` is the folder's own. Raises `InputError` for missing weights, except those of a `new_head`.
     """
     config = config or load_model_config(source)
-    refuse_pickles(source)  # transformers opens whatever their index names
+    refuse_pickles(source)  # transformers opens whatever the index names
     config.update(dict.fromkeys(dropout_shares(config), 0.0))  # pretraining uses none (Table 1)
     config.use_cache = False
     with told_as(f"cannot load weights from {source}"), console.told_if_slow(f"{source}: reading the weights"):
@@ -241,7 +242,7 @@ def make_generation_saveable(model: PreTrainedModel) -> None:
 def language_model_class(config: PretrainedConfig) -> Any:
     """Return the Auto class of this configuration's language model; None when there is none.
 
-    Types like BERT have both kinds; they are decoders only if their configuration says so.
+    Types like BERT have both classes; they are decoders only if their configuration says so.
     """
     if type(config) in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
         return transformers.AutoModelForMaskedLM
@@ -299,7 +300,7 @@ class PaddedBackbone(nn.Module):
 
 
 def without_padding(backbone: nn.Module) -> Any:
-    """Return the network of transformers itself."""
+    """Return the network of transformers inside a `PaddedBackbone`, or the network itself."""
     return backbone.network if isinstance(backbone, PaddedBackbone) else backbone
 
 
@@ -315,7 +316,8 @@ def load_backbone(source: str | Path) -> nn.Module:
             network.config.is_causal = False
         if not find_first_position(network, causal=False):
             return network
-    # Load it again, because a network that ignores our attention may still make its masks by its name.
+    # Load it again, because a network that ignores our attention may still choose its masks by the name of that
+    # attention.
     padded = PaddedBackbone(load_headless(source, "eager"))
     if not looks_both_ways(padded.network):
         padded.config.is_causal = False
@@ -334,7 +336,7 @@ def load_headless(source: str | Path, attention: str) -> PreTrainedModel:
     with told_as(f"{source} is a '{network.config.model_type}' model, which does not read tokens of text"):
         embedding = network.get_input_embeddings()
     if isinstance(embedding, nn.Embedding):
-        embedding.padding_idx = None  # its row learns, from its present values
+        embedding.padding_idx = None  # the padding row learns, from its present values
     if getattr(network, "pooler", None) is not None:
         network.pooler = nn.Identity()  # some networks call it unconditionally
     return network.eval()

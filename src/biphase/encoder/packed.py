@@ -3,9 +3,9 @@
 `packed_hidden` calls a network without its head, `PackedModel` a language model. `count_flops` counts the cost of
 training.
 
-Only positions with a target have logits. Vocabularies are large (128,256), so the head scores targets in chunks of
-rows · V ≤ `CHUNK_LOGITS`. The logits of a chunk become their gradients in place, part by part in fp32, and two products
-finish the chunk: backward needs nothing of its size.
+Only positions with a target have logits. Vocabularies are large (128,256), so the head scores targets in chunks of rows
+· V ≤ `CHUNK_LOGITS`. The logits of a chunk become their gradients in place, part by part in fp32, and two products
+finish the chunk. So the backward pass stores nothing of this size.
 
 Letters: T packed tokens, N targets, D width, V vocabulary.
 """
@@ -39,8 +39,8 @@ def language_model_loss(
     `compiles`, logits become losses and gradients in compiled code.
 
     Returns:
-        The sum over targets (differentiable), the loss of each target [N], and, where no gradient is formed, whether
-        each target has the highest score [N]; the last two carry no gradient.
+        The sum over targets (differentiable), the loss of each target [N], and, if no gradient is formed, whether each
+        target has the highest score [N]; the last two carry no gradient.
     """
     # `forward` cannot see whether gradients are on.
     with_grad = torch.is_grad_enabled() and (hidden_ND.requires_grad or weight_VD.requires_grad)
@@ -71,8 +71,9 @@ class ChunkedLoss(torch.autograd.Function):
         grad_bias_V = torch.zeros_like(bias_V) if with_grad and bias_V is not None else None
         losses_N = torch.empty(len(targets_N), dtype=torch.float32, device=device)
         correct_N = None if with_grad else torch.empty(len(targets_N), dtype=torch.bool, device=device)
-        # A chunk bounds the memory of logits, a part of it that of their fp32 copies: with V = 128,256 on a CPU, 261
-        # targets and 2. After the inner loop `logits` holds dL/dz; the chain rule for z = h @ W.T is two products.
+        # A chunk bounds the memory for logits, and a part of it the memory for their fp32 copies: with V = 128,256 on a
+        # CPU, 261 and 2 targets. After the inner loop `logits` holds dL/dz; the chain rule for z = h @ W.T is two
+        # products.
         for chunk in slices(len(targets_N), CHUNK_LOGITS[device.type] // len(weight)):
             hidden, targets, losses = hidden_ND[chunk], targets_N[chunk], losses_N[chunk]
             logits = torch.nn.functional.linear(hidden, weight, bias_V)
@@ -88,7 +89,7 @@ class ChunkedLoss(torch.autograd.Function):
                     grad_weight_VD += logits.T @ hidden
                 if grad_bias_V is not None:
                     grad_bias_V += logits.sum(0)
-            del logits  # else they would share the memory with the next chunk's
+            del logits  # else they would stay in memory beside the next chunk's
         if grad_weight_VD is not None:
             grad_weight_VD = grad_weight_VD.to(weight_VD.dtype)
         ctx.save_for_backward(grad_hidden_ND, grad_weight_VD, grad_bias_V)
@@ -122,12 +123,12 @@ def token_losses(logits_RV: Tensor, targets_R1: Tensor, softcap: float | None, w
     exps_RV = torch.sub(scores_RV, highest).exp_()
     total = exps_RV.sum(1, keepdim=True)
     losses_R = (total.log() + highest - target_scores).squeeze(1)
-    if with_grad and torch.compiler.is_compiling():  # a scatter would not fuse, and need a copy
+    if with_grad and torch.compiler.is_compiling():  # a scatter would not fuse, and would need a copy
         is_target_RV = torch.arange(logits_RV.shape[1], device=logits_RV.device) == targets_R1
         slope_RV = 1.0 if tanh_RV is None else 1 - tanh_RV.square()
         logits_RV.copy_((exps_RV / total - is_target_RV.float()) * slope_RV)
     elif with_grad:
-        # d loss / dz = softmax(z) - onehot(target); through the cap c · tanh(x / c), 1 - tanh² comes on top.
+        # d loss / dz = softmax(z) - onehot(target); the cap c · tanh(x / c) adds the factor 1 - tanh².
         at_targets = exps_RV.gather(1, targets_R1).div_(total).sub_(1)
         if tanh_RV is None:
             torch.div(exps_RV, total, out=logits_RV)
@@ -138,7 +139,7 @@ def token_losses(logits_RV: Tensor, targets_R1: Tensor, softcap: float | None, w
 
 
 COUNTED_TOKENS = 16
-"""The length of the text that FLOPs are counted on."""
+"""The length of the text for counting FLOPs."""
 
 
 def packed_hidden(backbone: nn.Module, inputs_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
@@ -146,7 +147,7 @@ def packed_hidden(backbone: nn.Module, inputs_T: Tensor, positions_T: Tensor, la
     num_tokens = len(inputs_T)
     positions_T = positions_T + getattr(backbone, "first_position", 0)
     if layout.num_padding:
-        # The padding is a sample of its own that nothing reads: any tokens and positions will do.
+        # The padding is a sample of its own that nothing reads, so any tokens and positions will do.
         inputs_T = torch.cat([inputs_T, inputs_T[-1:].expand(layout.num_padding)])
         positions_T = torch.cat([positions_T, positions_T[-1:].expand(layout.num_padding)])
     output = backbone(input_ids=inputs_T[None], position_ids=positions_T[None], layout=layout, use_cache=False)
@@ -171,7 +172,7 @@ class PackedModel(nn.Module):
         targets_N: Tensor | None = None,
     ) -> Any:
         """Return what `language_model_loss` does: the sum of the losses in nats, the loss of each target [N], and
-        whether each is predicted correctly [N] where no gradient is formed.
+        whether each is predicted correctly [N] if no gradient is formed.
 
         Without targets: the last hidden states [T, D].
         """
@@ -234,7 +235,7 @@ class ProductCounter(TorchDispatchMode):
         self.weights = {weight.untyped_storage()._cdata for weight in network.parameters()}
         self.with_weights = 0
         self.attention_width = 0.0
-        """The sum of the widths of all heads of all layers; where keys and values differ, of the mean of the two."""
+        """The sum of the widths of all heads of all layers; if keys and values differ in width, their mean counts."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -253,7 +254,7 @@ class ProductCounter(TorchDispatchMode):
 def count_flops(model: PreTrainedModel) -> FlopCount:
     """Count the FLOPs of training a language model from the products that it computes for a short text.
 
-    So shared layers, experts and unequal heads count as often as they compute. If the number of experts differs by
+    So shared layers, experts and unequal heads count as often as they are used. If the number of experts differs by
     token (LongCat), the count is an estimate.
     """
     device, is_training = model.device, model.training

@@ -33,7 +33,8 @@ NARROW = {
     "index_topk_blocks": 1,
     "index_block_size": 4,
 }
-"""The settings that limit how far a token sees, with values for a proof, small enough to act on a short text."""
+"""The settings that limit how far a token sees, with values for a proof that are small enough to affect a short
+text."""
 
 WIDE = 512
 """A window that limits nothing in a proof."""
@@ -43,7 +44,7 @@ SPREAD = 512
 embeddings."""
 
 PROOF_LENGTHS = (9, 35, 2)
-"""The lengths of the samples of a proof of packing: one is longer than two narrow windows reach to each side."""
+"""The lengths of the samples in a proof of packing: one is longer than two narrow windows reach to each side."""
 
 PROBE_TOKENS = 19
 """The tokens of a probe: two samples of 9 and 7 tokens, and three tokens to replace one of them."""
@@ -94,8 +95,8 @@ def proof_samples(network: Any, longest: int) -> tuple[Tensor, list[int]]:
 
 
 def with_windows(network: Any, longest: int, *, narrow: bool = True) -> Any:
-    """Copy a network, sharing its weights, with windows narrow enough to act on a short text; with `narrow` off, with
-    windows wider than a proof's texts.
+    """Copy a network, with shared weights, and with windows narrow enough to affect a short text or, with `narrow` off,
+    wider than a proof's texts.
 
     Returns the network itself if it has no window below the `longest` text that it reads.
     """
@@ -124,7 +125,7 @@ def with_windows(network: Any, longest: int, *, narrow: bool = True) -> Any:
 
 
 def reach(network: Any) -> int:
-    """Return the distance that every token sees, at most 7, the farthest that a proof checks."""
+    """Return the distance that every token sees, at most 7, which is the farthest that a proof checks."""
     return min(7, window_of(network.config) or 7)
 
 
@@ -146,15 +147,15 @@ MOVED_BY_ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1
 
 
 class FailedProofError(InputError):
-    """A network computes something else than it should, so that none of its numbers can be trusted."""
+    """A failed proof: a network computes something else than it should, so that none of its numbers can be trusted."""
 
 
 @contextmanager
 def foreign_errors_fail(failure: str) -> Iterator[None]:
     """Turn an error of a network that does not support a call into a failed proof: `failure`: ERROR.
 
-    Such a network has no `position_ids`, or too few, or needs a mask. Our own mistakes, which have the same types, and
-    a lack of memory pass through.
+    Such a network takes no `position_ids`, or has too few positions, or needs a mask. Bugs of ours, which have the same
+    types, and a lack of memory pass through.
     """
     try:
         yield
@@ -172,7 +173,7 @@ def agree(computed: Tensor, expected: Tensor) -> bool:
 
 
 def find_first_position(network: Any, causal: bool) -> str:
-    """Find the number of the network's first position, with which packed samples compute the same as each alone.
+    """Find the network's first position, with which packed samples give the same results as each alone.
 
     Sets `network.first_position`, which `packed_hidden` adds. Returns "", or the reason why packing always fails.
     """
@@ -195,7 +196,7 @@ def find_first_position(network: Any, causal: bool) -> str:
 
 @torch.no_grad()
 def why_not_packed(network: PreTrainedModel, causal: bool, longest: int) -> str:
-    """Return the reason why packed samples compute something else than each alone, or "".
+    """Return the reason why packed samples give other results than each alone, or "".
 
     The samples have unequal lengths; one is longer than a narrow window.
     """
@@ -218,7 +219,7 @@ def why_not_packed(network: PreTrainedModel, causal: bool, longest: int) -> str:
             if agree(packed_TD, alone_TD):
                 probe_causality(hidden_of, causal, network)
                 return ""
-            # Where every token is a sample of its own, attention through our function moves everything.
+            # If every token is a sample of its own, attention through our function changes every state.
             blind = lay_out(np.arange(len(tokens_T) + 1), causal=causal)
             if agree(hidden_of(tokens_T, positions_T, blind), packed_TD):
                 return "its attention does not go through transformers' AttentionInterface"
@@ -233,8 +234,8 @@ def why_not_packed(network: PreTrainedModel, causal: bool, longest: int) -> str:
 
 
 def check_directions(network: Any, directions: Sequence[bool]) -> None:
-    """Prove for each direction of training (causal or not) that transformers computes what we train, because users load
-    the result there. Raises `FailedProofError`."""
+    """Prove for each direction of training (causal or not) that transformers computes the network that we train,
+    because users load the result there. Raises `FailedProofError`."""
     published = network.config.__dict__.get("is_causal")
     for causal in directions:
         network.config.is_causal = causal
@@ -366,8 +367,8 @@ def why_not_seen(moved_T: Sequence[float], causal: bool, rounding: float, furthe
 
 @torch.no_grad()
 def check_padded(padded: Any) -> None:
-    """Prove that a `PaddedBackbone` computes for each text of a batch what its network computes alone, and is
-    bidirectional.
+    """Prove that a `PaddedBackbone` computes the same for each text of a batch as its network for the text alone, and
+    is bidirectional.
 
     If neighbours' lengths change its results, restrict its batches to texts of equal length. Raises `FailedProofError`.
     """
@@ -380,7 +381,7 @@ def check_padded(padded: Any) -> None:
             if agree(packed_hidden(padded, tokens_T, torch.zeros_like(tokens_T), layout), alone_TD):
                 probe_causality(partial(packed_hidden, padded), False, network)
                 return
-    raise FailedProofError(f"{name}: a text comes out otherwise in a batch than alone")
+    raise FailedProofError(f"{name}: a text gives another result in a batch than alone")
 
 
 @torch.no_grad()
@@ -392,14 +393,15 @@ def check_head(model: PreTrainedModel) -> None:
         targets_T, layout = tokens_T.roll(-1), lay_out(np.array([0, 8]), causal=True)
         packed, weight_VD, bias_V = PackedModel(model).eval(), model.get_output_embeddings().weight, head_bias(model)
         hidden_TD = head_input(model, packed(tokens_T, positions_T, layout))
-        # Otherwise an unknown transform lies between them, or the bias has not grown with the embeddings.
+        # Otherwise an unknown transform lies between hidden states and weights, or the bias has not grown with the
+        # embeddings.
         if hidden_TD.shape[1] == weight_VD.shape[1] and (bias_V is None or len(bias_V) == len(weight_VD)):
             computed = packed(tokens_T, positions_T, layout, positions_T, targets_T)[1]
             position_ids = positions_T[None] + getattr(model.base_model, "first_position", 0)
             output = model(input_ids=tokens_T[None], position_ids=position_ids, layout=layout, use_cache=False)
             logits_TV = output.logits[0].float()
             expected = nn.functional.cross_entropy(logits_TV, targets_T, reduction="none")
-            # Logits of fresh weights differ by little, and a missing scale must not hide in that.
+            # Logits of fresh weights differ by little, and the tolerance must not hide a missing scale.
             agrees = torch.allclose(computed, expected, rtol=1e-5, atol=AGREEMENT * float(logits_TV.std()))
     if not agrees:
         raise InputError(f"{type(model).__name__} transforms its logits in a way that packed training does not support")
@@ -407,7 +409,7 @@ def check_head(model: PreTrainedModel) -> None:
 
 def freeze_unreached(model: PreTrainedModel) -> None:
     """Freeze weights that no loss reaches, such as ESM's contact head, because DDP would wait for their gradients.
-    Experts stay trainable, because the tokens decide which of them the loss reaches."""
+    Experts stay trainable, because the tokens decide which ones the loss reaches."""
     tokens_T = torch.arange(8) * 5 % model.config.vocab_size
     positions_T = torch.arange(8)
     layout = lay_out(np.array([0, 8]), causal=True)

@@ -24,7 +24,7 @@ def find_nearest(
 ) -> list[list[tuple[int, float]]]:
     """Return the indices and scores of each query's `top` documents, best first, by exact search.
 
-    After each piece only the best documents so far stay, so that no more scores than those of a piece ever exist.
+    After each piece only the best documents so far stay, so that never more than one piece's scores exist.
 
     Args:
         pieces: indices of documents with their embeddings.
@@ -43,7 +43,7 @@ def find_nearest(
             scores = scores.masked_fill(is_itself, float("-inf"))
         scores, documents = torch.cat([best_scores, scores], 1), torch.cat([best_documents, documents], 1)
         best_scores, order = scores.topk(min(top, scores.shape[1]), dim=1)
-        # Of equal scores at the last place, the last names stay (trec_eval's rule).
+        # Among equal scores at the last place, the last names stay (trec_eval's rule).
         is_tied_Q = (scores >= best_scores[:, -1:]).sum(1) > best_scores.shape[1]
         if is_tied_Q.any():
             names = documents if names_N is None else torch.from_numpy(names_N).to(scores.device)[documents]

@@ -1,4 +1,4 @@
-"""Workers on this machine: processes, each of which runs a unit at a time."""
+"""Workers on this machine: processes that run one unit at a time."""
 
 import os
 import pickle
@@ -78,7 +78,7 @@ class WorkerProcess:
         """
         Args:
             threads: the most threads; the environment may lower it.
-            gpus: its value of `machine.gpu_variables`; None for that of this process.
+            gpus: the worker's value of `machine.gpu_variables`; None for the value of this process.
         """
         variables = dict.fromkeys(THREAD_VARIABLES, str(max(1, threads)))
         for name in THREAD_VARIABLES:
@@ -89,7 +89,7 @@ class WorkerProcess:
             names = machine.gpu_variables()
             variables |= dict.fromkeys(names if gpus else [*names, "CUDA_VISIBLE_DEVICES"], gpus)
         paths = sys.path
-        if ray := sys.modules.get("ray"):  # Ray's vendored packages must not hide those of the user
+        if ray := sys.modules.get("ray"):  # Ray's vendored packages must not hide the user's packages
             paths = [path for path in paths if not Path(path).is_relative_to(Path(str(ray.__file__)).parent)]
         self.connection, worker_end = Pipe()
         with worker_end:
@@ -127,7 +127,7 @@ class WorkerProcess:
 
 
 def end_processes(processes: Sequence[WorkerProcess]) -> None:
-    """Ask processes to end, wait for them, and kill all that remains. Ctrl-C during the wait kills at once."""
+    """Ask processes to end, wait for them, and kill all that remain. Ctrl-C during the wait kills at once."""
     started, is_told, patience = time.monotonic(), False, machine.grace()
     try:
         for process in processes:
@@ -182,7 +182,7 @@ class LocalPool:
             raise InputError(f"{each} devices for each worker, but this machine has {len(gpus)} GPUs")
         shares = [",".join(gpus[first : first + each]) for first in range(0, len(gpus) - each + 1, each)]
         self.gpus: list[str | None] = [*shares] or ["" if engine.device == "cpu" else None]
-        """The values of `machine.gpu_variables` that workers get in turn; None for that of this process."""
+        """The values of `machine.gpu_variables` that workers get in turn; None for the value of this process."""
         self.limit = min(count_workers(engine), num_units)
         self.processes: dict[int, WorkerProcess] = {}
 
@@ -236,8 +236,8 @@ def serve(descriptor: int, parent: int) -> None:
 
 
 def load_and_call(payload: bytes) -> Any:
-    """Unpickle the parent's function and arguments, and call it. The import of its module and the pickling of its value
-    happen here too, so that their errors count as the unit's."""
+    """Unpickle the parent's function and arguments, and call the function. The import of its module and the pickling of
+    its value happen here too, so that their errors count as the unit's."""
     function, arguments = pickle.loads(payload)
     value = function(**arguments)
     pickle.dumps(value)

@@ -36,7 +36,7 @@ JOIN_SECONDS = 60.0
 HEAD_SECONDS = 30.0
 """The longest absence of a cluster's head. After a minute, Ray itself would end this process."""
 LAST_SECONDS = 15.0
-"""The time that the main thread then has to report the loss itself, since its calls of Ray may wait for the head."""
+"""The time that the main thread then has to report the loss itself, because its calls of Ray may wait for the head."""
 
 
 @contextmanager
@@ -177,7 +177,7 @@ class Head:
             yield
         except (InputError, StoppedError, ray.exceptions.RayError):
             raise
-        except Exception as error:  # Ray's client and gRPC have many kinds of errors for it
+        except Exception as error:  # Ray's client and gRPC have many error types for it
             if not self.address:
                 raise self.gone(str(error)) from None
             raise
@@ -193,7 +193,7 @@ SEEN_SECONDS = 10.0
 """The longest time until a node sees a file of this command."""
 PLACE_SECONDS, LEFT_SECONDS = 30.0, 300.0
 """The wait for a place in the cluster until a message, and until the end of the run if no remaining node has room. New
-nodes may arrive meanwhile."""
+nodes may arrive in the meantime."""
 
 
 class RayWorker(WorkerProcess):
@@ -249,7 +249,7 @@ def find_difference(current: str, code: str, mark: str | None) -> str:
 
 
 def hash_code() -> str:
-    """Hash the files of this package, since its version does not change with edits in a working copy."""
+    """Hash the files of this package, because its version does not change with edits in a working copy."""
     files = sorted(path for suffix in ("py", "yaml") for path in SOURCE.rglob(f"*.{suffix}"))
     return content_hash([[str(path.relative_to(SOURCE)), file_hash(path)] for path in files])
 
@@ -264,7 +264,7 @@ class RayPool:
         """
         if find_spec("ray") is None:
             raise InputError("the engine is ray, but Ray is not installed: pip install 'biphase[cluster]'")
-        os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # no new cluster in place of a lost one
+        os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # start no new cluster in place of a lost one
         self.actors: dict[int, Any] = {}
         self.nodes: dict[int, Future[str]] = {}
         """The address of each worker's node, done once the worker has a place; without lost workers."""
@@ -272,7 +272,7 @@ class RayPool:
         """The next message of each worker."""
         self.waiting_since, self.is_told = time.monotonic(), False
         """The time since which no worker has had a place, and whether the message about it is out."""
-        with ExitStack() as held:  # no cluster of ours may remain, even after Ctrl-C
+        with ExitStack() as held:  # no cluster that we started may remain, even after Ctrl-C
             loaded: Any = sys.modules.get("ray")
             is_joined = loaded is not None and loaded.is_initialized()  # by the caller
             if not (is_joined or engine.address or os.environ.get("RAY_ADDRESS")):
@@ -329,7 +329,8 @@ class RayPool:
                 yield worker, (kind, body)
 
     def look_for_places(self) -> None:
-        """If all workers wait for a place in the cluster, say so once. Raises `InputError` if no place will come."""
+        """Print a line, once, if all workers wait for a place in the cluster. Raises `InputError` if no place will
+        come."""
         import ray
 
         if not self.nodes or any(node.done() for node in self.nodes.values()):
@@ -386,7 +387,7 @@ def describe_loss(error: Exception, address: "Future[str] | None") -> str:
 
 @contextmanager
 def visible_file(folder: Path) -> Iterator[str]:
-    """Keep a file in a folder while the block runs, so that other machines can look for it. Remove those of killed
+    """Keep a file in a folder while the block runs, so that other machines can look for it. Remove such files of killed
     processes."""
     for stale_path in folder.glob(".seen-*"):
         if not is_locked(stale_path):

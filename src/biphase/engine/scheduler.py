@@ -1,7 +1,7 @@
 """Run idempotent units: in this process, in worker processes of this machine, or on the machines of a Ray cluster.
 
-In: units, each a function with plain arguments, and an engine that says where they run. Out: an outcome per unit, as
-they end. This module decides order and errors, in the same way for all engines (`local`, `ray`). A unit claims its
+In: units, each a function with plain arguments, and an engine that says where they run. Out: an outcome for each unit,
+when it ends. This module decides order and errors, in the same way for all engines (`local`, `ray`). A unit claims its
 result, writes it last and marks it done, so that a unit that runs again finds its work done.
 
 Grids and studies run their units with a bar and with records of failures. FOLDER/failed/NAME.json records a unit whose
@@ -28,7 +28,8 @@ from biphase.files import content_hash, read_json_as, write_json
 from biphase.machine import STOPS, grace, handled
 
 START_ATTEMPTS = 3
-"""The number of workers in a row that may end before they take a unit (short of memory, say). Then the run ends."""
+"""The number of consecutive workers that may end before they take a unit (for lack of memory, say). Then the run
+ends."""
 
 WAITING = "waiting for units on which other processes work"
 
@@ -46,9 +47,9 @@ def run_units(
 ) -> Generator[Outcome, None, None]:
     """Yield the outcomes of all units, as they end. Closing the generator ends the workers.
 
-    A unit that raises, or whose worker dies, has an outcome with an `error`. So has every unit that needs it (`blocked:
-    NAME failed: ERROR`). All others run. After any exception but an `InputError` the worker is replaced, because the
-    error may have broken the process too, as CUDA errors do. Without workers, a unit's `StoppedError` or
+    A unit that raises, or whose worker dies, has an outcome with an `error`. So does every unit that needs it
+    (`blocked: NAME failed: ERROR`). All others run. After any exception but an `InputError` the worker is replaced,
+    because the error may have broken the process too, as CUDA errors do. Without workers, a unit's `StoppedError` or
     `KeyboardInterrupt` ends the run.
 
     A unit on which another process works (`BusyError`) has an outcome with `is_busy` after each attempt (`UnitQueue`).
@@ -69,7 +70,7 @@ def run_units(
         StoppedError: after a signal in `machine.STOPS`.
     """
     queue = UnitQueue(list(units), waits_for_busy)
-    grace()  # an unreadable value is refused before anything starts
+    grace()  # refuse an unreadable value before anything starts
     return run_here(queue, on_progress) if engine.workers == 0 else schedule(queue, engine, folder, on_progress)
 
 
@@ -187,7 +188,7 @@ def unless_failed(function: Callable[..., Any], arguments: dict[str, Any], recor
     Otherwise the processes that wait for a unit would repeat it one by one, for hours and with the same result.
     """
     failure = read_failure(record, mtime)
-    if failure is not None and failure.traceback:  # without one, it was blocked or its worker died: it may succeed here
+    if failure is not None and failure.traceback:  # else blocked, or its worker died: it may succeed here
         raise InputError(failure.reason)
     return function(**arguments)
 
@@ -219,19 +220,19 @@ class Pace:
 
 
 LEAST_PROGRESS = 0.1
-"""The part of a unit that must be done before its pace counts, since its first seconds go to loading."""
+"""The share of a unit that must be done before its pace counts, because its first seconds go to loading."""
 
 
 class Forecast:
     """A forecast of the time that the remaining units will take.
 
-    It assumes that time is proportional to cost. The factor is that of the unit's kind so far, running units included;
-    before any unit of the kind has progressed, that of all units. It also assumes that as many units run side by side
+    It assumes that time is proportional to cost. The factor comes from the units of the same kind so far, including
+    running ones; before any of them has progressed, from all units. It also assumes that as many units run side by side
     as when the last one ended.
     """
 
     def __init__(self, units: Sequence[Unit], spent: Mapping[str, Pace] | None = None) -> None:
-        """`spent`: the pace of earlier calls, by kind."""
+        """Start a forecast; `spent` is the pace of earlier calls, by kind."""
         self.left: dict[str, float] = defaultdict(float)
         """The cost of the remaining units, by kind."""
         self.seconds = defaultdict(float, {kind: pace.seconds for kind, pace in (spent or {}).items()})

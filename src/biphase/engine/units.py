@@ -1,4 +1,5 @@
-"""Units of work, their outcomes and their order; the settings of engines; what an engine's pool of workers offers."""
+"""Units of work, their outcomes and their order; the settings of engines; the interface of an engine's pool of
+workers."""
 
 import time
 from collections import defaultdict, deque
@@ -50,7 +51,7 @@ class Outcome:
     value: Any
     error: str | None
     seconds: float = 0.0
-    """The time of a unit that is done."""
+    """The time of a finished unit."""
     traceback: str = ""
     is_busy: bool = False
     """Whether the unit is undone because another process works on it."""
@@ -72,7 +73,8 @@ class UnitQueue:
     def __init__(self, units: Sequence[Unit], waits_for_busy: bool = False) -> None:
         """
         Args:
-            waits_for_busy: whether to try a unit on which another process works until it is done, or leave it undone.
+            waits_for_busy: whether to retry a unit on which another process works until it is done, or to leave it
+                undone.
         """
         self.units = {unit.name: unit for unit in units}
         self.waits_for_busy = waits_for_busy
@@ -80,7 +82,7 @@ class UnitQueue:
         self.missing = {unit.name: set(unit.needs) for unit in units}
         self.dependents: dict[str, list[str]] = defaultdict(list)
         self.groups: dict[tuple[int, int], dict[str, deque[Unit]]] = defaultdict(dict)
-        """(-wave, length of the chain) → affinity → units; the largest key comes first."""
+        """The groups: (-wave, length of the chain) → affinity → units; the largest key comes first."""
         self.affinities: dict[int, str] = {}
         """The affinity of each worker's last unit."""
         self.postponed: deque[tuple[float, Unit]] = deque()
@@ -114,7 +116,7 @@ class UnitQueue:
         if not affinity or affinity not in groups:
             held = {*self.affinities.values()} - {""}
             affinity = next((name for name in groups if name not in held), None)
-        if affinity is None:  # each group is the last of another worker, so there are few
+        if affinity is None:  # each group is another worker's last one, so there are few groups
             affinity = max(groups, key=lambda name: len(groups[name]))
         unit = groups[affinity].popleft()
         if not groups[affinity]:

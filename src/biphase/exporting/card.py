@@ -34,8 +34,8 @@ FLOOR = "5.17"
 """The first version of transformers in which all adapted decoders are bidirectional."""
 
 MISREAD = (
-    "AutoTokenizer takes {chosen} for type '{type}', which splits texts otherwise than in training: load the tokenizer "
-    "with PreTrainedTokenizerFast.from_pretrained"
+    "AutoTokenizer takes {chosen} for type '{type}', which splits texts differently than in training: load the "
+    "tokenizer with PreTrainedTokenizerFast.from_pretrained"
 )
 
 
@@ -62,7 +62,7 @@ def describe_export(
     base, history = tell_history(run, manifest)
     auto_class = language_model_class(network.config).__name__
     objective = OBJECTIVES[manifest.objective]
-    # The pipeline fill-mask accepts no decoder, and none reads the position before a mask, as MNTP needs.
+    # The pipeline fill-mask accepts no decoder, and no pipeline reads the position before a mask, as MNTP needs.
     fills = (manifest.objective, auto_class) == ("mlm", "AutoModelForMaskedLM")
     pipeline_tag = "text-generation" if objective.is_dense else "fill-mask" if fills else "feature-extraction"
     tags = ["biphase", network.config.model_type]
@@ -130,7 +130,7 @@ def tell_history(run: Run, manifest: CheckpointManifest) -> tuple[str | None, li
 
 
 def tell_parent(reference: str, content: str) -> tuple[str | None, list[str]]:
-    """Describe the history of RUN@STEP with this content hash; if its checkpoint is gone, by the run's last one."""
+    """Describe the history of RUN@STEP with this content hash; if its checkpoint is gone, use the run's last one."""
     path, step = split_reference(reference)
     run = Run(Path(path))
     try:
@@ -144,7 +144,7 @@ def tell_parent(reference: str, content: str) -> tuple[str | None, list[str]]:
         base, [*before, line] = tell_history(run, replace(last, step=int(step), run_step=passed))
         return base, [*before, f"{line.removesuffix('.')}; this checkpoint (`{content[:16]}`) is not here any more."]
     if parent.content != content:
-        return None, [f"`{run.path.name}` as it was (`{content[:16]}`): it has been trained anew since."]
+        return None, [f"`{run.path.name}` as it was (`{content[:16]}`): it has been trained again since."]
     return tell_history(run, parent)
 
 

@@ -31,7 +31,7 @@ PLAIN_TYPES = {
     "qwen3_vl_moe_text": "qwen3_moe",
 }
 """Types of text networks without a class of their own → the types that compute the same. Without images, Qwen's three
-axes of positions are one."""
+axes of positions coincide."""
 
 ROPE_THETA_UNLESS_SAID = 250_000.0
 BACKBONE_PARTS = {"model", "embed_tokens", "layers", "norm"}
@@ -116,7 +116,7 @@ def as_plain(tower: Any, head: Any, name: str) -> PreTrainedModel:
     config.dtype = head.weight.dtype
     with torch.device("meta"):
         network = kind.from_config(config)
-    with told_as(f"{name}: its text part is no {type(network).__name__}"):
+    with told_as(f"{name}: its text part is not a {type(network).__name__}"):
         network.base_model.load_state_dict(tower.state_dict(keep_vars=True), assign=True)
     network.set_output_embeddings(head)
     return network
@@ -124,8 +124,8 @@ def as_plain(tower: Any, head: Any, name: str) -> PreTrainedModel:
 
 @torch.no_grad()
 def check_text_part(network: Any, whole: Any, name: str) -> None:
-    """Raise `InputError` if a text network's logits differ from those of the whole model, or of its part with the head
-    (Llama 4)."""
+    """Raise `InputError` if a text network's logits differ from the logits of the whole model, or of its part with the
+    head (Llama 4)."""
     published = whole.config.to_dict()
     marks = [id for key, id in published.items() if key.endswith(("token_id", "token_index")) and isinstance(id, int)]
     words = torch.tensor(sorted({*range(network.config.vocab_size)} - {*marks}))  # no image tokens
@@ -164,7 +164,7 @@ def convert_eurobert(source: Path, part: Path, name: str) -> tuple[str, str]:
     bare = {key.removeprefix("model."): weight for key, weight in saved.items()}
     for key, weight in weights.items():
         if not torch.equal(bare[key.removeprefix("model.")], weight):
-            raise InputError(f"{source}: '{key}' is another in what was written (tied, or no numbers); not converted")
+            raise InputError(f"{source}: '{key}' changed in the written file (tied, or no numbers); not converted")
     networks.load_backbone(part)
     theta = config.rope_parameters["rope_theta"]
     about = f"`{kind.__name__}`, which needs no `trust_remote_code`, with the weights of `{name}`"
@@ -177,5 +177,5 @@ def read_old_config(path: Path) -> Any:
     names = EuroBertConfig().to_dict().keys() - {"architectures", "dtype", "model_type", "transformers_version"}
     settings = {"rope_theta": ROPE_THETA_UNLESS_SAID, "classifier_pooling": old.get("clf_pooling", "late")}
     settings |= {key: value for key, value in old.items() if key in {*names, "rope_theta", "rope_scaling"}}
-    with told_as(f"{path} is no configuration of a EuroBERT"):
-        return EuroBertConfig(**settings)  # which makes `rope_parameters` of the two old keys
+    with told_as(f"{path} is not a EuroBERT configuration"):
+        return EuroBertConfig(**settings)  # it makes `rope_parameters` from the two old keys

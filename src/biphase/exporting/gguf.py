@@ -1,8 +1,9 @@
 """A model folder → `model.gguf` in it, for llama.cpp. llama.cpp's converter writes the file, and its runtime must
 compute the tokens and vectors of transformers or sentence-transformers.
 
-The converter recognizes tokenizers by hashes, and none that biphase trains. It declares these as Llama 3's, which
-splits alike except for the marks of some scripts; so all entries of the vocabulary must have the same tokens.
+The converter recognizes tokenizers by hashes, but none that biphase trains. This module declares these as Llama 3's,
+which splits texts the same way, except for the marks of some scripts. So it compares the tokens of all entries of the
+vocabulary.
 """
 
 import json
@@ -36,8 +37,8 @@ def name_split(*arguments):
 TextModel.get_vocab_base_pre = name_split
 runpy.run_path(root + "/convert_hf_to_gguf.py", run_name="__main__")
 """
-"""A program that runs llama.cpp's converter. The converter raises NotImplementedError for an unknown tokenizer; then
-assume that it splits like Llama 3's, which `compare_tokens` checks."""
+"""A program that runs llama.cpp's converter. The converter raises NotImplementedError for an unknown tokenizer. The
+program then assumes that it splits like Llama 3's, which `compare_tokens` checks."""
 
 
 @torch.no_grad()
@@ -83,7 +84,7 @@ def run_converter(folder: Path, network: Any, path: Path) -> None:
     with TemporaryDirectory() as scratch:
         shutil.copytree(folder, scratch, dirs_exist_ok=True, ignore=shutil.ignore_patterns("model*.*", "onnx"))
         network.save_pretrained(scratch)
-        if kind == "LlamaModel":  # a bidirectional one is a EuroBERT, for which the converter takes any tokenizer
+        if kind == "LlamaModel":  # a bidirectional Llama is a EuroBERT, for which the converter takes any tokenizer
             config = Path(scratch) / "config.json"
             config.write_text(config.read_text(encoding="utf-8").replace(kind, "EuroBertModel"), encoding="utf-8")
         words = CONVERTER, root, scratch, "--outfile", str(path), "--outtype", "f32"
@@ -101,4 +102,4 @@ def compare_tokens(route: str, tokenizer: Any) -> None:
         if json.load(build_opener(ProxyHandler({})).open(request))["tokens"] != tokenizer(text)["input_ids"]:
             others.append(repr(text[:30]))
     if others:
-        raise InputError(f"gguf: llama.cpp splits {len(others)} texts otherwise, such as {', '.join(others[:3])}")
+        raise InputError(f"gguf: llama.cpp splits {len(others)} texts differently, such as {', '.join(others[:3])}")

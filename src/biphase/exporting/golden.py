@@ -94,7 +94,7 @@ def write_golden(folder: Path) -> None:
 
 @torch.no_grad()
 def other_answers(folder: Path, golden: Golden) -> list[tuple[str, list[np.ndarray]]]:
-    """Compute the answers of servers with common mistakes, each with a description such as `a causal network would
+    """Compute the answers of servers that make common mistakes, each with a description such as `a causal network would
     give with pooling by the last token`."""
     readings = {
         "": golden.ids,

@@ -1,5 +1,5 @@
-"""Any model folder → facts about it, from what transformers computes and what its files say: head, direction,
-tokenizer, pooling, prompts, limits.
+"""Any model folder → facts about it, from transformers' results and from its files: head, direction, tokenizer,
+pooling, prompts, limits.
 
 Contradictions become warnings: a missing head that transformers draws at random; a network whose direction differs from
 its configuration; token ids without a row; weights that nothing reads, or that are not finite.
@@ -24,7 +24,7 @@ from biphase.hub import count_positions, load_model_config, refuse_pickles
 
 Facts = dict[str, Any]
 LEAST_LIMIT = 2**31
-"""Tokenizers and networks without a length limit state this number or a larger one."""
+"""The least number that tokenizers and networks without a length limit state."""
 
 
 def examine_model(folder: Path) -> Facts:
@@ -45,9 +45,9 @@ def examine_model(folder: Path) -> Facts:
     facts: Facts = {"network": f"{type(model).__name__}, {size:,} parameters"}
     facts["head"] = examine_head(model, report["missing_keys"], warnings)
     if unused := sorted(report["unexpected_keys"]):
-        warnings.append(f"{len(unused)} weights are read by nothing in {type(model).__name__}: {first_of(unused)}")
+        warnings.append(f"{len(unused)} weights are not used by {type(model).__name__}: {first_of(unused)}")
     if broken := [name for name, weight in model.state_dict().items() if not weight.isfinite().all()]:
-        warnings.append(f"weights are no finite numbers: {first_of(broken)}")
+        warnings.append(f"weights are not finite numbers: {first_of(broken)}")
     else:
         facts["direction"] = examine_direction(model, config, warnings)
     facts |= examine_texts(folder, model, config, warnings)
@@ -90,7 +90,8 @@ def examine_direction(model: Any, config: Any, warnings: list[str]) -> str:
 
 
 def claimed_directions(config: Any) -> dict[str, bool]:
-    """Read whether a configuration claims that a network is causal, by key; without such a key, its type claims it."""
+    """Read whether a configuration claims that a network is causal, by key; without such a key, the network's type
+    decides."""
     settings, kind = config.to_dict(), language_model_class(config)
     claims = {
         "is_causal": settings.get("is_causal"),
@@ -117,7 +118,7 @@ def examine_texts(folder: Path, model: Any, config: Any, warnings: list[str]) ->
         if (highest := max(vocabulary.values(), default=0)) >= rows:
             warnings.append(f"its tokenizer gives ids up to {highest:,}, and its embedding has {rows:,} rows")
         if misread_as := misreading_class(tokenizer, config):
-            warnings.append(f"AutoTokenizer takes {misread_as}, which splits texts otherwise than its tokenizer.json")
+            warnings.append(f"AutoTokenizer takes {misread_as}, which splits texts differently than its tokenizer.json")
         closed = " ".join(tokenizer.convert_ids_to_tokens(tokenizer("a")["input_ids"]))
         facts["tokenizer"] = f"{len(vocabulary):,} tokens, {rows:,} rows; it makes of 'a': {closed}"
     else:

@@ -21,8 +21,8 @@ from biphase.files import read_json_as, write_json, write_text
 from biphase.hub import load_model_config
 
 VLLM_CLASS = "LlamaBidirectionalModel"
-"""The class that is bidirectional in every vLLM that has it; for a `LlamaModel`, older versions overlook `is_causal`.
-transformers loads a `LlamaModel` for both, by `model_type`."""
+"""The class that is bidirectional in every version of vLLM that has it; older versions overlook `is_causal` in a
+`LlamaModel`. transformers loads a `LlamaModel` for both, by `model_type`."""
 VLLM_POOLING = {"mean": "avg", "cls": "cls", "lasttoken": "last"}
 """The poolings that servers have: sentence-transformers' name → vLLM's for this class."""
 
@@ -47,7 +47,7 @@ def become_llama(folder: Path) -> None:
         path.unlink()
     twin.save_pretrained(folder)
     saved = read_json_as(folder / "config.json", dict[str, Any])
-    rope = saved["rope_parameters"]  # TEI reads `rope_theta`, and ignores other types than the plain one
+    rope = saved["rope_parameters"]  # TEI reads `rope_theta`, and ignores all types but the plain one
     theta = {"rope_theta": rope["rope_theta"]} if rope["rope_type"] == "default" else {}
     named = {"architectures": [VLLM_CLASS], "pooling": VLLM_POOLING[pooling], DIRECTION_KEY: True}
     write_json(folder / "config.json", saved | theta | named)

@@ -41,7 +41,7 @@ def merge_with_parent(network: PreTrainedModel, run: Run, manifest: CheckpointMa
         InputError: for a causal run, a run from random weights, or a parent that is missing or has changed.
     """
     if not 0 < share < 1:
-        raise InputError(f"merge {share:g} is no share of the parent: give one above 0 and below 1, such as 0.5")
+        raise InputError(f"merge {share:g} is not a share of the parent: give one above 0 and below 1, such as 0.5")
     if manifest.is_causal:
         raise InputError(f"{run.path} looks back only: merge is for an encoder that came from a decoder")
     name, folder, recipe = find_decoder(run, manifest)
@@ -68,7 +68,7 @@ def find_decoder(run: Run, manifest: CheckpointManifest) -> tuple[str, Path, Rec
     folder = find_checkpoint(init.checkpoint)
     parent = read_checkpoint_manifest(folder)
     if parent.content != manifest.parent:
-        raise InputError(f"{init.checkpoint} is not what {run.path} started from: it was trained anew since")
+        raise InputError(f"{init.checkpoint} is not what {run.path} started from: it has been trained again since")
     parent_run = Run(folder.parent.parent)
     if not parent.is_causal:
         return find_decoder(parent_run, parent)
@@ -92,10 +92,10 @@ SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
 }
 """The fixed files of sentence-transformers, in the form of version 2, which later ones and other programs read."""
 NEEDS_VERSION: dict[str, Any] = {"requirements": {"transformers": f">={FLOOR}"}}
-"""The requirement of a bidirectional decoder; sentence-transformers checks it from 6.2 on."""
+"""The requirement of a bidirectional decoder, which sentence-transformers checks since 6.2."""
 
 POOLING_KEYS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
-"""The poolings in that form: `mean`, for example, is `mean_tokens`."""
+"""The names of poolings in that form: `mean`, for example, is `mean_tokens`."""
 
 
 def export_checkpoint(
@@ -109,7 +109,7 @@ def export_checkpoint(
 
     Args:
         merge: first average the network with the decoder that it came from, with this weight for the decoder.
-        complete: a function that adds to the folder after the proof.
+        complete: a function that adds files to the folder after the proof.
 
     Raises:
         InputError: no such checkpoint, a damaged one, a folder that is not empty, or nothing to merge with.
@@ -133,7 +133,7 @@ def export_checkpoint(
         longest = position_limit(exported) or recipe.data.max_sample_tokens
         tokenizer = export_tokenizer(source / "model", part, exported.config, causal, longest)
         misread_as = misreading_class(tokenizer, exported.config)
-        if not causal and not misread_as:  # sentence-transformers takes what AutoTokenizer takes
+        if not causal and not misread_as:  # sentence-transformers loads what AutoTokenizer loads
             write_sentence_transformer(part, exported, longest)
         check_export(part, kind, network, causal)
         write_golden(part)
@@ -193,7 +193,7 @@ def check_export(folder: Path, kind: Any, network: PreTrainedModel, causal: bool
     """
     reloaded = kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
     if proofs.window_of(reloaded.config) != proofs.window_of(network.config):
-        raise FailedProofError(f"{folder}: its window is another than in training")
+        raise FailedProofError(f"{folder}: its window differs from that in training")
     longest = position_limit(network) or 2**31
     reloaded, packed = proofs.with_windows(reloaded, longest), proofs.with_windows(network.eval(), longest)
     length = min(max(proofs.PROOF_LENGTHS), longest)
@@ -207,7 +207,7 @@ def check_export(folder: Path, kind: Any, network: PreTrainedModel, causal: bool
     ours_TV = softcap * torch.tanh(ours_TV / softcap) if softcap else ours_TV
     theirs_TV = reloaded(input_ids=tokens_T[None]).logits[0]
     if not proofs.agree(ours_TV, theirs_TV):
-        raise FailedProofError(f"{type(reloaded).__name__} of plain transformers computes other logits than trained")
+        raise FailedProofError(f"{type(reloaded).__name__} of plain transformers computes different logits")
     moved_T = proofs.relative_moves(theirs_TV, reloaded(input_ids=changed_T[None]).logits[0])
     does_move = moved_T[-1 - proofs.reach(reloaded) :] > proofs.MOVED_BY_ROUNDING[torch.float32]
     if not does_move[-1]:
@@ -223,7 +223,7 @@ def export_tokenizer(source: Path, folder: Path, config: Any, causal: bool, long
     tokenizer = load_tokenizer(source)
     tokenizer.model_max_length = longest
     if causal:
-        tokenizer.padding_side = "left"  # `generate` goes on from the end of a row
+        tokenizer.padding_side = "left"  # `generate` continues from the end of a row
     else:
         close_texts(tokenizer)
     tokenizer.save_pretrained(folder)

@@ -30,7 +30,7 @@ from biphase.files import MARK, FolderMark, files_below, read_json_as, refuse_fi
 ONNX_FILE, INT8_FILE = "onnx/model.onnx", "onnx/model_quantized.onnx"
 OPSET = 18
 INLINE_BYTES = 2_000_000_000
-"""The size from which weights lie beside the graph, in `model.onnx_data`: protobuf ends at 2 GiB."""
+"""The size from which weights lie beside the graph, in `model.onnx_data`, because protobuf is limited to 2 GiB."""
 
 EXAMPLE = (7, 4)
 """The lengths of the example's texts: unequal, so that the mask becomes a part of the graph."""
@@ -47,7 +47,7 @@ class OnnxNetwork:
         self.config = config
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
-        options.enable_cpu_mem_arena = False  # it would keep memory for every shape that a batch ever had
+        options.enable_cpu_mem_arena = False  # an arena would keep memory for every shape that a batch ever had
         with told_as(f"onnxruntime cannot read {path}", "export it again"):
             self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         self.input_names = [entry.name for entry in self.session.get_inputs()]
@@ -70,7 +70,7 @@ def copy_model(source: Path, folder: Path, complete: Callable[[Path], None]) -> 
         raise InputError(f"{source} has ONNX files already (in onnx/): give the folder that it was made of")
     kind = read_json_as(source / MARK, FolderMark).biphase if (source / MARK).exists() else "model"
     with whole_folder(folder) as part:
-        refuse_filled(folder)  # another process may have written it meanwhile
+        refuse_filled(folder)  # another process may have written it in the meantime
         for path in files_below(source):
             name = path.relative_to(source)
             if MODEL_FILES.fullmatch(name.as_posix()):
@@ -135,7 +135,7 @@ def trace(network: NamedOutputs, path: Path) -> None:
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Silence logs and warnings about libraries' own future."""
+    """Silence warnings, and log records up to that level."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -147,8 +147,8 @@ def silenced() -> Iterator[None]:
 def quantize(folder: Path) -> None:
     """Write `onnx/model_quantized.onnx`, with 8-bit weights, beside `onnx/model.onnx`.
 
-    Each column has its own scale (with one for a whole matrix, retrieval loses a point); onnxruntime rounds activations
-    as it computes them.
+    Each column has its own scale (with a single scale per matrix, retrieval loses a point); onnxruntime rounds
+    activations as it computes them.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 

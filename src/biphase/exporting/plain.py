@@ -1,7 +1,7 @@
 """Any model folder → its outputs by name, as transformers alone or sentence-transformers computes them.
 
-They are the reference for all other forms of the folder: an ONNX file, a plain Llama, llama.cpp, a server. No pickle is
-opened, and no code of the folder is run.
+They are the reference for all other forms of the folder: an ONNX file, a plain Llama, llama.cpp, a server. This module
+opens no pickle and runs no code of the folder.
 
 Letters: S texts of a batch, L tokens of the longest of them, D width.
 """
@@ -30,12 +30,12 @@ from biphase.tasks.families import KINDS
 TOKEN_OUTPUTS = ("last_hidden_state", "start_logits", "end_logits")
 """The outputs with a row per token; `logits` have one per token or per text."""
 LONGEST = 2048
-"""The longest text of a proof, if a network has positions for twice as many tokens."""
+"""The longest text of a proof, in a network with positions for twice as many tokens."""
 LENGTHS = ((1,), (2,), (3, 1), (LONGEST,), (17, LONGEST, 1), (9, 40, 5, 1, 23))
 """The batches of a proof, each by the lengths of its texts."""
 NUM_TEXTS, TEXT_CHARACTERS, TEXTS_AT_ONCE = 64, 400, 8
-"""The number of bundled texts to compare and time two forms of a network on, the characters of each, and the size of a
-batch."""
+"""The number of bundled texts for comparing and timing two forms of a network, the characters of each, and the size of
+a batch."""
 
 Features = dict[str, Tensor]
 """A padded batch: `input_ids`, `attention_mask` and perhaps `token_type_ids`, [S, L]; or outputs by their names."""
@@ -109,7 +109,7 @@ def load_named(folder: Path, attention: str | None = None, *, pooled: bool = Tru
     from sentence_transformers import SentenceTransformer
 
     settings: Any = {"device": "cpu", "trust_remote_code": False, "model_kwargs": {"dtype": torch.float32}}
-    with told_as(f"{folder} is no embedding model that can be loaded"):
+    with told_as(f"{folder} cannot be loaded as an embedding model"):
         embedder: Any = SentenceTransformer(str(folder), **settings).eval()
 
     def embed(features: Features) -> Features:
@@ -169,7 +169,7 @@ def read_modules(folder: Path) -> list[ModuleEntry]:
     folder."""
     if not (folder / "modules.json").exists():
         return []
-    modules = read_json_as(folder / "modules.json", list[ModuleEntry], "save the model anew")
+    modules = read_json_as(folder / "modules.json", list[ModuleEntry], "save the model again")
     for module in modules:
         if not (folder / module.path).resolve().is_relative_to(folder.resolve()):
             raise InputError(f"{folder}: its module '{module.path}' is not in the folder; save the model again")
@@ -191,7 +191,7 @@ def read_pooling(folder: Path) -> list[str]:
     """Read how sentence-transformers pools a folder's tokens, such as `mean`; it concatenates several."""
     modes: list[str] = []
     for path in sorted(folder.glob("*_Pooling/config.json")):
-        content = read_json_as(path, dict[str, Any], "save the model anew")
+        content = read_json_as(path, dict[str, Any], "save the model again")
         named = content.get("pooling_mode") or []
         modes += [named] if isinstance(named, str) else named
         keys = [key for key, value in content.items() if key.startswith("pooling_mode_") and value is True]

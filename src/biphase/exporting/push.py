@@ -1,8 +1,8 @@
 """A model folder, or a run's checkpoints → a repository on the Hugging Face Hub.
 
 In: a folder that `export`, `--keep` or `embed` wrote, or RUN[@STEP], which is exported first. Out: a commit on the
-branch `main`; earlier checkpoints of a run go to branches `step-N`. Only model files, card and curves are sent, no
-moments, logs or predictions, and only after every check has passed.
+branch `main`; earlier checkpoints of a run go to branches `step-N`. `push` sends only model files, card and curves (no
+moments, logs or predictions), and only after every check has passed.
 """
 
 import re
@@ -26,7 +26,7 @@ MODEL_FILES = re.compile(
     r"|\d+_\w+/(config\.json|model\.safetensors)|README\.md|LICENSE|curves\.png"
     r"|onnx/model(_quantized)?\.onnx(_data)?|model\.gguf"
 )
-"""The paths of files that go to the Hub."""
+"""The paths of the files to send to the Hub."""
 LOCAL_PATH = re.compile(
     r"(?<![\w:/.<\\])((?:file:/+)?(?:/[\w.-]+){2,}|file:/+[\w.-]+|~/[\w./-]+|[A-Za-z]:\\+\w[\w\\.-]*"
     r"|\\\\[\w.-]{2,}\\[\w$.-]{2,})"
@@ -56,7 +56,8 @@ def push(
         dry_run: List the files; upload nothing.
 
     Raises:
-        InputError: before sending, for a folder or card that must not go; or with the reason that the Hub states.
+        InputError: before sending, for a folder or card that is not fit to send; or with the reason that the Hub
+            states.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
 
@@ -82,7 +83,7 @@ def push(
             with told_by_hub(f"{repo} cannot be sent to", remedy):
                 api.create_repo(repo, private=not public, exist_ok=True)
                 if not public and not api.model_info(repo).private:
-                    raise InputError(f"{repo} is there already, and public; say public to send to it")
+                    raise InputError(f"{repo} already exists, and is public; say public to send to it")
                 for revision, contents in uploads.items():
                     if revision != "main":
                         api.create_branch(repo, branch=revision, exist_ok=True)
@@ -97,7 +98,7 @@ def check_repository(repo: str) -> None:
     """Raise `InputError` unless a name is USER/NAME."""
     from huggingface_hub.utils import validate_repo_id
 
-    with told_as(f"{repo} is no name of a repository", "give USER/NAME"):
+    with told_as(f"{repo} is not a repository name", "give USER/NAME"):
         validate_repo_id(repo if "/" in repo else f"{repo}/")
 
 
@@ -111,7 +112,7 @@ def folders_to_send(source: str, repo: str, scratch: Path) -> Iterator[tuple[str
     steps = whole_steps(run)
     if not steps or (step and step not in map(str, steps)):
         raise InputError(f"{source} has no whole checkpoint")
-    from biphase.exporting.model import export_checkpoint  # imports torch, which no folder needs
+    from biphase.exporting.model import export_checkpoint  # imports torch, which a folder does not need
 
     for sent in [int(step)] if step else steps:
         revision = "main" if run.is_done and sent == steps[-1] else f"step-{sent}"
@@ -121,10 +122,11 @@ def folders_to_send(source: str, repo: str, scratch: Path) -> Iterator[tuple[str
 
 
 def check_files(folder: Path, files: dict[str, Path]) -> None:
-    """Raise `InputError` for files that are no model with a card, and for texts with access tokens or local paths."""
+    """Raise `InputError` for files that are not a model with a card, and for texts with access tokens or local
+    paths."""
     has_weights = any(name.endswith(".safetensors") for name in files)
     if not has_weights or not files.keys() & {"config.json", "modules.json"}:
-        raise InputError(f"{folder} is no model folder (configuration and *.safetensors); export a run into one first")
+        raise InputError(f"{folder} is not a model folder (configuration and *.safetensors); export a run into one")
     if CARD_NAME not in files:
         raise InputError(f"{folder} has no model card ({CARD_NAME}); write one")
     local = []
@@ -132,7 +134,7 @@ def check_files(folder: Path, files: dict[str, Path]) -> None:
         if path.suffix in (".json", ".md", ".jinja") and path.name not in WORDS_OF_A_TOKENIZER:
             text = path.read_text(encoding="utf-8")
             if match := HUB_TOKEN.search(text):
-                raise InputError(f"{path} has an access token of the Hub, {match[0][:6]}…: take it out")
+                raise InputError(f"{path} has an access token of the Hub, {match[0][:6]}…: remove it")
             if match := LOCAL_PATH.search(text):
                 local.append(f"{path} ({match[1]})")
     if local:

@@ -1,10 +1,10 @@
 """A model folder and typical texts → a copy with the part of its vocabulary that such texts need.
 
-The tables of embeddings and logits are sliced; the tokenizer, and all token ids in configurations, follow. A text of
-kept tokens is the same tokens as before, by construction: a smaller WordPiece vocabulary has no longer match, a smaller
-Unigram one no likelier cut, and a smaller BPE one has each merge that such a text goes through. All the same, it is
-proved: by `tokenizers` on every text, and by transformers on kept tokens. All other text is spelled by bytes or by
-single characters.
+The copy has slices of the tables of embeddings and logits; the tokenizer, and all token ids in configurations, follow.
+A text of kept tokens has the same tokens as before, by construction: a smaller WordPiece vocabulary has no longer
+match, a smaller Unigram one no likelier cut, and a smaller BPE one has each merge that such a text goes through. All
+the same, this module proves it: with `tokenizers` on every text, and with transformers on kept tokens. Bytes or single
+characters spell all other text.
 
 Letters: L tokens of a text, V kept tokens.
 """
@@ -44,7 +44,7 @@ BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 OTHER_SPELLINGS = ("vocab.*", "merges.txt", "added_tokens.json", "*.model")
 """Files that repeat the vocabulary of `tokenizer.json`."""
 TEXTS_AT_ONCE, OPENING, PASSAGE = 32, 100, 8
-"""The texts of a batch, the characters of a text to read behind a prompt, and the words of a passage."""
+"""The texts of a batch, the characters of a text to read after a prompt, and the words of a passage."""
 SAMPLE_LENGTHS = (9, 256, 40, 1, 120, 23, 77, 5)
 """The lengths of the proof's texts."""
 MOST_UNKNOWN = 0.5
@@ -158,7 +158,7 @@ def choose_tokens(state: Any, enough: Set[int]) -> set[int]:
         scripts = {script_of(letter) for word in words for letter in word.removeprefix(prefix)}
         singles = [piece for piece in ids if len(piece.removeprefix(prefix)) == 1]
         kept.update(ids[piece] for piece in singles if script_of(piece[-1]) in scripts | {""})
-    if is_unigram:  # Unigram makes unknown text less likely than its least likely token, which must stay the same
+    if is_unigram:  # Unigram makes unknown text less likely than its least likely token, so keep that token
         kept.add(min(range(len(pieces)), key=lambda id: model["vocab"][id][1]))
     elif model["type"] == "BPE":
         ranks = {tuple(pair): rank for rank, pair in enumerate(model["merges"])}
@@ -174,7 +174,7 @@ def script_of(letter: str) -> str:
 def merge_steps(word: str, ranks: dict[Any, int]) -> list[str]:
     """List the intermediate tokens by which BPE merges a word to one token; empty if merges do not lead to it.
 
-    They are the same inside a longer text: a merge across the ends of the token would have destroyed it.
+    The steps are the same inside a longer text: a merge across the ends of the token would have destroyed it.
     """
     parts, steps = list(word), list(word)
     while len(parts) > 1:

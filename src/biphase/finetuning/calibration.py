@@ -14,13 +14,13 @@ from biphase.config import Strict
 
 
 class Calibration(Strict):
-    """How to read a network's outputs. The defaults change nothing."""
+    """The way to read a network's outputs. The defaults change nothing."""
 
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Divides the logits before their softmax, which changes no label. The weights of a kept head are divided
-    already."""
+    """The divisor of the logits before their softmax, which changes no label. The weights of a kept head already
+    include it."""
     thresholds: tuple[float, ...] = ()
-    """Sets of classes: each class is predicted above its threshold; () for 0.5 each."""
+    """For sets of classes, the probability above which each class is predicted; () for 0.5 each."""
     on_test: tuple[float, float] | None = None
     """The calibration error on test, or the macro F1 for sets of classes: before and after."""
 

@@ -21,7 +21,7 @@ from biphase.tasks.spec import EvaluatedSplit
 
 NUM_DRAWS = 10_000
 MOST_EXAMPLES = 500
-"""Validation examples, evenly over the file, that measure how much the mean over all varies."""
+"""The most validation examples, evenly over the file, that measure how much the mean over all varies."""
 REACH = 3.0
 """The difference of two means over the same N values from 0 to 1 has a standard error of at most 1/√N. Other examples
 would not choose a rate that is more than this many errors behind."""
@@ -29,29 +29,29 @@ would not choose a rate that is more than this many errors behind."""
 
 @dataclass(frozen=True)
 class ChoiceNoise:
-    """How far a choice of rate depends on its validation examples and seeds."""
+    """The dependence of a choice of rate on its validation examples and seeds."""
 
     shares: Mapping[float, float]
     """The probability of each possible rate under other examples and seeds."""
     variance: float
     """The variance of the mean test score over such choices; nan if it is unknown."""
     why_unknown: str = ""
-    """Why the choices of other examples are unknown."""
+    """The reason why the choices of other examples are unknown."""
 
 
 @dataclass
 class RateChoice:
-    """The scores of a model on a task, among which validation chose."""
+    """The scores of a model on a task, from which validation chose."""
 
     by_rate: Mapping[float, Sequence[Score]]
     """The scores at each rate, without seeds that diverged."""
     metric: str
     noise: ChoiceNoise | None = None
-    """The result of `draw_noise`, once it was called."""
+    """The result of `draw_noise`, after its first call."""
 
     @property
     def num_examples(self) -> int:
-        """The number of validation examples that chose: 0 for a single rate."""
+        """The number of validation examples behind the choice; 0 for a single rate."""
         if len(self.by_rate) == 1:
             return 0
         return min(score.num_examples.get("validation", 0) for scores in self.by_rate.values() for score in scores)
@@ -72,7 +72,7 @@ class RateChoice:
 
 
 def measure_noise(choice: RateChoice) -> ChoiceNoise:
-    """Draw the noise of a choice, as `RateChoice.draw_noise` returns it."""
+    """Measure the noise of a choice, for `RateChoice.draw_noise`."""
     # 1. The rates, from the lowest, that other examples or seeds could choose.
     values_KS = [[score.metrics["validation"][choice.metric] for score in seeds] for seeds in choice.by_rate.values()]
     seed_variances = dict(zip(choice.by_rate, other_seeds(values_KS), strict=True))
@@ -97,13 +97,13 @@ def measure_noise(choice: RateChoice) -> ChoiceNoise:
 
 
 def vary_over_examples(by_rate: Mapping[float, Sequence[Score]], split: EvaluatedSplit) -> tuple[np.ndarray, str]:
-    """Return the covariance, [K, K], of the rates' mean scores over the examples of a split; or zeros, and why it is
-    unknown."""
+    """Return the covariance, [K, K], of the rates' mean scores over the examples of a split, and ""; or zeros, and the
+    reason why it is unknown."""
     none_KK = np.zeros((len(by_rate), len(by_rate)))
     scores = [score for of_rate in by_rate.values() for score in of_rate]
     num_examples = min(score.num_examples.get(split, 0) for score in scores)
     if num_examples < 2:
-        return none_KK, f"no two {split} examples chose"
+        return none_KK, f"fewer than two {split} examples"
     table = join_examples(scores, split, MOST_EXAMPLES)
     if table.why_unknown:
         return none_KK, table.why_unknown
@@ -116,8 +116,8 @@ def spread_of_choices(shares_K: np.ndarray, scores_K: np.ndarray, covariance_KK:
     """Return the variance of the true test score over choices that fall on the rates with these shares.
 
     Measured scores spread further than true ones, by the noise of the test examples, which the error over examples
-    already counts. `covariance_KK` is that noise, and is subtracted. The noise of seeds stays: seeds that are
-    lucky at a rate choose it for each other, so they share luck that their spread does not show.
+    already counts. `covariance_KK` is that noise, and this function subtracts it. The noise of seeds stays: seeds that
+    are lucky at a rate choose it for each other, so they share luck that their spread does not show.
     """
     spread = shares_K @ (scores_K - shares_K @ scores_K) ** 2
     spread -= shares_K @ np.diag(covariance_KK) - shares_K @ covariance_KK @ shares_K
@@ -135,7 +135,7 @@ def other_seeds(values_KS: Sequence[Sequence[float]]) -> list[float]:
 def draw_choices(means_K: np.ndarray, covariance_KK: np.ndarray) -> np.ndarray:
     """Draw validation means, and return the share of draws in which each rate, from the lowest, is best, [K]."""
     drawn_BK = np.random.default_rng(0).multivariate_normal(means_K, covariance_KK, NUM_DRAWS, method="eigh")
-    # Of equal rates the lowest, as `choose_rate` has it; a millionth is rounding.
+    # Among equal rates take the lowest, as `choose_rate` does; a millionth is rounding.
     best_B = np.argmax(drawn_BK >= drawn_BK.max(axis=1, keepdims=True) - 1e-6, axis=1)
     return np.bincount(best_B, minlength=len(means_K)) / NUM_DRAWS
 

@@ -23,7 +23,7 @@ from biphase.style import INK, PLOT_STYLE, check_picture
 from biphase.tasks.spec import EvaluatedSplit
 
 CLASSES_IN_TABLE = 12
-"""Classes in a terminal's table, half of them the worst and half the best, and in a sentence."""
+"""The most classes in a terminal's table (half of them the worst, half the best) and in a sentence."""
 
 
 Unit = Literal["examples", "words", "entities"]
@@ -38,9 +38,9 @@ class ClassScore:
     recall: float
     f1: float
     support: int
-    """Units whose gold label it is."""
+    """The number of units with this gold label."""
     predicted: int
-    """Units whose predicted label it is."""
+    """The number of units with this predicted label."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class ClassReport:
     unit: Unit
     classes: tuple[ClassScore, ...]
     averages: tuple[ClassScore, ...]
-    """The micro average over all units, the macro average, and the average weighted by support. The last two take the
-    classes in gold or predictions, but all classes if an example has several."""
+    """The micro average over all units, the macro average, and the average weighted by support. The last two are over
+    the classes in gold or predictions, or over all classes if an example has several."""
     majority: str | None
     """The most frequent class. None if a unit may have no class or several."""
     never_predicted: tuple[str, ...]
@@ -57,7 +57,8 @@ class ClassReport:
     labels: tuple[str, ...]
     """The names of the rows and columns of `confusion`."""
     confusion: tuple[tuple[int, ...], ...]
-    """How often each label (row) is predicted as each (column), word by word for tags; () if an example has several."""
+    """The number of times that each label (row) is predicted as each label (column), word by word for tags; () if an
+    example has several."""
     calibration_error: float | None
     """The expected calibration error (`calibration.calibration_error`)."""
 
@@ -138,7 +139,7 @@ def read_report(score: Score, split: EvaluatedSplit = "test") -> ClassReport | N
 
 
 def tell_report(report: ClassReport, in_train: Mapping[str, int]) -> list[str]:
-    """Write sentences on what a score alone hides. `in_train` counts classes in train, if that is known."""
+    """Write sentences on facts that a score alone hides. `in_train` counts classes in train, if that is known."""
     sentences = []
     supports = {score.name: score.support for score in report.classes}
     if report.majority is not None:

@@ -23,7 +23,7 @@ from biphase.tasks.sources import DataDirs, TaskSource, find_task_sources
 from biphase.tasks.spec import PAPER_TASKS, Task
 
 PROTOCOL = 4
-"""Part of every cell's name. Raise it when the same configuration gives other scores, or another name.
+"""A part of every cell's name. Raise it when the same configuration gives other scores, or another name.
 
 4: a cell is named by its settled configuration (`settle_config`); `max_train_examples` counts questions;
 `max_eval_examples` leaves the searched documents as they are.
@@ -55,7 +55,7 @@ ClassWeights = Annotated[Literal["balanced"] | tuple[tuple[str, float], ...] | N
 
 
 class FinetuneConfig(Strict):
-    """The settings of a fine-tuning. Defaults are the paper's where it states a value."""
+    """The settings of a fine-tuning. Defaults are the paper's values where it states any."""
 
     later: ClassVar[frozenset[str]] = frozenset(
         {"frozen", "shots", "keep_texts", "ranking", "head", "class_weights", "label_smoothing"}
@@ -64,57 +64,60 @@ class FinetuneConfig(Strict):
 
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5e-5
     seed: Count = 0
-    """Seeds the order of examples, the weights of the head, and dropout."""
+    """The seed of the order of examples, of the head's weights, and of dropout."""
     batch_size: PositiveCount = 32
     max_steps: PositiveCount = 1000
     epochs: PositiveCount = 1
-    """Training ends after `max_steps` or this many epochs, whichever comes first. With `shots`, 1 sets no limit."""
+    """The most epochs. Training ends after `max_steps` or this many epochs, whichever comes first. With `shots`, 1 sets
+    no limit."""
     warmup_ratio: Share = 0.1
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
-    """Applies to matrices, embeddings included, but not to norms and biases."""
+    """The weight decay of matrices, embeddings included. Norms and biases have none."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     class_weights: ClassWeights = None
     """Classification of texts and words: the weight of each class in the loss. Give a mapping, in which missing classes
     weigh 1, or `balanced`, which weighs a class by n / (k · n_c): n training examples, k classes, n_c examples of the
-    class. Torch calls it `weight`; where texts have several classes, `pos_weight`, and `balanced` then divides the
-    number of examples without the class by the number with it."""
+    class. Torch calls it `weight`. If texts have several classes, torch calls it `pos_weight`, and `balanced` divides
+    the number of examples without the class by the number with it."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Classification into one class: the share of each label that is spread over all classes, as in torch."""
     load_best_model_at_end: bool = False
-    """Score validation after each epoch, or after each quarter of the steps where there are fewer than four epochs, and
-    end with the weights that scored best, the earliest of equal ones. The paper ends with the last weights."""
+    """Whether to end with the weights that score best on validation, the earliest of equal ones. Training then scores
+    validation after each epoch, or after each quarter of the steps if there are fewer than four epochs. The paper keeps
+    the last weights."""
     max_length: Annotated[int, Field(ge=2)] = DEFAULT_MAX_LENGTH
     """The longest input in tokens, end-of-text included. A network with fewer positions lowers it. A pair that is too
     long loses tokens of its longer text."""
     weights: Literal["pretrained", "random"] = "pretrained"
     """`random` draws fresh weights with `seed`: the control that pretraining must beat."""
     max_train_examples: PositiveCount | None = None
-    """Train on a fixed random subset of this size, the same for every seed. It counts texts, sentences, questions (with
-    all windows of their contexts), or pairs of a query and a relevant document."""
+    """The size of a fixed random subset to train on, the same for every seed, in texts, sentences, questions (with all
+    windows of their contexts), or pairs of a query and a relevant document."""
     shots: PositiveCount | None = None
-    """Few-shot: train on this many examples of each class of texts; in other tasks, on this many examples in all.
-    `seed` draws them, the same for all models. Validation, which chooses the rate, stays whole unless
+    """Few-shot: the number of training examples for each class of texts; in other tasks, the number of all training
+    examples. `seed` draws them, the same for all models. Validation, which chooses the rate, stays whole unless
     `max_eval_examples` limits it."""
     frozen: bool = False
-    """Linear probe: freeze the encoder, and train one linear layer on its mean over tokens, or on each token. It needs
-    higher rates, such as 1e-3 to 1e-1. Retrieval has no layer to train."""
+    """Linear probe: whether to freeze the encoder, and train one linear layer on its mean over tokens, or on each
+    token. A probe needs higher rates, such as 1e-3 to 1e-1. Retrieval has no layer to train."""
     max_eval_examples: PositiveCount | None = None
-    """Evaluate on fixed random subsets of validation and test, each of this size. In retrieval it limits the queries,
+    """The size of the fixed random subsets of validation and of test to evaluate. In retrieval it limits the queries,
     but not the documents, whose search takes most of the time."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """The type of the arithmetic. `auto` takes bf16 where the device has units for it."""
+    """The type of the arithmetic. `auto` takes bf16 if the device has units for it."""
     weight_dtype: Literal["fp32", "bf16"] = "fp32"
-    """The type of weights and moments. The paper took `bf16`, in which rounding loses the updates of low rates."""
+    """The type of weights and moments. The paper used `bf16`, in which rounding loses the updates of low rates."""
     head: Literal["paper", "transformers"] = "paper"
     """`paper` puts the paper's head on every network, so that scores compare. `transformers` trains the head of the
-    network's own class in transformers, with its dropout, on padded batches. `finetune --keep` trains that one where it
+    network's own class in transformers, with its dropout, on padded batches. `finetune --keep` trains that head if it
     differs from the paper's."""
     head_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """The dropout of the paper's token classifier. Its other heads have none."""
     qa_head: Literal["span", "token"] = "span"
-    """Question answering: predict the start and end of a span, or classify tokens as the paper does."""
+    """Question answering: the head, which predicts the start and end of a span, or classifies tokens as the paper
+    does."""
     doc_stride: Count = 128
     """Question answering: the tokens that two windows of a long context share. The token head has one window."""
     max_answer_tokens: PositiveCount | None = None
@@ -124,22 +127,23 @@ class FinetuneConfig(Strict):
     """Retrieval: the factor on cosines in the loss (1 / temperature)."""
     ranking: Literal["embeddings", "pairs"] = "embeddings"
     """Retrieval: `pairs` trains a cross-encoder, which reads a query and a document together. It learns from relevant
-    documents beside others that BM25 finds, and reorders the 100 best of BM25."""
+    documents and others that BM25 finds, and reorders BM25's 100 best."""
     judged_only: bool | None = None
-    """Retrieval: search only the documents that the judgements of the split name. None: yes for the paper's tasks, as
-    in the paper, and no for others."""
+    """Retrieval: whether to search only the documents that the judgements of the split name. None: yes for the paper's
+    tasks, as in the paper, and no for others."""
     microbatch_tokens: PositiveCount = 65_536
-    """Compute a batch of more tokens than this in parts. It changes memory, not the gradient."""
+    """The most tokens to compute at once; a larger batch is computed in parts. This changes memory, not the
+    gradient."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     keep_texts: bool = False
-    """Store the inputs beside the predictions. A finished cell stays as it is."""
+    """Whether to store the inputs beside the predictions. A finished cell stays unchanged."""
     tracking: TrackingName | None = None
-    """Send the loss of each step and the scores to `tensorboard` or `wandb`, as in a recipe."""
+    """The receiver of each step's loss and of the scores: `tensorboard` or `wandb`, as in a recipe."""
 
     @model_validator(mode="after")
     def settings_fit(self) -> "FinetuneConfig":
         if self.shots is not None and self.max_train_examples is not None:
-            raise ValueError("shots and max_train_examples both say what is trained on; give one")
+            raise ValueError("shots and max_train_examples both choose the training examples; give one")
         return self
 
     def schedule(self, num_steps: int) -> Schedule:
@@ -150,11 +154,11 @@ class FinetuneConfig(Strict):
 
 
 def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> FinetuneConfig:
-    """Reduce a configuration to what matters for this task, so that equal requests have one name.
+    """Reduce a configuration to the settings that matter for this task, so that equal requests have one name.
 
     Settings that the task does not use take their defaults, and `max_length` is at most the network's
     (`encoder.models.Encoder`). The settings of `PLACEMENT` and a precision of `auto` stay. Raises `InputError` for
-    settings that the task cannot have.
+    settings that do not fit the task.
     """
     if config.frozen and task.kind.is_search:
         raise InputError(f"frozen: {task.name} has no head to train; zero-shot:FOLDER scores embeddings as they are")
@@ -225,7 +229,7 @@ class CellPlan:
 def plan_cells(
     model: str, tasks: Sequence[str], config: FinetuneConfig, data_dirs: DataDirs, label: str | None = None
 ) -> list[CellPlan]:
-    """Plan the cells of a model on some tasks. Scores name the model `label` instead of `model` where it is given."""
+    """Plan the cells of a model on some tasks. Scores name the model `label`, if given, instead of `model`."""
     identity, config = replace(identify(model), name=label or model), resolve_precision(config)
     return [plan_cell(identity, *find_task_sources(task, data_dirs), config) for task in tasks]
 

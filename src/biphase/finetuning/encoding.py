@@ -1,7 +1,7 @@
 """Texts → flat token ids → the splits of a task → packed batches, without padding.
 
-An input is its text and the tokenizer's end-of-text token. Where the tokenizer has a classification token (BERT's),
-that comes first. Names of special tokens inside a text are ordinary text.
+An input is its text and the tokenizer's end-of-text token. If the tokenizer has a classification token (BERT's), it
+comes first. Names of special tokens inside a text are ordinary text.
 
 Letters: T tokens, S samples, I training items, U tokens in use.
 """
@@ -28,7 +28,7 @@ from biphase.tasks.examples import FilledText
 from biphase.tasks.spec import Task, TaskSplit
 
 TEXTS_PER_CALL = 50_000
-"""Texts that the tokenizer gets at a time, so that its records of a large task do not fill the memory."""
+"""The number of texts per call of the tokenizer, so that its records of a large task do not fill the memory."""
 
 BatchModel = Callable[["Batch"], Tensor]
 """A network with a head, or one of transformers behind `heads.padded_logits`: a batch → its outputs."""
@@ -36,7 +36,7 @@ BatchModel = Callable[["Batch"], Tensor]
 
 @dataclass(frozen=True)
 class CellContext:
-    """What is the same throughout a cell: its task and settings, its device and type of arithmetic."""
+    """The constants of a cell: its task and settings, its device and type of arithmetic."""
 
     task: Task
     config: FinetuneConfig
@@ -46,7 +46,7 @@ class CellContext:
     class_weights_C: Tensor | None = None
     """The weight of each class in the loss, fp32 (`loss.weigh_classes`)."""
     calibration: Calibration = AS_THEY_ARE
-    """It changes nothing, unless a network is kept."""
+    """The calibration of a kept network. The default changes nothing."""
 
     @property
     def is_embedder(self) -> bool:
@@ -106,7 +106,7 @@ class HashedTokenizer:
         backend.encode_special_tokens = True
         encode = backend.encode_batch if with_spans else backend.encode_batch_fast
         for begin in range(0, len(texts), TEXTS_PER_CALL):
-            with told_as("the tokenizer cannot read a text", "take its tokenizer.json from where it is whole"):
+            with told_as("the tokenizer cannot read a text", "copy its tokenizer.json again from an intact one"):
                 encodings = encode(texts[begin : begin + TEXTS_PER_CALL], add_special_tokens=False)
             for encoding in encodings:
                 spans_T2 = np.array(encoding.offsets if with_spans else [], dtype=np.int32).reshape(-1, 2)
@@ -131,8 +131,8 @@ class HashedTokenizer:
         return self.concatenate((ids for ids, _ in self.tokenize(texts)), max_length)
 
     def encode_filled(self, filled: Sequence[FilledText], max_length: int) -> "TokenizedTexts":
-        """Encode filled templates. Of one that is too long, the longest columns are cut, as transformers'
-        `longest_first` does, but not the text around them."""
+        """Encode filled templates. If one is too long, cut its longest columns, as transformers' `longest_first` does,
+        but not the text around them."""
         room = self.room(max_length)
         parts = [ids for ids, _ in self.tokenize([text for text, _ in filled])]
         long = [index for index, ids in enumerate(parts) if len(ids) > room and len(filled[index][1]) > 1]
@@ -148,9 +148,10 @@ class TokenizedTexts:
     """Samples as token ids, end to end."""
 
     tokens_T: np.ndarray
-    """int32."""
+    """The token ids, int32."""
     bounds_S1: np.ndarray
-    """int64: sample s is `tokens_T[bounds_S1[s] : bounds_S1[s + 1]]` (flash attention's cu_seqlens)."""
+    """The bounds of the samples, int64: sample s is `tokens_T[bounds_S1[s] : bounds_S1[s + 1]]` (flash attention's
+    cu_seqlens)."""
     truncated: np.ndarray
     """The samples that were cut, ascending."""
 
@@ -206,7 +207,7 @@ class EncodedSplit(ABC):
     """One split of a task as token ids. Each family of tasks adds its targets, its loss, its predictions and their
     scores.
 
-    Training draws batches of *items*, which mostly are the examples themselves.
+    Training draws batches of *items*, which are mostly the examples themselves.
     """
 
     ids: list[str]
@@ -217,7 +218,8 @@ class EncodedSplit(ABC):
 
     @property
     def strata(self) -> np.ndarray:
-        """The class of each example, if few shots are drawn from each class; else the same for all."""
+        """The class of each example, from which few shots are drawn; the same for all examples in families without
+        classes of texts."""
         return np.zeros(self.num_examples, dtype=np.int64)
 
     def balanced_weights(self, items: np.ndarray, cell: CellContext) -> np.ndarray:
@@ -250,7 +252,7 @@ class EncodedSplit(ABC):
         return total
 
     def loss(self, output: Tensor, batch: "Batch", items: np.ndarray, cell: CellContext) -> Tensor:
-        """Compute the part that a batch of some of these items adds to the mean loss over all of them."""
+        """Compute what a batch of some of these items adds to the mean loss over all of them."""
         raise AssertionError("a family whose loss is no sum over items accumulates gradients itself")
 
     def predict(self, model: "BatchModel", cell: CellContext) -> Any:
@@ -291,7 +293,7 @@ def share_room(lengths: Sequence[int], room: int) -> list[int]:
     """Divide `room` among the parts of a text: return how many tokens each keeps.
 
     Parts of 9, 2 and 6 tokens keep 5, 2 and 5 of 12. From the shortest to the longest, each gets an equal part of the
-    room that is left; the surplus of a short one goes to those after it.
+    room that is left; a short part leaves its surplus to those after it.
     """
     caps = list(lengths)
     left = max(room, 0)
@@ -324,7 +326,7 @@ class Batch:
 def pack(texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Batch:
     """Pack samples, in the given order.
 
-    Of texts with the bounds 0, 3, 5, 9, the samples 2 and 0 have bounds 0, 4, 7, positions 0 1 2 3 0 1 2 and indices
+    If texts have the bounds 0, 3, 5, 9, their samples 2 and 0 have bounds 0, 4, 7, positions 0 1 2 3 0 1 2 and indices
     5 6 7 8 0 1 2.
     """
     lengths = texts.lengths_S[samples]

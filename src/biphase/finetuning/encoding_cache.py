@@ -29,13 +29,13 @@ from biphase.tasks.sources import TaskSource
 from biphase.tasks.spec import TASK_SPLITS
 
 ENCODING = 8
-"""Part of the name of a file. Raise it when the arrays of a text or the form of the file change."""
+"""A part of every file's name. Raise it when the arrays of a text or the form of the file change."""
 
 NO_ARRAYS = "json"
-"""The array of all other values, as JSON: the header of a safetensors file ends at 100 MB."""
+"""The name of the array with all other values, as JSON, because the header of a safetensors file ends at 100 MB."""
 
 encodings: dict[Path, EncodedTask] = {}
-"""The tasks that were loaded last; the oldest go first."""
+"""The tasks that were loaded last; the oldest are dropped first."""
 NUM_ENCODINGS = 8
 
 
@@ -70,13 +70,13 @@ def load_encoded(source: TaskSource, encoder: Encoder, config: FinetuneConfig) -
 
 
 def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask:
-    """Encode the examples of a source. Prints what training and scores will not see, or see twice."""
+    """Encode the examples of a source. Prints counts of the inputs that training or scores miss, or have twice."""
     assert config.judged_only is not None, "the configuration is settled"
     task = source.task
     data = load_examples(source, config.judged_only, config.max_eval_examples)
     for split, num_shared in count_shared(data).items():
         if num_shared:
-            console.err.print(f"{task.name}: {num_shared:,} inputs of {split} stand in train too")
+            console.err.print(f"{task.name}: {num_shared:,} inputs of {split} are in train too")
     splits = family_module(task, config).encode(data, tokenizer, config)
     if data.left_out and task.missing == "refuse":  # else `load_examples` has printed it
         console.err.print(f"{task.name}: {data.left_out:,} rows without a gold label are left out")

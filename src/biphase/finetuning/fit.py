@@ -44,8 +44,8 @@ from biphase.tasks.splits import Collection, TaskData, draw_indices
 def train_network(
     network: nn.Module, split: EncodedSplit, cell: CellContext, validation: EncodedSplit | None = None
 ) -> tuple[list[float], dict[str, Any]]:
-    """Train `network` in place. Returns the losses, and the fields of `Score` about training, which stops early only at
-    a loss or gradient that is not finite. With `load_best_model_at_end`, `validation` chooses the weights."""
+    """Train `network` in place. Returns the losses, and the fields of `Score` about training. Training stops early only
+    at a loss or gradient that is not finite. With `load_best_model_at_end`, `validation` chooses the weights."""
     # 1. The items, and the number of steps.
     config = cell.config
     items, num_steps = choose_items(split, config)
@@ -82,7 +82,7 @@ def train_network(
                     break
                 unread.clear()
                 shown_at = time.perf_counter()
-    # 4. The best weights on validation. No loss has seen the last update, which may have broken them.
+    # 4. The best weights on validation. The last update may have broken them, and no loss has seen it.
     if diverged_at is None and not all(parameter.isfinite().all() for parameter in parameters):
         diverged_at = num_steps - 1
     best = best if diverged_at is None else None
@@ -108,7 +108,7 @@ def finite_losses(steps: Sequence[Tensor]) -> list[float]:
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], config: FinetuneConfig) -> torch.optim.Optimizer:
-    """Make AdamW, with weight decay on matrices, but not on norms and biases."""
+    """Make an AdamW optimizer, with weight decay on matrices, but not on norms and biases."""
     groups = [
         {"params": [parameter for parameter in parameters if parameter.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [parameter for parameter in parameters if parameter.ndim < 2], "weight_decay": 0.0},
@@ -196,7 +196,7 @@ def evaluate_cell(
     network: nn.Module, encoded: EncodedTask, plan: CellPlan, cell: CellContext, training: dict[str, Any]
 ) -> tuple[Score, dict[str, Rows]]:
     """Predict and score validation and test of a task, unless training diverged. Returns also the rows of predictions
-    of each split. `training` is what `train_network` returns."""
+    of each split. `training` comes from `train_network`."""
     splits, num_left_out = encoded
     started = time.perf_counter()
     metrics: dict[str, dict[str, float]] = {}
@@ -275,13 +275,13 @@ def fit_cells(plans: Sequence[CellPlan], out: Path, keep: Path | None = None) ->
     scores to the last bit. A training that diverges is a result, not an error.
 
     Args:
-        keep: the model folder for the trained network (`kept.keep_network`), which `heads.check_keepable` must let
-            pass. A finished cell trains again for it and keeps its score. A diverged training leaves no folder.
+        keep: the model folder for the trained network (`kept.keep_network`), which `heads.check_keepable` must have
+            accepted. A finished cell trains again for it and keeps its score. A diverged training leaves no folder.
 
-    Raises `BusyError` when another process is at work on one of the cells.
+    Raises `BusyError` if another process works on one of the cells.
     """
     missing = [plan for plan in plans if not plan.is_finished(out)]
-    with ExitStack() as claims:  # against other processes; a killed one lets go
+    with ExitStack() as claims:  # keep other processes away; a killed process releases its claims
         for folder in (plan.folder(out) for plan in missing):
             busy = f"{folder} is being made by another process"
             claims.enter_context(locked(out / ".locks" / folder.name, busy=busy))
@@ -304,7 +304,7 @@ def train_copy(
     encoder: Encoder, cell: CellContext, trained: Mapping[Any, EncodedSplit], splits: Iterable[EncodedSplit]
 ) -> tuple[nn.Module, list[float], dict[str, Any]]:
     """Train a copy of the encoder, for the texts of these splits, with a new head. Head and dropout draw from torch's
-    generator, under the seed. Returns the network, and what `train_network` returns."""
+    generator, under the seed. Returns the network, and the results of `train_network`."""
     is_on_gpu = cell.device.type == "cuda"
     if is_on_gpu:
         torch.cuda.reset_peak_memory_stats(cell.device)
@@ -315,7 +315,7 @@ def train_copy(
 
 
 def track_cell(plan: CellPlan, out: Path | None) -> AbstractContextManager[console.Send]:
-    """Open a cell's tracking in its own folder below `out`; nothing where `out` is not given."""
+    """Open a cell's tracking in its own folder below `out`; without `out`, track nothing."""
     config = plan.config
     name = f"{short_name(plan.model.name)}-{plan.task.name}-lr{config.learning_rate:g}-seed{config.seed}"
     folder = (out or Path()) / "tracking" / f"{name}-{plan.hash[:8]}"

@@ -50,9 +50,9 @@ def plan_grid(grid: Grid, part: str | None = None) -> list[SharedTraining]:
     """Plan all trainings of a grid, finished or not. Hashes models and data, but loads neither.
 
     Args:
-        part: `3/16` for every sixteenth training from the third, counted from 0, as in job arrays of Slurm.
+        part: `3/16` for every sixteenth training from index 3 on (the first has index 0), as in job arrays of Slurm.
 
-    Raises `InputError` for an unknown task, a missing model or missing data, and for anything that is named twice.
+    Raises `InputError` for an unknown task, a missing model or missing data, and for any duplicate.
     """
     names = tuple(find_task(task).name for task in grid.tasks)
     values = {"model": grid.models, "task": names, "rate": grid.learning_rates, "seed": grid.seeds}
@@ -91,8 +91,9 @@ def missing_trainings(trainings: Iterable[SharedTraining], out: Path) -> list[Sh
 
 
 def resolve_for(config: FinetuneConfig, engine: Engine) -> FinetuneConfig:
-    """Replace a `precision` of `auto` by its meaning where the engine runs units, because it is part of a cell's name.
-    A unit asks a Ray cluster, as this process may have no GPU. Raises `InputError` if it has no answer."""
+    """Replace a `precision` of `auto` by its meaning on the machines that run units, because it is part of a cell's
+    name. On a Ray cluster a unit finds it out, because this process may have no GPU. Raises `InputError` if the unit
+    fails."""
     if engine.kind == "local" or config.precision != "auto":
         return resolve_precision(config)
     [outcome] = run_units([Unit("find out the precision", resolve_precision, {"config": config})], engine)
@@ -118,7 +119,7 @@ def run_grid(grid: Grid, engine: Engine, part: str | None = None, keep: Path | N
 
 
 def tell_downloads(grid: Grid) -> None:
-    """Say how many trainings a grid with data from the Hub has, before the data is fetched."""
+    """Print how many trainings a grid with data from the Hub has, before the download begins."""
     fetched = []
     for task in map(find_task, grid.tasks):
         place = grid.data_dirs.get(task.name, "biphase" if task.bundled else HUB)
@@ -137,15 +138,15 @@ class MissingCells:
     rates: tuple[float, ...]
     seeds: tuple[int, ...]
     cells: list[dict[str, Any]]
-    """The number of `cells` of each model on each task, and how many are `finished` and `missing`."""
+    """For each model and task, its number of `cells`, and how many of them are `finished` and `missing`."""
     workers: int
     seconds_of_one_worker: float | None
-    """The time of the known trainings; None if there are only unknown ones."""
+    """The time of the known trainings; None if none is known."""
     known_trainings: int
-    """Missing trainings on a task with a finished one, from which their time is forecast."""
+    """The number of missing trainings on tasks with a finished one, which allows a forecast of their time."""
     unknown_trainings: int
     failed: list[Failure]
-    """Failures of the last attempt."""
+    """The failures of the last attempt."""
 
 
 def plan_missing(grid: Grid, engine: Engine, part: str | None = None) -> MissingCells:
@@ -281,7 +282,7 @@ def keep_best_networks(candidates: BestCells, out: Path) -> None:
     """Train the best cell of each model and task again, and keep its network: the seed with the best validation score
     at the rate that validation chooses over all seeds.
 
-    A folder with that network stays; a kept network of another cell is replaced. Nothing is kept while cells of the
+    Leave a folder with that network as it is; replace a kept network of another cell. Keep nothing while cells of the
     model and task are missing.
     """
     from biphase.finetuning.fit import fit_cells
@@ -300,7 +301,7 @@ def keep_best_networks(candidates: BestCells, out: Path) -> None:
         at_rate = [cell for cell in cells if cell.config.learning_rate == rate and not scores[cell.hash].diverged]
         best = max(at_rate, key=lambda cell: scores[cell.hash].metrics["validation"][task.metric])
         if (target / RECORD).is_file() and read_json_as(target / RECORD, dict[str, Any]).get("cell") == best.hash:
-            err.print(f"{target}: the best, as it was kept before")
+            err.print(f"{target}: already holds the best network")
             continue
         fit_cells([best], out, keep=target)
         err.print(f"{target}: kept, learning rate {rate:g}, seed {best.config.seed}")

@@ -3,10 +3,10 @@ a network of transformers.
 
 The copy has only the rows of the embedding that the cell's texts use. The other rows get no gradient, so scores stay
 the same; but with a vocabulary of 128,256 and small batches, their gradients, norm and optimizer would cost more than
-all else.
+everything else.
 
-A trained network is kept as a class of transformers, whose `pipeline` predicts as ours does. Where such a class has
-another head than the paper's, `head: transformers` trains that one, so the kept network computes what was scored.
+A trained network is kept as a class of transformers, whose `pipeline` predicts as ours does. If that class has another
+head than the paper's, `head: transformers` trains that head, so the kept network is the one that was scored.
 
 A frozen encoder computes its outputs once for all cells of a process, which train their layer on them. It computes them
 in blocks of neighbours, so that an output is the same to the last bit whichever cell asks first.
@@ -40,7 +40,8 @@ from biphase.hub import AFTER_PADDING, load_model_config, output_width
 from biphase.tasks.spec import Task
 
 UNUSED_EMBEDDINGS = 1024
-"""More unused rows of an embedding, and more than a twentieth of it, do more than round its size up."""
+"""The most unused rows (or a twentieth of all rows, if that is more) that rounding up the size of an embedding
+explains."""
 
 
 def load_encoder(name: str) -> Encoder:
@@ -61,8 +62,8 @@ def open_encoder(model: Encoder) -> Encoder:
     if max(highest, tokenizer.closing, *tokenizer.opening) >= config.vocab_size:
         raise InputError(f"{sizes}; they do not belong together")
     if config.vocab_size - highest > max(UNUSED_EMBEDDINGS, config.vocab_size // 20):
-        err.print(f"{sizes}: is it its own?")
-    # The positions of a type that numbers them from behind its padding are counted so already.
+        err.print(f"{sizes}: is this its own tokenizer?")
+    # For types that number positions from after the padding, `count_positions` has already subtracted them.
     first_position = 0 if config.model_type in AFTER_PADDING else getattr(backbone, "first_position", 0)
     return replace(model, backbone=backbone, tokenizer=tokenizer, max_length=model.max_length - first_position)
 
@@ -99,8 +100,8 @@ class UsedEmbedding(nn.Embedding):
 def copy_backbone(
     backbone: Any, texts: Sequence[TokenizedTexts], weights: str = "pretrained", pad_id: int | None = None
 ) -> nn.Module:
-    """Copy a network for these texts, which `pad_id` pads where it is given; without texts, for any text. Random
-    weights come from torch's generator. An embedding that is more than a table stays whole."""
+    """Copy a network for these texts, padded with `pad_id` if given; without texts, for any text. Random weights come
+    from torch's generator. An embedding that is more than a lookup table stays whole."""
     if weights == "random":
         backbone = fresh_backbone(backbone)
     embedding = backbone.get_input_embeddings()
@@ -111,12 +112,12 @@ def copy_backbone(
     pad_ids = [own_pad_id, own_pad_id if pad_id is None else pad_id]
     once = {id(part.tokens_T): part for part in texts}.values()  # splits may share their texts
     used_U = np.unique(np.concatenate([pad_ids, *(part.used_U for part in once)]))
-    # deepcopy takes the embedding for copied already, so the whole embedding never exists twice.
+    # deepcopy thinks that it has already copied the embedding, so the whole embedding never exists twice.
     return copy.deepcopy(backbone, {id(embedding): UsedEmbedding(embedding, torch.from_numpy(used_U))})
 
 
 def is_table(backbone: nn.Module, embedding: nn.Module) -> bool:
-    """Tell whether an embedding only looks rows up (Gemma's scales them), and no other module has its weight."""
+    """Tell whether an embedding only looks up rows (Gemma's scales them), and no other module has its weight."""
     if type(embedding) is not nn.Embedding or embedding.max_norm is not None or embedding.scale_grad_by_freq:
         return False
     owners = [module for module in backbone.modules() if getattr(module, "weight", None) is embedding.weight]
@@ -142,7 +143,7 @@ class TaskNetwork(nn.Module):
         self.out = new_linear(backbone, cell.num_outputs) if has_head else None
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [S, C] or [T, C], fp32; without a head the means [S, D], fp32, or the hidden states [T, D]."""
+        """Compute logits [S, C] or [T, C], fp32; without a head the means [S, D], fp32, or the hidden states [T, D]."""
         if isinstance(self.backbone, FrozenFeatures):
             rows = self.backbone.look_up(batch)
         else:
@@ -159,7 +160,7 @@ class TaskNetwork(nn.Module):
 
 class ClassNetwork(nn.Module):
     """A network inside its class of transformers, with the new head of that class and its dropout, drawn from torch's
-    generator. A pooler belongs to the head, so the network was loaded without one.
+    generator. A pooler belongs to the head, so the network comes without one.
 
     Raises `InputError` if transformers has no class for the task, or one with another network inside.
     """
@@ -185,13 +186,13 @@ class ClassNetwork(nn.Module):
         return self.model.base_model
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits [S, C] or [T, C], fp32."""
+        """Compute logits [S, C] or [T, C], fp32."""
         return padded_logits(self.model, batch)
 
 
 def make_class(config: Any, backbone: nn.Module, cell: CellContext) -> Any:
     """Make a network of transformers for a task, with random weights. Raises `InputError` if it has no such class."""
-    has_sdpa = getattr(backbone, "_supports_sdpa", False)  # a network on padded batches attends as it did
+    has_sdpa = getattr(backbone, "_supports_sdpa", False)  # a network on padded batches keeps its own attention
     try:
         model = auto_class(cell.task).from_config(config, attn_implementation="sdpa" if has_sdpa else "eager")
     except ValueError:
@@ -216,7 +217,7 @@ def config_with_head(config: Any, encoder: Encoder, cell: CellContext) -> Any:
 
 def padding_token(encoder: Encoder) -> int:
     """Find the token that pads batches: the tokenizer's, or the end of text if that one has no embedding. Types that
-    count positions from behind padding have their own."""
+    count positions from after the padding keep their own token."""
     config: Any = encoder.backbone.config
     pad_id = config.pad_token_id if config.model_type in AFTER_PADDING else encoder.tokenizer.pretrained.pad_token_id
     return pad_id if pad_id in range(config.vocab_size) else encoder.tokenizer.closing
@@ -258,13 +259,13 @@ def mean_pool(hidden_TD: Tensor, bounds_S1: Tensor) -> Tensor:
 
 
 BLOCK = 64
-"""Texts that are encoded together."""
+"""The number of texts to encode together."""
 backbones: WeakValueDictionary[tuple[str, torch.device], nn.Module] = WeakValueDictionary()
-"""Encoders on a GPU, one copy each, while features need them."""
+"""One copy of each encoder on a GPU, as long as features need it."""
 
 
 def place_backbone(encoder: Encoder, device: torch.device) -> nn.Module:
-    """Place the encoder on a device; on a CPU without copying it, because nothing here changes it."""
+    """Place the encoder on a device; on a CPU do not copy it, because nothing here changes it."""
     if device.type == "cpu":
         return encoder.backbone.eval()
     placed = backbones.get((encoder.hash, device))
@@ -275,7 +276,7 @@ def place_backbone(encoder: Encoder, device: torch.device) -> nn.Module:
 
 @lru_cache(maxsize=8)
 def stored_features(encoder: str, device: torch.device, dtype: torch.dtype, texts: TokenizedTexts) -> dict[int, Tensor]:
-    """Return the store of a frozen encoder's outputs: the rows of each sample of these texts."""
+    """Return the store for a frozen encoder's outputs: the rows of each sample of these texts."""
     return {}
 
 
@@ -341,17 +342,17 @@ def encode_packed(encoder: Encoder, texts: Sequence[str], device: torch.device, 
 
 
 def auto_class(task: Task) -> Any:
-    """Find the class of transformers for the networks of a task."""
+    """Find transformers' Auto class for the networks of a task."""
     return getattr(transformers, f"AutoModel{task.kind.head}")
 
 
 class OtherHeadError(InputError):
-    """The class of transformers has another head than the paper's."""
+    """A class of transformers whose head is not the paper's."""
 
 
 def plan_to_keep(plan: CellPlan) -> CellPlan:
     """Plan to train a head that can be kept: the paper's if the network's class in transformers has it; otherwise the
-    head of that class, which is printed, unless `head` was given. Raises `InputError` as `check_keepable` does."""
+    head of that class, unless `head` was given, and print this choice. Raises `InputError` as `check_keepable` does."""
     encoder = open_encoder(plan.model)
     try:
         check_keepable(encoder, plan.task, plan.config)
@@ -368,17 +369,17 @@ def plan_to_keep(plan: CellPlan) -> CellPlan:
 @torch.no_grad()
 def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> None:
     """Raise `InputError` for a network that has another head in transformers (`OtherHeadError`), or whose outputs for a
-    text change in a batch, and for templates that are no prompts."""
+    text change in a batch, and for templates that cannot become prompts."""
     cell = CellContext(task, finetuning, torch.device("cpu"), torch.float32)
     if task.family == "question_answering" and finetuning.qa_head != "span":
         raise InputError("keep: transformers has no class with the token head; give qa_head=span")
     for template in (task.query_template, task.document_template) if cell.is_embedder else ():
         if not template.endswith("{text}"):
-            raise InputError(f"keep: a prompt stands before its text; '{template}' must end with {{text}}")
+            raise InputError(f"keep: a prompt comes before its text; '{template}' must end with {{text}}")
     config: Any = encoder.backbone.config
     if misread_as := misreading_class(encoder.tokenizer.pretrained, config):
         taken = f"transformers would take {misread_as} for the type '{config.model_type}'"
-        raise InputError(f"keep: {taken}, which splits texts otherwise than the tokenizer.json of {encoder.name}")
+        raise InputError(f"keep: {taken}, which splits texts differently than the tokenizer.json of {encoder.name}")
     with torch.random.fork_rng(devices=[]):
         model = to_transformers(build_network(encoder, cell, []), encoder, cell)
     if cell.is_embedder:

@@ -1,7 +1,7 @@
 """A fine-tuned network → a folder of a transformers class; such a folder and a user's file → rows to predict.
 
 Rows have the task's names of columns. A file is read like the task's training files with its ending; a .txt has a text
-in each line. Folder and file are checked before PyTorch and the network load, which takes seconds.
+in each line. This module checks folder and file before PyTorch and the network load, which takes seconds.
 """
 
 import copy
@@ -53,7 +53,7 @@ TEXT = "text"
 
 
 class KeptModel(Strict):
-    """A fine-tuned network before it is loaded: what its inputs look like, and how to read its outputs."""
+    """A fine-tuned network before it is loaded: the form of its inputs, and the way to read its outputs."""
 
     cell: str | None = None
     """The hash of its cell (`CellPlan.hash`)."""
@@ -65,17 +65,17 @@ class KeptModel(Strict):
     calibration: Calibration = Calibration()
     """`predict` applies its thresholds, which transformers' pipelines ignore. The temperature is in the weights."""
 
-    # `find_kept` adds these; the file of the record lacks them.
+    # `find_kept` adds these fields; the stored record lacks them.
     folder: Path = Field(default=Path(), exclude=True)
     is_ours: bool = Field(default=True, exclude=True)
     """Whether `finetune --keep` wrote the folder."""
     layout: FileLayout = Field(default=FileLayout(), exclude=True)
-    """The layout by which a file of rows is read."""
+    """The layout for reading a file of rows."""
 
 
 def keep_network(model: Any, encoder: Encoder, cell: "CellContext", folder: Path, score: Score, test: Any) -> None:
     """Write a trained network (of `to_transformers`) as a model folder with labels, tokenizer and card, whole or not at
-    all. It replaces an earlier folder. `test` is the encoded test split."""
+    all. The new folder replaces an earlier one. `test` is the encoded test split."""
     from biphase.exporting.golden import write_golden
     from biphase.exporting.model import close_texts, save_encoder, write_sentence_transformer
 
@@ -83,7 +83,7 @@ def keep_network(model: Any, encoder: Encoder, cell: "CellContext", folder: Path
     tokenizer = copy.deepcopy(encoder.tokenizer.pretrained)
     close_texts(tokenizer)
     tokenizer.model_max_length = cell.config.max_length
-    if not cell.is_embedder:  # the token that the head takes for padding
+    if not cell.is_embedder:  # the token that counts as padding for the head
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.pad_token_id)
     if cell.config.ranking == "pairs":  # both texts of a pair had the same type
         tokenizer.model_input_names = ["input_ids", "attention_mask"]
@@ -145,7 +145,7 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
     """Find a model folder or Hub model that predicts, and the layout for a file of rows.
 
     Args:
-        template: columns in braces, for a folder that does not describe its inputs. None: `{text}`.
+        template: the input, with columns in braces, for a folder that does not describe its inputs. None: `{text}`.
 
     Raises:
         InputError: a folder without a head that predicts, or with unknown inputs.
@@ -168,7 +168,7 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
         if labels and expected and task.kind.num_outputs is None and labels != expected:
             raise InputError(f"{folder}: {RECORD} names other classes than config.json (id2label); {remedy}")
         if len(model.calibration.thresholds) not in (0, len(task.classes)):
-            raise InputError(f"{folder}: {RECORD} has not a threshold for each of its classes; {remedy}")
+            raise InputError(f"{folder}: {RECORD} does not have one threshold for each of its classes; {remedy}")
         if template is not None:
             raise InputError(f"{name} was trained on inputs of the form {task.template!r}: leave `template` out")
     elif family == "question_answering":
@@ -184,8 +184,8 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
 
 
 def layout_to_predict(task: Task, file: Path) -> FileLayout:
-    """Choose the layout of a file to predict: that of a training file with its ending, else the columns of any training
-    file in columns. CoNLL-U itself fixes the column of words."""
+    """Choose the layout of a file to predict: the layout of a training file with the same ending, else the columns of
+    any training file in columns. CoNLL-U itself fixes the column of words."""
     endings = [(layout, ending_of(Path(layout.train))) for layout in task.files if layout.train]
     for layout, ending in endings:
         if ending == ending_of(file):
@@ -202,7 +202,7 @@ def input_columns(task: Task) -> tuple[str, ...]:
 
 
 FIRST_ROWS = 256
-"""Rows that are read before the first prediction, to see how a table writes numbers."""
+"""The number of rows to read before the first prediction, to see how a table writes numbers."""
 
 
 def open_rows(model: KeptModel, file: Path) -> tuple[TableForm | None, Iterator[PlacedRow]]:
@@ -236,14 +236,14 @@ def open_rows(model: KeptModel, file: Path) -> tuple[TableForm | None, Iterator[
             raise InputError(f"{location}: {words}'{TEXT}' is needed; the columns are: {clipped(', '.join(row))}")
     else:
         for name in (*columns, *task.choices):
-            if name != "choice":  # what templates name that is no column
+            if name != "choice":  # templates have it, but it is not a column
                 column(location, row, name, "rename the column that the model should read")
     return table, chain(begin, rows)
 
 
 def has_needed_quotes(file: Path, layout: FileLayout) -> bool:
-    """Tell whether a .tsv quotes fields: all of its rows can be read so, and a field has a tab, a line end or a quote
-    inside."""
+    """Tell whether a .tsv quotes fields: all of its rows can be read as quoted, and a field has a tab, a line end or a
+    quote inside."""
     ways = ({"quotes": True}, {"quotes": False})
     quoted, plain = (open_table(file, layout.model_copy(update=way), is_csv=False)[1] for way in ways)
     is_needed = False
@@ -251,7 +251,7 @@ def has_needed_quotes(file: Path, layout: FileLayout) -> bool:
         for _, row in quoted:
             try:
                 written = next(plain)[1] if not is_needed else row
-            except InputError:  # a row of other fields than the header has
+            except InputError:  # a row with more or fewer fields than the header
                 is_needed = True
                 continue
             is_needed = is_needed or any(QUOTE in value for value in {*row.values()} - {*written.values()})
@@ -311,9 +311,9 @@ def decimal_of(form: TableForm, rows: Iterable[Mapping[str, str]]) -> str:
 
 
 LINES_READ = 200
-"""Lines of a .txt that are read to see whether it has columns."""
+"""The number of lines of a .txt to read to see whether it has columns."""
 CHANCE = 2
-"""This many texts may have the same number of words by chance."""
+"""The number of texts that may have the same number of words by chance."""
 
 
 def has_text_lines(task: Task, layout: FileLayout, file: Path) -> bool:

@@ -1,6 +1,6 @@
 """The cross-entropy of a task: weighted by class and smoothed as configured, or over the rows of segments.
 
-A loss is a part of torch's mean over all items of a step, so that microbatches add their parts. InfoNCE is
+A loss is a part of torch's mean over all items of a step, so that the parts of microbatches add up. InfoNCE is
 `contrastive_loss` in `families/retrieval.py`.
 
 Letters: X samples or tokens, T rows, S segments, C classes.
@@ -34,7 +34,7 @@ def balance_classes(counts_C: np.ndarray) -> np.ndarray:
 
 
 def cross_entropy(cell: CellContext, logits_XC: Tensor, targets_X: np.ndarray, all_targets: np.ndarray) -> Tensor:
-    """Compute the part of some targets (-100: none) in torch's weighted and smoothed mean over all targets."""
+    """Compute what some targets (-100: none) add to torch's weighted and smoothed mean over all targets."""
     weights_C = cell.class_weights_C
     targets = cell.on_device(targets_X)
     smoothing = cell.config.label_smoothing

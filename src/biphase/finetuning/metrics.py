@@ -1,7 +1,7 @@
 """Predictions → scores: shares from 0 to 1, correlations from -1.
 
-Predictions are labels of samples, tags of words, answers, or ranked documents. Texts of answers are compared as by the
-official scripts of SQuAD 1.1, SQuAD 2.0 and ReCoRD; the paper compares sets of tokens instead.
+Predictions are labels of samples, tags of words, answers, or ranked documents. Texts of answers are compared as the
+official scripts of SQuAD 1.1, SQuAD 2.0 and ReCoRD do; the paper compares sets of tokens instead.
 
 Letters: U units that carry a label (samples or words), S samples or sentences, L labels or tags, E entities, K the ten
 best documents of a query.
@@ -45,7 +45,7 @@ def total_score(values: np.ndarray, statistic: Statistic | None) -> float:
 
 
 def correlation_products(metric: str, gold_N: np.ndarray, predicted_N: np.ndarray) -> Contributions:
-    """Compute each example's contribution to a correlation, [N, 6] products. Ranks are those among all examples."""
+    """Compute each example's contribution to a correlation, [N, 6] products. Ranks are over all examples."""
     from scipy.stats import rankdata  # slower to load than anything else in a report
 
     sides = []
@@ -58,7 +58,8 @@ def correlation_products(metric: str, gold_N: np.ndarray, predicted_N: np.ndarra
 
 
 def correlation(products_C: np.ndarray) -> np.ndarray:
-    """[..., 6] sums of 1, x, y, x², y² and xy → Pearson's correlation of x and y [...]; 0 where one does not vary."""
+    """Turn [..., 6] sums of 1, x, y, x², y² and xy into Pearson's correlation of x and y [...]; 0 if one does not
+    vary."""
     num, x, y, xx, yy, xy = np.moveaxis(products_C, -1, 0)
     variances = np.maximum(num * xx - x**2, 0.0) * np.maximum(num * yy - y**2, 0.0)
     return (num * xy - x * y) / np.sqrt(np.where(variances > 0, variances, np.inf))
@@ -66,7 +67,7 @@ def correlation(products_C: np.ndarray) -> np.ndarray:
 
 def label_counts(metric: str, gold: Sequence[Any], predicted: Sequence[Any], classes: Sequence[str]) -> Contributions:
     """Count each example's contribution to a metric of labels, [N, C]. The macro F1 of sets of labels averages all
-    labels, as in scikit-learn; that of single labels only those that occur."""
+    labels, as in scikit-learn; the macro F1 of single labels averages only labels that occur."""
     gold_NL, predicted_NL = one_hot(gold, classes), one_hot(predicted, classes)
     right_NL = gold_NL * predicted_NL
     if metric == "macro_f1":
@@ -74,20 +75,20 @@ def label_counts(metric: str, gold: Sequence[Any], predicted: Sequence[Any], cla
         return counts_NC, macro_f1_of_all if isinstance(gold[0], list) else macro_f1
     if metric == "mcc":
         return np.concatenate([right_NL.sum(axis=1, keepdims=True), predicted_NL, gold_NL], axis=1), matthews
-    counted = slice(1, 2) if metric == "f1" else slice(None)  # F1 is that of the second class
+    counted = slice(1, 2) if metric == "f1" else slice(None)  # F1 scores the second class
     counts = [labels_NL[:, counted].sum(axis=1) for labels_NL in (right_NL, predicted_NL, gold_NL)]
     return np.stack(counts, axis=1), micro_f1
 
 
 def micro_f1(counts_C: np.ndarray) -> np.ndarray:
-    """[..., 3] labels or entities found, predicted and in gold → F1 [...]; 0 where there is none at all."""
+    """Turn [..., 3] labels or entities found, predicted and in gold into F1 [...]; 0 if there is none at all."""
     shared, predicted, gold = np.moveaxis(counts_C, -1, 0)
     return 2 * shared / np.maximum(predicted + gold, 1)
 
 
 def macro_f1(counts_C: np.ndarray) -> np.ndarray:
-    """[..., 2L] how often each of L labels is right, then how often it is predicted plus how often gold → the mean F1
-    [...] of the labels that are predicted or gold at all."""
+    """Turn [..., 2L] counts into the mean F1 [...] of the labels that are predicted or gold at all. The counts are how
+    often each of L labels is right, then how often it is predicted plus how often gold."""
     right_L, seen_L = np.split(counts_C, 2, axis=-1)
     f1_L = 2 * right_L / np.maximum(seen_L, 1)
     return f1_L.sum(axis=-1) / np.maximum((seen_L > 0).sum(axis=-1), 1)
@@ -100,13 +101,14 @@ def macro_f1_of_all(counts_C: np.ndarray) -> np.ndarray:
 
 
 def share(counts_C: np.ndarray) -> np.ndarray:
-    """[..., 2] units that are right, and all → the share that is right [...]."""
+    """Turn [..., 2] counts, of right units and of all, into the share that is right [...]."""
     return counts_C[..., 0] / counts_C[..., 1]
 
 
 def matthews(counts_C: np.ndarray) -> np.ndarray:
-    """[..., 1 + 2L] how many are right, how often each of L labels is predicted, how often gold → Matthews' correlation
-    of two labels, Gorodkin's R_K of more; 0 where all predictions, or all of gold, are one label."""
+    """Turn [..., 1 + 2L] counts into Matthews' correlation of two labels, Gorodkin's R_K of more; 0 if all predictions,
+    or all of gold, are one label. The counts are how many are right, how often each of L labels is predicted, and how
+    often gold."""
     counts_C = np.asarray(counts_C, dtype=np.float64)
     right, (predicted_L, gold_L) = counts_C[..., 0], np.split(counts_C[..., 1:], 2, axis=-1)
     num = gold_L.sum(axis=-1)
@@ -126,10 +128,10 @@ def tag_scores(rows: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> Met
     entities (O comes first), score entities of all types together, and the paper's score as `paper_f1`.
 
     An entity is right if its type and both ends are; without any entity `precision`, `recall`, `f1` and `strict_f1` are
-    0. They differ for broken tags, which a model that predicts tags one by one does make: an I- tag that continues no
-    entity of its type begins one in the first three scores, and belongs to none in `strict_f1`. `f1` is that of
-    CoNLL's script conlleval and seqeval's default mode, as published for CoNLL-2003; `strict_f1` is that of seqeval's
-    strict mode for IOB2.
+    0. They differ for broken tags, which a model that predicts tags one by one can make: an I- tag that continues no
+    entity of its type begins one in the first three scores, and belongs to none in `strict_f1`. `f1` equals that of
+    CoNLL's script conlleval and of seqeval's default mode, as published for CoNLL-2003; `strict_f1` equals that of
+    seqeval's strict mode for IOB2.
     """
     if classes[0] != "O":
         return score_rows(rows, ("accuracy", "macro_f1"), classes)
@@ -143,8 +145,8 @@ def count_entities(
 ) -> np.ndarray:
     """Count the entities of each sentence, [S, 3]: right in type and both ends, predicted, and in gold. `is_strict`
     counts only those that begin with B-."""
-    # `find_entities` writes each entity as one number, of its first word, its last word and its type. Right entities
-    # are the numbers that both sides share; a division by all last words and types gives the first word, and so the
+    # `find_entities` encodes each entity as one number: its first word, its last word and its type. Right entities are
+    # the numbers that both sides share. Division by the number of last words and types gives the first word, and so the
     # sentence.
     sides = []
     for tags_U in (gold_U, predicted_U):
@@ -160,8 +162,8 @@ def count_entities(
 
 
 def find_entities(tags_U: np.ndarray, bounds_S1: np.ndarray, labels: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Find entities: each as one number of its first word, its last word and its type, and whether it begins with B-.
-    Raises `InputError` for a label that is neither O nor B- or I- with a type."""
+    """Find entities: for each, one number that encodes its first word, its last word and its type, and whether it
+    begins with B-. Raises `InputError` for a label that is neither O nor B- or I- with a type."""
     for label in labels:
         if not re.fullmatch("O|[BI]-.+", label, re.DOTALL):
             raise InputError(f"label '{label}' is not O, B-… or I-…; scores over entities need IOB2 labels")
@@ -198,15 +200,16 @@ def normalise(text: str) -> str:
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-    """Return 1 if the prediction equals an answer after normalisation or, without answers, if nothing is left of it."""
+    """Return 1 if the prediction equals an answer after normalisation or, without answers, if normalisation leaves
+    nothing of it."""
     return float(any(normalise(prediction) == normalise(answer) for answer in answers or ("",)))
 
 
 def token_f1(prediction: str, answers: Sequence[str]) -> float:
     """Return the best F1 over the words (with repetitions) that the prediction shares with an answer.
 
-    Without a common word it is 0, even if nothing is left of either. Without answers it is 1 if nothing is left of the
-    prediction.
+    Without a common word it is 0, even if normalisation leaves nothing of either. Without answers it is 1 if
+    normalisation leaves nothing of the prediction.
     """
     if not answers:
         return exact_match(prediction, answers)
@@ -219,8 +222,8 @@ def token_f1(prediction: str, answers: Sequence[str]) -> float:
 
 
 def counted_answers(gold: Sequence[Sequence[str]], is_version_2: bool | None = None) -> list[Sequence[str]]:
-    """List the answers to each question that count: in version 2.0 those that normalisation does not empty. Unless
-    given, the version is 2.0 if a question has no answer."""
+    """List the answers to each question that count: in version 2.0 those that normalisation does not empty. By default,
+    the version is 2.0 if a question has no answer."""
     if is_version_2 is None:
         is_version_2 = not all(gold)
     return [[answer for answer in answers if normalise(answer)] if is_version_2 else answers for answers in gold]
@@ -229,7 +232,7 @@ def counted_answers(gold: Sequence[Sequence[str]], is_version_2: bool | None = N
 def answer_scores(
     predictions: Sequence[str], gold: Sequence[Sequence[str]], no_answer_scores: Sequence[float] | None = None
 ) -> Metrics:
-    """Compute SQuAD's `exact` and `f1`, by the official script of version 1.1 or 2.0; ReCoRD's is that of 1.1.
+    """Compute SQuAD's `exact` and `f1`, by the official script of version 1.1 or 2.0; ReCoRD uses 1.1.
 
     `gold` has the texts of all annotators for each question, none for an unanswerable one; the prediction "" means no
     answer. The version is 2.0 if a question is unanswerable or `no_answer_scores` are given. It ignores answers that
@@ -271,10 +274,10 @@ def paper_answer_f1(gold: Sequence[Iterable[int]], predicted: Sequence[Iterable[
     """Compute the paper's score of question answering: the mean over questions of the F1 of two sets of token indices.
 
     `gold` are the tokens of the first answer only (none for an unanswerable question), `predicted` those labelled 1.
-    Indices count from the first token of the input, and all of it takes part: question, context and end-of-text. An
-    empty set means {0}: nothing found where there is nothing is 1, but so is the first token alone. The original
-    also counts tokens labelled 1 in the padding, up to the longest input of the batch; here there is no padding, so
-    that a model which labels it gets a higher score here, and all others the same.
+    Indices count from the first token of the input, and the whole input counts: question, context and end-of-text. An
+    empty set counts as {0}: finding nothing where there is nothing scores 1, but so does finding the first token alone.
+    The original also counts padding tokens labelled 1, up to the longest input of the batch. Here there is no padding,
+    so a model that labels padding scores higher here, and all others the same.
     """
     assert len(gold) == len(predicted) > 0
     scores = []
@@ -311,8 +314,8 @@ def ranking_scores(relevance: Relevance, ranked: Ranked) -> tuple[dict[str, floa
     counts as 0 (`trec_eval -c`); results of other queries are ignored.
 
     The measures are trec_eval's: it orders by score, as a 32-bit float, and equal scores by document id, from the last
-    in the order of characters to the first. `mrr_at_10` is its reciprocal rank, 0 beyond the tenth place.
-    `paper_ndcg_at_10` is beside them, over its own queries.
+    in the order of characters to the first. `mrr_at_10` is its reciprocal rank, 0 beyond the tenth place. The function
+    adds `paper_ndcg_at_10`, over its own queries.
     """
     import pytrec_eval
 
@@ -344,12 +347,13 @@ def judge_ranking(relevance: Relevance, ranked: Ranked, metric: str) -> Judgemen
 
 
 def paper_ndcg_at_10(relevance: Relevance, ranked: Ranked) -> dict[str, float]:
-    """Compute the paper's score of retrieval, per query: NDCG whose ideal order is that of the ten retrieved documents.
+    """Compute the paper's score of retrieval, per query: NDCG whose ideal order is over the ten retrieved documents
+    alone.
 
-    So missing relevant documents cost nothing, and a single one at the tenth place is worth 0.29. A grade of 1 or more
-    is a gain of 1. Documents of equal scores share their mean gain (scikit-learn's `ndcg_score`). If such documents
-    compete for the tenth place, the original leaves it to its sort; here trec_eval's order decides. Queries without a
-    relevant document are left out; if none of the ten is relevant, the score is 0.
+    So relevant documents that were not retrieved cost nothing, and a single one at the tenth place is worth 0.29. A
+    grade of 1 or more is a gain of 1. Documents of equal scores share their mean gain (scikit-learn's `ndcg_score`). If
+    such documents compete for the tenth place, the original leaves the choice to its sort; here trec_eval's order
+    decides. Queries without a relevant document are left out; if none of the ten is relevant, the score is 0.
     """
     discounts_K = 1 / np.log2(np.arange(10) + 2)
     per_query = {query: 0.0 for query, grades in relevance.items() if any(grade >= 1 for grade in grades.values())}
@@ -371,12 +375,12 @@ def best_documents(scores: Mapping[str, float], num: int) -> list[tuple[str, flo
     return heapq.nlargest(num, scores.items(), key=lambda pair: (pair[1], pair[0]))
 
 
-# Rows of predictions, as they are stored → their contributions to a score
+# Stored rows of predictions → their contributions to a score
 
 
 def contributions(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence[str]) -> Contributions:
-    """Compute the contribution of each row to a metric that may choose a rate (`Kind.metrics`), or to the paper's of
-    tags."""
+    """Compute the contribution of each row to a metric that may choose a rate (`Kind.metrics`), or to the paper's score
+    of tags."""
     if "score" not in rows[0] and is_sentence(rows[0]):
         return count_tags(rows, metric, classes)
     gold = [row.get("gold") for row in rows]

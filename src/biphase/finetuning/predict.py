@@ -1,7 +1,7 @@
 """A fine-tuned model folder and the rows of a file → the rows with predictions, streamed.
 
-A folder that `finetune --keep` wrote describes its inputs, and predicts as when it was scored. Any other folder with a
-head for classification goes through transformers' pipelines, and so does running text to tag.
+A folder that `finetune --keep` wrote describes its inputs, and predicts as it did when it was scored. Any other folder
+with a head for classification goes through transformers' pipelines, and so does running text to tag.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,12 +24,12 @@ from biphase.hub import position_limit
 from biphase.tasks.splits import Collection, TaskData
 
 ROWS_AT_ONCE = 512
-"""Rows that are read, sorted by length and predicted together; fewer if they reach `LONGEST_TEXT` characters."""
+"""The number of rows to read, sort by length and predict together; fewer if they reach `LONGEST_TEXT` characters."""
 
 
 @torch.no_grad()
 def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, device: torch.device) -> Iterator[Row]:
-    """Yield the rows of the file `name` with their predictions, in order and as they are needed.
+    """Yield the rows of the file `name` with their predictions, in order, on demand.
 
     Prints at the end how many rows were cut. Raises `InputError` for a row that lacks a column, or has one with the
     name of a prediction.
@@ -57,9 +57,9 @@ def load_kept(model: KeptModel, device: torch.device) -> tuple[Any, HashedTokeni
     """Load a fine-tuned network and its tokenizer, whose `model_max_length` is the longest input of the network."""
     network: Any = load_weights(auto_class(model.task), model.folder, attention=None).eval().to(device)
     if not all(bool(weight.isfinite().all()) for weight in network.parameters()):
-        raise InputError(f"{model.folder} has weights that are no finite numbers; take it from where it is whole")
+        raise InputError(f"{model.folder} has weights that are not finite numbers; copy it again from an intact one")
     tokenizer = HashedTokenizer(load_tokenizer(model.folder))
-    limit = position_limit(network) or tokenizer.pretrained.model_max_length  # many a tokenizer names none
+    limit = position_limit(network) or tokenizer.pretrained.model_max_length  # many tokenizers name none
     tokenizer.pretrained.model_max_length = min(limit, tokenizer.pretrained.model_max_length)
     return network, tokenizer
 

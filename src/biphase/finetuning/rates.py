@@ -1,7 +1,7 @@
 """A cell without a learning rate → the same cell with a rate from a short search on validation.
 
-The paper's 5e-5 suits its network of 210M parameters. Smaller networks need more, so the search tries three rates
-around one that depends on size. `evaluate`, studies and biphase's own tasks have grids of rates instead.
+The paper's 5e-5 suits its network of 210M parameters. Smaller networks need higher rates, so the search tries three
+rates around one that depends on size. `evaluate`, studies and biphase's own tasks have grids of rates instead.
 """
 
 import math
@@ -37,7 +37,7 @@ def search_rate(plan: CellPlan, scores: Path) -> CellPlan:
     """Plan the cell at the tried rate with the lowest loss on validation.
 
     After few steps a metric may be the same at all rates, with one class or no entity predicted; the loss still tells
-    them apart. `scores/.rates` stores the losses, so that no cell is searched twice.
+    them apart. `scores/.rates` stores the losses, so that no search runs twice.
     """
     path = scores / ".rates" / f"{plan.task.name}-{plan.hash[:16]}.json"
     losses = read_json_as(path, dict[float, float | None]) if path.exists() else {}

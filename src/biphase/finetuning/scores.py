@@ -36,7 +36,7 @@ CORRELATIONS, ROUNDING = ("mcc", "pearson", "spearman"), 1e-6
 """Metrics that go down to -1, and the tolerance for rounding in any."""
 
 NO_SETTING = PLACEMENT | {"learning_rate", "seed"}
-"""Keys of a cell's configuration that are no settings of its model: where it ran, and its point in the grid."""
+"""Keys of a cell's configuration that are not settings of its model: where it ran, and its point in the grid."""
 
 
 class Score(Strict):
@@ -45,7 +45,7 @@ class Score(Strict):
     later: ClassVar[frozenset[str]] = frozenset({"best_step"})
 
     protocol: int
-    """The `PROTOCOL` of its time."""
+    """The `PROTOCOL` when the cell was computed."""
     cell: str
     model: str
     model_hash: str
@@ -64,12 +64,12 @@ class Score(Strict):
     metrics: dict[str, dict[str, float]]
     """Values by split (validation and test), then by name; empty if training diverged."""
     never_predicted: dict[str, dict[str, int]] = Field(default={})
-    """By split, the classes that are right somewhere but never predicted, with their number in train; for entities, the
-    types."""
+    """By split, the classes (for entities, the types) that occur in gold but are never predicted, with their number in
+    train."""
     num_examples: dict[str, int]
     num_truncated: dict[str, int] = Field(default={})
     num_left_out: int = 0
-    """Rows without a gold label."""
+    """The number of rows without a gold label."""
     num_steps: int
     best_step: int | None = None
     """With `load_best_model_at_end`: the step of the scored weights."""
@@ -85,7 +85,7 @@ class Score(Strict):
     """The peak of the process on a CPU, of the cell on a GPU."""
     machine: dict[str, Any]
     predictions: dict[str, str] = Field(default={}, exclude=True)
-    """The hash of each split's predictions; empty if they were not written."""
+    """The hash of each split's predictions; empty if no predictions were written."""
     folder: Path | None = Field(default=None, exclude=True)
     """The folder of score.json, losses.json and the predictions (validation.jsonl, test.jsonl); None for no folder."""
 
@@ -167,7 +167,7 @@ def read_score(folder: Path) -> Score:
     with files.reading(path):
         text = path.read_bytes()
     try:
-        content = from_json(text)  # a study has thousands: five times as fast as `read_json`
+        content = from_json(text)  # five times as fast as `read_json`, and a study has thousands
     except ValueError as error:
         raise InputError(f"{path} is not valid JSON ({first_line(error)}); {remedy}") from None
     content = content if isinstance(content, dict) else {}
@@ -188,7 +188,7 @@ CELL_FOLDER = re.compile(r"-([0-9a-f]{16})$")
 class ScoreSet:
     scores: tuple[Score, ...]
     broken: Mapping[Path, str] = field(default_factory=dict)
-    """The reason for each file that was left out."""
+    """The reason why each of these files was left out."""
 
     @cached_property
     def cells(self) -> dict[tuple[str, str], dict[GridPoint, Score]]:
@@ -240,7 +240,7 @@ def read_scores(folder: Path) -> ScoreSet:
                 if value is None:
                     raise InputError(f"its {score.metric} on {split} is missing")
                 if not lowest - ROUNDING <= value <= 1 + ROUNDING:
-                    raise InputError(f"its {score.metric} on {split} is {value:g}, which is no share from 0 to 1")
+                    raise InputError(f"its {score.metric} on {split} is {value:g}, which is not a share from 0 to 1")
             scores.append(score)
         except (InputError, OSError) as error:
             broken[path] = str(error).removeprefix(f"{path} ")
@@ -254,9 +254,9 @@ class Spent:
     trainings: int
     steps: int
     tokens: float
-    """Tokens in training."""
+    """The tokens in training."""
     seconds: float
-    """Including all evaluations."""
+    """The time, including all evaluations."""
 
 
 def measure_trainings(scores: Iterable[Score]) -> dict[str, Spent]:
@@ -277,7 +277,7 @@ def measure_trainings(scores: Iterable[Score]) -> dict[str, Spent]:
 
 
 def show_rate(rate: float) -> str:
-    """`5e-5`, `1.5e-4`."""
+    """Format a learning rate: `5e-5`, `1.5e-4`."""
     mantissa, _, exponent = f"{rate:.3e}".partition("e")
     return f"{float(mantissa):g}e{int(exponent)}"
 
@@ -334,13 +334,13 @@ def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def short_name(model: str) -> str:
-    """`runs/encoders/a [weights=random]` → `a [weights=random]`."""
+    """Drop the folders of a model's name: `runs/encoders/a [weights=random]` → `a [weights=random]`."""
     path, bracket, settings = model.partition(" [")
     return Path(path).name + bracket + settings
 
 
 def base_name(model: str) -> str:
-    """`runs/encoders/a [weights=random]` → `a`."""
+    """Drop the folders and settings of a model's name: `runs/encoders/a [weights=random]` → `a`."""
     return short_name(model.partition(" [")[0])
 
 
@@ -351,7 +351,7 @@ class ExampleTable:
     fingerprint: str
     """A hash of the examples' ids in order; equal for the same examples."""
     values_SN: np.ndarray
-    """A row's mean is its score; its spread determines the score's standard error."""
+    """The contributions: a row's mean is its score, and its spread determines the score's standard error."""
     num_degenerate: int = 0
     """The number of scores whose predictions are all the same: one class, no entity, one answer."""
     why_unknown: str = ""

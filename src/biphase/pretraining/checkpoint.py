@@ -38,26 +38,27 @@ def save_checkpoint(
     """Write `steps/STEP`. Every process must call it; the first one writes.
 
     Raises:
-        InputError: in all processes when the first one cannot write, such as to a full disk; there with the reason.
+        InputError: in all processes if the first one cannot write, for example to a full disk. The first one's error
+            has the reason.
     """
     target = run.steps / str(manifest.step)
-    weights = model.network.state_dict(keep_vars=True)  # FSDP2 divides here what validation has left whole
-    parted = {weight: name for name, weight in weights.items() if isinstance(weight, DTensor)}  # tied ones once
+    weights = model.network.state_dict(keep_vars=True)  # here FSDP2 divides again what validation has left whole
+    parted = {weight: name for name, weight in weights.items() if isinstance(weight, DTensor)}  # each tied weight once
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     moments: dict[str, Tensor] = {}
     for optimizer in optimizers:
         for parameter, state in optimizer.state.items():
             moments |= {f"{names[parameter]}/{key}": tensor for key, tensor in state.items()}
-    moments = dict(sorted(moments.items()))  # one order in all processes
-    # Whole tensors, gathered one by one; a collective where they are divided.
+    moments = dict(sorted(moments.items()))  # the same order in all processes
+    # Whole tensors, one by one. All processes must take part in gathering a divided one.
     wholes = (
         tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for tensor in (*parted, *moments.values())
     )
-    told = told_as(f"cannot write {target}", "earlier checkpoints are kept, rerun to go on")
+    told = told_as(f"cannot write {target}", "earlier checkpoints are kept, rerun to continue")
     with world.fail_together():
         try:
             if world.is_main:
-                with told, whole_folder(target, is_lasting=True) as folder:  # older ones are dropped after this
+                with told, whole_folder(target, is_lasting=True) as folder:  # older ones are removed after this
                     whole = store_parted(weights, parted, folder / "parted", wholes) if parted else None
                     model.network.save_pretrained(folder / "model", state_dict=whole)
                     tokenizer.save_pretrained(folder / "model")
@@ -71,7 +72,7 @@ def save_checkpoint(
 def store_parted(
     weights: dict[str, Tensor], parted: dict[DTensor, str], file: Path, wholes: Iterator[Tensor]
 ) -> dict[str, Tensor]:
-    """Return all weights by name, the divided ones mapped from a file that is deleted already.
+    """Return all weights by name. The divided ones are memory-mapped from a file that is already deleted.
 
     So transformers writes them under its own names and in its own order, without holding them in memory.
     """
@@ -85,7 +86,7 @@ def store_parted(
 
 
 def write_tensors(path: Path, named: dict[str, Tensor], wholes: Iterator[Tensor]) -> None:
-    """Write a safetensors file of fp32 tensors, taken whole from `wholes`, one in memory at a time.
+    """Write fp32 tensors to a safetensors file; `wholes` yields their whole values, one in memory at a time.
 
     The format: the header's length in 8 bytes; the header, JSON padded with spaces; then all numbers, row by row.
     """
@@ -105,7 +106,8 @@ def write_tensors(path: Path, named: dict[str, Tensor], wholes: Iterator[Tensor]
 
 
 def load_optimizer(folder: Path, model: PackedModel, optimizers: list[torch.optim.Optimizer], world: World) -> None:
-    """Load the moments of a checkpoint into optimizers that have not stepped yet, divided as their parameters are.
+    """Load the moments of a checkpoint into optimizers that have not stepped yet. They are divided like their
+    parameters.
 
     Every process must call it.
     """
@@ -124,9 +126,9 @@ def load_optimizer(folder: Path, model: PackedModel, optimizers: list[torch.opti
 
 
 def read_part(stored: Any, name: str, parameter: nn.Parameter) -> Tensor:
-    """Read a tensor that an optimizer keeps for a parameter; of one that FSDP2 divides, this process' rows.
+    """Read a tensor that an optimizer keeps for a parameter; if FSDP2 divides it, read this process's rows.
 
-    FSDP2 gives each process ceil(rows / processes) rows, as long as there are any:
+    FSDP2 gives each process ceil(rows / processes) rows, until none are left:
 
         7 rows, 4 processes → 0:2, 2:4, 4:6, 6:7
     """

@@ -1,7 +1,7 @@
 """A run in training: its origin, its claimed folder, and the state that training changes.
 
-Fresh, resumed, branched and adapted runs differ in their `Start` alone: a network, a position in the data order and,
-where it is carried over, the optimizer's state. Weights and moments are loaded at the start and saved in checkpoints.
+Fresh, resumed, branched and adapted runs differ only in their `Start`: a network, a position in the data order and, if
+it is carried over, the optimizer's state. Weights and moments are loaded at the start and saved in checkpoints.
 """
 
 from collections.abc import Iterator
@@ -53,11 +53,12 @@ class Job:
 def open_job(
     recipe: Recipe, root: Path, world: World, text: TrainingText | None = None, model: Path | None = None
 ) -> Job:
-    """Open the recipe's run under `root`, named by all that decides its weights. Writes nothing and loads no weights.
+    """Open the recipe's run under `root`, named by everything that decides its weights. Writes nothing and loads no
+    weights.
 
     Args:
-        text: the opened texts of `data`, where the caller has them.
-        model: the folder of `init.model`, where the caller has it.
+        text: the opened texts of `data`, if the caller has them.
+        model: the folder of `init.model`, if the caller has it.
     """
     init, origin, text = recipe.init, Start(), text or open_text(recipe.data)
     if init.model is not None:
@@ -71,14 +72,14 @@ def open_job(
         origin = world.on_first(lambda: find_branch(recipe, text, root, run_from))
     run = run_from(origin)
     if (name := read_own_name(run)) != run.path.name:
-        raise InputError(f"{run.path} holds the run {name}: give that its own name back, or delete it")
+        raise InputError(f"{run.path} holds the run {name}: rename the folder back, or delete it")
     return Job(recipe, run, world, text, origin)
 
 
 @contextmanager
 def hold_run(job: Job) -> Iterator[None]:
-    """Claim the run folder for all processes. Each raises `InputError` when another run holds it, and one with a remedy
-    when memory runs out in the block."""
+    """Claim the run folder for all processes. Each raises `BusyError` if another process holds it, and an `InputError`
+    with a remedy if memory runs out in the block."""
     world, run, compute = job.world, job.run, job.recipe.compute
     remedy = f"lower compute.microbatch_tokens ({compute.microbatch_tokens:,})"
     if not compute.activation_checkpointing:
@@ -122,7 +123,7 @@ def load_network(recipe: Recipe, start: Start, shards: ShardSet) -> PreTrainedMo
         if network.base_model.first_position and manifest.pad_id != network.config.pad_token_id:
             tokens = f"{network.config.pad_token_id}, and that of the shards is {manifest.pad_id}"
             remedy = "prepare the text with the model's own tokenizer"
-            raise InputError(f"{source} counts positions from behind its padding token {tokens}: {remedy}")
+            raise InputError(f"{source} counts positions from after its padding token {tokens}: {remedy}")
     for role in ("mask", "eos", "pad"):
         setattr(network.config, f"{role}_token_id", getattr(manifest, f"{role}_id"))
     check_head(network)
@@ -141,12 +142,12 @@ class State:
     optimizers: list[torch.optim.Optimizer]
     tokens_seen: int
     saved_step: int
-    """The run's step of its last whole checkpoint; 0 for none."""
+    """The step of the run's last whole checkpoint; 0 for none."""
     num_tokens: int
-    """The tokens of all updates of the run, resumed or not."""
+    """The tokens of all updates of the run, even if it was resumed."""
     flops: FlopCount
     compiling: str
-    """Words that say whether the blocks are compiled, and why."""
+    """A phrase that says whether the blocks are compiled, and why."""
 
 
 def load_state(job: Job, run_step: int) -> State:
@@ -160,7 +161,7 @@ def load_state(job: Job, run_step: int) -> State:
     load = partial(load_network, recipe, start, job.text.main)
     sharded = world.size > 1 and recipe.compute.parallel == "fsdp"
     network, whole = optimizer.outline_network(load, world) if sharded else (load(), None)
-    counted: Any = whole if sharded else network  # an outline forms no products
+    counted: Any = whole if sharded else network  # an outline computes no products to count
     num_tokens = job.tokens_before(recipe.num_steps)
     flops = world.on_first(partial(count_flops, counted))
     work = num_tokens * flops.per_token
@@ -178,9 +179,9 @@ def load_state(job: Job, run_step: int) -> State:
 
 
 def refuse_other_weights(job: Job, run_step: int) -> None:
-    """Raise `InputError` when the files of the weights after `run_step` updates were replaced meanwhile.
+    """Raise `InputError` if the files with the weights after `run_step` updates have been replaced in the meantime.
 
-    Weights are mapped, not read at once: the first update is the last to read them from their files.
+    Weights are memory-mapped, not read at once, and the first update may still read them from their files.
     """
     source, start = job.recipe.init.model, job.origin
     if run_step:
@@ -193,7 +194,7 @@ def refuse_other_weights(job: Job, run_step: int) -> None:
 
 
 def save_state(job: Job, state: State, done: int, phase: Phase) -> None:
-    """Write the checkpoint after update `done` of a phase, and drop old checkpoints that are not to be kept.
+    """Write the checkpoint after update `done`, in a phase, and remove old checkpoints that the recipe does not keep.
 
     Every process must call it.
     """
@@ -213,7 +214,7 @@ def save_state(job: Job, state: State, done: int, phase: Phase) -> None:
         carried=list(origin.carried),
     )
     packed: Any = optimizer.unwrap(state.model)
-    if packed.network.config.model_type != "eurobert":  # so that transformers reloads a decoder as it looks now
+    if packed.network.config.model_type != "eurobert":  # so that transformers reloads a decoder with this direction
         packed.network.config.is_causal = phase.is_causal
     save_checkpoint(run, manifest, packed, state.optimizers, job.text.main.tokenizer, job.world)
     state.saved_step = done

@@ -2,9 +2,9 @@
 
     recipe → processes, data, run folder, network → for each step: microbatches, one global token mean, one update
 
-It writes metrics.jsonl and checkpoints into the run folder; a second call goes on from the last whole checkpoint. Below
-the loop stand its stages in their order: batches, the lines about the start, the update, validation (always on the same
-tokens and masks, on the path that trains), and the records for metrics.jsonl and `tracking`.
+It writes metrics.jsonl and checkpoints into the run folder; a second call continues from the last whole checkpoint. The
+stages of the loop follow it in order: batches, the lines about the start, the update, validation (always on the same
+tokens and masks, through the code that trains), and the records for metrics.jsonl and `tracking`.
 """
 
 import math
@@ -43,24 +43,24 @@ from biphase.run import Run, whole_steps
 def train(
     recipe: Recipe, root: Path = Path("runs"), text: TrainingText | None = None, model: Path | None = None
 ) -> Run:
-    """Train as the recipe says and return the run. A finished run with all checkpoints to keep is returned at once.
+    """Train as the recipe says, and return the run. Return a finished run at once if it has all checkpoints to keep.
 
     Args:
-        text: the opened texts of the recipe's `data`, where the caller has them.
-        model: the folder of the recipe's `init.model`, where the caller has it.
+        text: the opened texts of the recipe's `data`, if the caller has them.
+        model: the folder of the recipe's `init.model`, if the caller has it.
 
     Raises:
-        InputError: for what the user can mend, a diverging loss included.
+        InputError: for mistakes that the user can fix, and for a diverging loss.
         StoppedError: after SIGTERM or SIGINT, once the state is saved.
     """
     with join_world(recipe.compute) as world:
-        # 1. The run: its origin, and its folder, which text, origin and recipe name.
+        # 1. The run: its origin, and its folder, named by text, origin and recipe.
         job = open_job(recipe, root, world, text, model)
         run = job.run
         if find_rest(job) is None:
             err.print(f"{run.path} is already done")
             return run
-        # 2. While these processes hold the folder: train what is left.
+        # 2. While these processes hold the folder: train the steps that are left.
         with hold_run(job):
             while rest := find_rest(job):
                 if rest.begin and rest.is_logged:
@@ -80,14 +80,14 @@ class Rest:
     begin: int
     stop: int
     is_logged: bool
-    """Whether metrics.jsonl gets records of them."""
+    """Whether metrics.jsonl gets their records."""
 
 
 def find_rest(job: Job) -> Rest | None:
-    """Find the updates to make next; None when all is done.
+    """Find the updates to make next; None if all are done.
 
-    An unfinished run goes on to its last step. A finished one trains again, without a log, up to each step to keep that
-    has no whole checkpoint: because the step was named later, or its checkpoint was dropped.
+    An unfinished run continues to its last step. A finished run trains again, without a log, up to each step of
+    `checkpoints.keep` that has no whole checkpoint, because the step was added later or its checkpoint was lost.
     """
     recipe, run = job.recipe, job.run
     steps, is_done = job.world.broadcast((whole_steps(run), run.is_done))
@@ -102,14 +102,15 @@ def find_rest(job: Job) -> Rest | None:
 def train_steps(job: Job, rest: Rest) -> int:
     """Make the updates of `rest`, and return the tokens seen in the end.
 
-    When it is logged, records, validation and checkpoints come as the recipe says; else one checkpoint at the end.
+    If `rest` is logged, write records, validate and save checkpoints as the recipe says; otherwise save one checkpoint
+    at the end.
     """
     recipe, world, stop = job.recipe, job.world, rest.stop
     # 3. Data: the batches of the steps, the held-out text, and the steps at which validation and checkpoints are due.
     batches, validate = open_batches(job)
     validates_at = due_steps(recipe, recipe.validation.every_steps, stop) if validate and rest.is_logged else set()
     saves_at = due_steps(recipe, recipe.checkpoints.every_steps, stop) if rest.is_logged else {stop}
-    # 4. Model and optimizers, as they are at the start.
+    # 4. Model and optimizers, in their state at the start.
     state = load_state(job, rest.begin)
     err.print(describe_start(job, state, batches))
     proved: set[tuple[int, str]] = set()
@@ -119,12 +120,13 @@ def train_steps(job: Job, rest: Rest) -> int:
             waited = time.perf_counter() - since
             done = step.index + 1
             phase = recipe.curriculum[step.phase_index]
-            # 5. Before the first step of a pure phase: prove, on the path that trains, that it looks where it should.
+            # 5. Before the first step of a pure phase: prove, through the code that trains, that attention has the
+            # right direction.
             if (step.phase_index, step.phase.objective) not in proved:
                 packed: Any = unwrap(state.model)
                 prove_causality(state.model, step.phase.is_causal, packed.network.base_model, world.device, world.dtype)
                 proved.add((step.phase_index, step.phase.objective))
-            # 6. One update. Two votes travel with its loss: is any process asked to stop, and could any not log?
+            # 6. One update. Its loss carries two votes: was any process asked to stop, and did any fail to log?
             made = update(
                 job, state, step.microbatches, step.index, lambda: (bool(world.signals), log.failure is not None)
             )
@@ -150,15 +152,15 @@ def train_steps(job: Job, rest: Rest) -> int:
             if saves:
                 save_state(job, state, done, phase)
             if is_stopping and done < stop:
-                progress = f"stopped at step {done} of {stop}; run the same command to go on"
+                progress = f"stopped at step {done} of {stop}; run the same command to continue"
                 raise StoppedError(progress, *world.signals[:1])
-            if validates or saves:  # the next step's time does not include it
+            if validates or saves:  # the next step's time excludes these
                 since = time.perf_counter()
     return state.tokens_seen
 
 
 def open_batches(job: Job) -> tuple[Batches, Callable[[nn.Module, Phase], dict[str, float]] | None]:
-    """Open the batches of a run, and make the function that validates (model, phase), always on the same tokens.
+    """Open the batches of a run, and make the function (model, phase) that validates, always on the same tokens.
 
     The function is None without validation text. Raises `InputError` for batches that are too small for the processes.
     """
@@ -192,7 +194,7 @@ def due_steps(recipe: Recipe, every: int, stop: int) -> set[int]:
 
 
 def describe_start(job: Job, state: State, batches: Batches) -> str:
-    """Describe a training in two lines: what is trained, and how and why it is computed so."""
+    """Describe a training in two lines: the network and its curriculum, and how it is computed, with reasons."""
     recipe, world, compute, carried = job.recipe, job.world, job.recipe.compute, job.origin.carried
     network: Any = unwrap(state.model).network
     millions = sum(parameter.numel() for parameter in network.parameters()) / 1e6
@@ -210,13 +212,13 @@ def describe_start(job: Job, state: State, batches: Batches) -> str:
 
 @dataclass(frozen=True)
 class Update:
-    """An update that was made."""
+    """The result of an update."""
 
     numbers: dict[str, Any]
-    """Its part of the record for metrics.jsonl."""
+    """The fields that it adds to its record in metrics.jsonl."""
     flops: float
     votes: list[bool]
-    """For each flag, whether any process has set it."""
+    """Whether any process has set each flag."""
 
 
 def update(
@@ -224,7 +226,7 @@ def update(
 ) -> Update:
     """Update the weights by the microbatches of all processes, with one mean over the targets of the whole batch.
 
-    `flags` is called once the gradients are there; all processes learn which flags any of them has set.
+    Call `flags` after the backward passes. All processes learn which flags any of them has set.
     """
     world, recipe, model = job.world, job.recipe, state.model
     tokens, targets, work = world.sum(
@@ -234,7 +236,7 @@ def update(
     )
     sums = []
     for index, m in enumerate(microbatches):
-        # Gradients of all microbatches but the last stay on their process.
+        # Processes do not exchange gradients before the last microbatch.
         is_last = index == len(microbatches) - 1
         if isinstance(model, DistributedDataParallel):
             model.require_backward_grad_sync = is_last
@@ -267,7 +269,7 @@ def update(
 
 @torch.no_grad()
 def validate(job: Job, batches: Batches, token_bytes_V: Tensor, model: nn.Module, phase: Phase) -> dict[str, float]:
-    """Measure loss (nats per target), accuracy, and bits per byte of the text that the targets stand for."""
+    """Measure loss (nats per target), accuracy, and bits per byte of the targets' text."""
     model.eval()
     totals = np.zeros(4)
     for m in make_microbatches(job, batches, phase, 0):
@@ -292,12 +294,12 @@ class MetricsLog:
     run: Run
     progress: Tracker
     peak: float
-    """The peak FLOP/s of all devices, of which `share_of_peak` is a part. Measured beside other work it may be too low:
-    a faster step raises it."""
+    """The peak FLOP/s of all devices together, for `share_of_peak`. A peak measured beside other work may be too low; a
+    faster step raises it."""
     is_written: bool
-    """Whether this process writes records: the first one, unless an earlier call wrote them."""
+    """Whether this process writes records. Only the first process does, and only if no earlier call wrote them."""
     work_left: Callable[[int], dict[str, float]]
-    """The FLOPs that are left after so many steps, by objective."""
+    """The FLOPs that are left after a number of steps, by objective."""
     send: Send
     """The function that sends records to the recipe's `tracking`."""
     failure: OSError | None = None
@@ -308,7 +310,8 @@ class MetricsLog:
     """The time when the first step ended."""
 
     def record_step(self, record: dict[str, Any], work: float, seconds: float, waited: float) -> None:
-        """Write the record of an update of `work` FLOPs, which took `seconds` and `waited` for its batch in them."""
+        """Write the record of an update of `work` FLOPs that took `seconds`, including `waited` seconds for its
+        batch."""
         speed = work / seconds
         self.peak = max(self.peak, speed)
         record |= {
@@ -351,14 +354,14 @@ class MetricsLog:
 
 @contextmanager
 def open_log(job: Job, batches: Batches, flops: FlopCount, rest: Rest) -> Iterator[MetricsLog]:
-    """Open the progress bar of these updates and, where they are logged, metrics.jsonl and `tracking`."""
+    """Open the progress bar of these updates and, if they are logged, metrics.jsonl and `tracking`."""
     is_written = rest.is_logged and job.world.is_main
     tracking = job.recipe.tracking if is_written else None
     with (
         open_tracking(tracking, job.run.path, job.recipe.model_dump(mode="json")) as send,
         track("pretrain", rest.stop, "steps", rest.begin) as progress,
     ):
-        if is_written:  # later records are dropped: these updates will be logged again
+        if is_written:  # drop later records, because these updates will be logged again
             job.run.forget_after(rest.begin)
         peak = peak_flops(job.world.device, job.world.dtype) * job.world.size
         mean = batches.num_tokens / batches.num_samples

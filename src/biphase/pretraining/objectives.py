@@ -1,11 +1,11 @@
-"""The objective of each step and its microbatches, made one step ahead. The facts of each objective are in
-`curriculum.OBJECTIVES`; training differs by objective in this module alone.
+"""The objective of each step and its microbatches, made one step ahead. `curriculum.OBJECTIVES` has the facts of each
+objective. Only in this module does training depend on the objective.
 
-A curriculum is a list of phases. A pure phase has one objective; a mixed phase (`clm_share`) has CLM steps between
-those of its masked objective. Each step belongs to one pure phase. While a step computes, the batch of the next one is
-labelled and laid out on the device.
+A curriculum is a list of phases. A pure phase has one objective; a mixed phase (`clm_share`) has CLM steps between the
+steps of its masked objective. Each step belongs to one pure phase. While a step computes, a thread labels the batch of
+the next step and lays it out on the device.
 
-Masks are drawn from (seed, epoch, sample, position in the sample), so that they are the same for every run with that
+Masks depend only on (seed, epoch, sample, position in the sample), so that they are the same for every run with that
 seed, whatever the world size, the microbatch size and the number of workers. Targets are listed, not padded with -100,
 so that the head computes no other logits.
 
@@ -35,16 +35,16 @@ from biphase.pretraining.job import Job
 def phase_of_step(curriculum: Sequence[Phase], run_step: int, origin_step: int) -> tuple[int, Phase]:
     """Return the index of the phase of update `run_step` (from 0), and the update's pure phase with a fixed ratio.
 
-    CLM steps of a mixed phase are counted over all parents, which made `origin_step` updates before this run, so that
-    branches of a trunk agree. A ratio that moves has at step i of n its value after (i + ½) / n of the phase: its mean
-    is the mean of both ends, and a part of a phase (`phases_between`) has the ratios of the whole.
+    The count of CLM steps in a mixed phase includes all parents, with their `origin_step` updates, so that branches of
+    a trunk agree. At step i of n, a ramp has its value after (i + ½) / n of the phase. So its mean is the mean of both
+    ends, and a part of a phase (`phases_between`) has the ratios of the whole.
     """
     ends = list(accumulate(phase.steps for phase in curriculum))
     index = bisect_right(ends, run_step)
     phase = curriculum[index]
     clm_share = Fraction(str(phase.clm_share))
     step = origin_step + run_step
-    # A CLM step is one where the running count of them grows: a share of 0.4 gives the steps 2, 4, 7, 9, 12 ...
+    # A CLM step is one at which the running count of CLM steps grows: a share of 0.4 gives the steps 2, 4, 7, 9, 12 ...
     is_clm = floor((step + 1) * clm_share) > floor(step * clm_share)
     pure, _ = phase.parts[1 if is_clm else 0]
     step_in_phase = run_step - (ends[index] - phase.steps)
@@ -76,11 +76,11 @@ class Step:
 
 
 def prefetch(job: Job, batches: Batches, steps: range) -> Iterator[Step]:
-    """Yield the steps in order; the microbatches of the next one are made while the current one computes."""
+    """Yield the steps in order; make the microbatches of the next one while the current one computes."""
 
     def make(index: int) -> Step:
         phase_index, phase = phase_of_step(job.recipe.curriculum, index, job.origin.step)
-        # A later pass reads the text of the first one again, also where that was a parent's step in the same order.
+        # A later pass reads the text of the first pass again, even if that was a parent's step in the same order.
         before = job.origin.step if job.origin.data_position else 0
         mask_pass = (before + index) % phase.mask_passes
         microbatches = make_microbatches(job, batches, phase, index - mask_pass, mask_pass)
@@ -98,7 +98,8 @@ def prefetch(job: Job, batches: Batches, steps: range) -> Iterator[Step]:
 
 
 def make_microbatches(job: Job, batches: Batches, phase: Phase, step: int, mask_pass: int = 0) -> list[Microbatch]:
-    """Make this process's parts of batch `step`: as many on every process, each of about `microbatch_tokens`."""
+    """Make this process's parts of batch `step`: the same number on every process, each of about
+    `microbatch_tokens`."""
     world, device, manifest = job.world, job.world.device, job.text.main.manifest
     num = -(-batches.batch_tokens(step) // (world.size * job.recipe.compute.microbatch_tokens))
     lay = partial(lay_out, causal=phase.is_causal, device=device, pad_to_multiple_of=PAD_TO_MULTIPLE_OF)
@@ -106,8 +107,8 @@ def make_microbatches(job: Job, batches: Batches, phase: Phase, step: int, mask_
     for part in range(world.rank * num, (world.rank + 1) * num):
         batch = batches.batch(step, part, world.size * num)
         if len(batch.sample_ids_S) == 0:
-            # A part of a small validation set may hold no sample. Its process must take part in every layer all the
-            # same, and transformers cannot compute on no token: it gets one special token, which is never a target.
+            # A part of a small validation set may have no sample. Its process must still take part in every layer, and
+            # transformers needs a token. So the part gets one special token, which is never a target.
             zero = np.zeros(1, np.int64)
             batch = PackedBatch(np.array([manifest.mask_id]), zero, np.array([0, 1]), zero, zero)
         inputs_T, target_positions_N, targets_N = label_batch(phase, batch, manifest, job.recipe.seed, mask_pass)
@@ -128,17 +129,17 @@ def make_microbatches(job: Job, batches: Batches, phase: Phase, step: int, mask_
 def label_batch(
     phase: Phase, batch: PackedBatch, shards: ShardManifest, seed: int, mask_pass: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Label a batch by a phase's objective: return the inputs [T], the positions [N] whose hidden states are to
-    predict, and the tokens [N] that they must. The manifest of the shards knows the special tokens.
+    """Label a batch for a phase's objective. Returns the inputs [T], the positions [N] whose hidden states predict, and
+    the tokens [N] to predict. The manifest of the shards lists the special tokens.
 
-    A target is predicted in place, or from the position before it in its sample (`next`), as in a decoder. What looks
-    back only and predicts the next token, masked or not (CLM; MEAP, Zhuang et al. 2025), has every token but the first
-    of a sample as a target; else those that are masked are (MLM; MNTP, BehnamGhader et al. 2024).
+    A target is predicted in place, or from the position before it in its sample (`next`), as in a decoder. In causal
+    objectives that predict the next token (CLM; MEAP, Zhuang et al. 2025), every token but the first of a sample is a
+    target. In all others, the masked tokens are (MLM; MNTP, BehnamGhader et al. 2024).
     """
     facts, inputs_T = phase.facts, batch.tokens_T
     shift = 1 if facts.target == "next" else 0
     chosen_T = np.ones(len(inputs_T), dtype=bool)
-    chosen_T[batch.bounds_S1[:-1]] = not shift  # no position of its sample is before a first token
+    chosen_T[batch.bounds_S1[:-1]] = not shift  # no position of its sample precedes a first token
     if facts.masks_input:
         may_T = ~np.isin(inputs_T, shards.special_ids) & (chosen_T | facts.is_dense)
         inputs_T, masked_T = mask_tokens(phase, batch, shards, may_T, seed, mask_pass)
@@ -150,13 +151,13 @@ def label_batch(
 def mask_tokens(
     phase: Phase, batch: PackedBatch, shards: ShardManifest, may_T: np.ndarray, seed: int, mask_pass: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Choose each token of `may_T` with `mask_probability`, other ones in each pass over a batch (`mask_passes`).
+    """Choose each token of `may_T` with `mask_probability`, different tokens in each pass over a batch (`mask_passes`).
 
     Returns the inputs [T] with the chosen tokens hidden, and whether each token [T] is chosen.
     """
     assert not phase.is_ramped, "a masking ratio that moves has one value in each step"
-    # Each token has a number in [0, 1) that chooses it, and where it is not always hidden by the mask token, two more
-    # that say how. All are drawn from (seed, stream, epoch, sample, position).
+    # Each token has a number in [0, 1) that decides whether it is chosen. If the mask token does not always hide it,
+    # two more numbers decide how. All are drawn from (seed, stream, epoch, sample, position).
     streams_K1 = np.arange(1 if phase.mask_token_share == 1 else 3)[:, None]
     epochs_T = np.repeat(batch.epochs_S, batch.lengths_S)
     samples_T = np.repeat(batch.sample_ids_S, batch.lengths_S)
@@ -165,7 +166,7 @@ def mask_tokens(
     ratio = phase.mask_at(0)
     passed_T = choice_T - mask_pass * ratio
     chosen_T = may_T & (passed_T >= 0) & (passed_T < ratio)
-    # Chosen ones become the mask token, a random ordinary token, or stay, by the phase's shares.
+    # Chosen tokens become the mask token or a random ordinary token, or stay, by the phase's shares.
     inputs_T, masked_T = batch.tokens_T.copy(), chosen_T
     if hiding_T:
         draw_T, token_T = hiding_T

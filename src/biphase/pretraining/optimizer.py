@@ -1,7 +1,7 @@
 """A network prepared for its processes (activation checkpointing → compile → DDP or FSDP2), and its optimizers: AdamW
 with the paper's settings, or Muon for the matrices inside the blocks.
 
-Muon (Jordan et al. 2024) orthogonalises momentum. PyTorch's own always does so in bf16, which a CPU without bf16 units
+Muon (Jordan et al. 2024) orthogonalises momentum. PyTorch's Muon always does so in bf16, which a CPU without bf16 units
 emulates at a hundredth of its speed. This one takes the type as an argument, and updates all matrices of one shape in
 one batched product.
 """
@@ -44,9 +44,9 @@ def parallelize(model: PackedModel, compute: ComputeConfig, world: World, *, com
     if not next(model.parameters()).is_meta:
         model.to(world.device)
     blocks = transformer_blocks(model)
-    if compute.activation_checkpointing:  # each block is computed again in the backward pass
+    if compute.activation_checkpointing:  # recompute each block in the backward pass
         network: Any = model.network
-        old_name = network.gradient_checkpointing_enable  # all that transformers 5.17 has
+        old_name = network.gradient_checkpointing_enable  # transformers 5.17 has only this name
         enable = getattr(network, "activation_checkpointing_enable", old_name)
         try:
             enable({"use_reentrant": False})
@@ -79,8 +79,8 @@ def outline_network(
 ) -> tuple[PreTrainedModel, PreTrainedModel | None]:
     """Make a network without values, to be divided among processes. Every process must call it.
 
-    The first process alone calls `load`, which draws or reads and proves the network, and gets that one back beside the
-    outline: the whole network is in memory once, and not on a device.
+    Only the first process calls `load`, which draws or reads the network, and proves it. That process gets the whole
+    network back beside the outline, so that it is in memory only once, and not on a device.
     """
     whole = None
     with world.fail_together():
@@ -88,7 +88,8 @@ def outline_network(
             whole = load()
     outline: Any = None
     if whole is not None:
-        # deepcopy looks into this dictionary for copies that it has made: it finds the shape of each tensor.
+        # deepcopy looks into this dictionary for the copies that it has already made. There it finds an empty tensor
+        # for each.
         shapes: dict[int, Tensor] = {id(buffer): buffer.to("meta") for buffer in whole.buffers()}
         for weight in whole.parameters():
             shapes[id(weight)] = nn.Parameter(weight.to("meta"), weight.requires_grad)
@@ -97,7 +98,7 @@ def outline_network(
 
 
 def fill_parts(model: nn.Module, whole: PreTrainedModel | None, world: World) -> None:
-    """Give a wrapped outline its values, a tensor at a time; each process keeps its own part.
+    """Give a wrapped outline its values, one tensor at a time; each process keeps its own part.
 
     Every process must call it.
     """
@@ -117,7 +118,7 @@ def fill_parts(model: nn.Module, whole: PreTrainedModel | None, world: World) ->
 def decide_compile(compute: ComputeConfig, device: torch.device, dtype: torch.dtype, work: float) -> tuple[bool, str]:
     """Decide whether the blocks are compiled in a run of `work` FLOPs on this device, and give the reason in words.
 
-    `work` counts the whole run, resumed or not, so that the choice never changes midway.
+    `work` counts the whole run, even if it was resumed, so that the choice never changes midway.
     """
     missing = "" if compute.compile == "off" else missing_for_compile(device)
     if compute.compile == "on" and missing:
@@ -193,7 +194,7 @@ def block_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 def set_rate(optimizers: list[torch.optim.Optimizer], schedule: Schedule, step: int, num_steps: int) -> float:
-    """Set the rate of update `step` in every group, by its scale, and return the schedule's."""
+    """Set the rate of update `step` in every group, times the group's scale, and return the schedule's rate."""
     rate = schedule.peak_lr * schedule.share_of_peak(step, num_steps)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -202,7 +203,8 @@ def set_rate(optimizers: list[torch.optim.Optimizer], schedule: Schedule, step: 
 
 
 class Muon(torch.optim.Optimizer):
-    """Decoupled weight decay; updates are scaled to AdamW's root mean square (Liu et al. 2025), so rates carry over."""
+    """Muon with decoupled weight decay, whose updates have AdamW's root mean square (Liu et al. 2025), so rates carry
+    over."""
 
     def __init__(
         self, params: Iterable[Any], *, momentum: float = 0.95, weight_decay: float = 0.1, dtype: torch.dtype
@@ -221,7 +223,7 @@ class Muon(torch.optim.Optimizer):
                 self.step_together(parameters, group)
 
     def step_together(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """Update matrices of one shape. Its temporary tensors are gone before the next shape (`flops.plan_memory`)."""
+        """Update matrices of one shape. Its temporary tensors are freed before the next shape (`flops.plan_memory`)."""
         updates = orthogonalize(torch.stack([self.nesterov(p, group["momentum"]) for p in parameters]), self.dtype)
         scale = 0.2 * max(parameters[0].shape) ** 0.5
         for parameter, update in zip(parameters, updates, strict=True):

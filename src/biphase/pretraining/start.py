@@ -15,12 +15,12 @@ from biphase.recipe import Recipe
 from biphase.run import Run, find_checkpoint, read_checkpoint_manifest, read_recipe, split_reference, whole_steps
 
 ORIGIN = "origin.json"
-"""The file of a branch's run that records its origin: the parent may drop that checkpoint later."""
+"""The file in the folder of a branch that records its origin, because the parent may lose that checkpoint later."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """The point at which a run begins or, with other `tokens_seen` and folders, goes on."""
+    """The point at which a run begins or, with other `tokens_seen` and folders, continues."""
 
     step: int = 0
     """The updates of all runs before this one."""
@@ -37,14 +37,14 @@ class Start:
 
 
 def begin_with_model(recipe: Recipe, shards: ShardSet, folder: Path | None = None) -> tuple[Recipe, Start]:
-    """Begin at the recipe's `init.model`: return that start, and the recipe with samples that fit the model's positions
-    unless it sets their length.
+    """Return the start at the recipe's `init.model`, and the recipe. Shorten samples to the model's positions unless
+    the recipe sets their length.
 
-    Raises `InputError` for a model with another tokenizer than the shards. For a folder without a tokenizer it prints
-    that nobody can tell.
+    Raises `InputError` for a model whose tokenizer is not that of the shards. Prints a line if the folder has no
+    tokenizer to compare.
 
     Args:
-        folder: the model's folder, where the caller has it.
+        folder: the model's folder, if the caller has it.
     """
     source, revision = recipe.init.model or "", recipe.init.revision
     folder = folder or fetch_model(source, revision)
@@ -58,20 +58,21 @@ def begin_with_model(recipe: Recipe, shards: ShardSet, folder: Path | None = Non
         content = tokenizer_hash(tokenizer)
         check_tokenizer(shards, content)
     elif manifest.vocab_size > config.vocab_size + len(manifest.special_ids):
-        sizes = f"{folder} knows {config.vocab_size} tokens and the shards have {manifest.vocab_size}"
-        raise InputError(f"{sizes}: another tokenizer")
+        sizes = f"{folder} has {config.vocab_size} tokens and the shards have {manifest.vocab_size}"
+        raise InputError(f"{sizes}: their tokenizers differ")
     else:
-        doubt = "nobody can tell whether that of the shards is the one that it was trained with"
+        doubt = "nothing shows whether it was trained with the tokenizer of the shards"
         sizes = f"{manifest.vocab_size:,} tokens, the network has {config.vocab_size:,}"
         err.print(f"{folder} has no tokenizer: {doubt} ({sizes})")
     return recipe, Start(parent=parent, carried=("weights",), model_folder=str(folder))
 
 
 def find_branch(recipe: Recipe, text: TrainingText, root: Path, run_from: Callable[[Start], Run]) -> Start:
-    """Begin at a checkpoint of another run. The data order goes on where both runs have the same one, else anew.
+    """Return the start at a checkpoint of another run. The data order continues if both runs have the same one;
+    otherwise it starts over.
 
-    Where the other run has dropped that checkpoint, the origin that the recipe's own run recorded serves, provided that
-    it has a checkpoint to go on from.
+    If the other run has lost that checkpoint, return the origin that the recipe's own run recorded, provided that this
+    run is done or has a checkpoint to continue from.
 
     Args:
         run_from: maps an origin to the recipe's run.
@@ -81,7 +82,7 @@ def find_branch(recipe: Recipe, text: TrainingText, root: Path, run_from: Callab
     try:
         folder = find_checkpoint(reference)
         parent = Run(folder.parent.parent)
-        if not step and not parent.is_done:  # its last step would name another parent later, and another run
+        if not step and not parent.is_done:  # its last step would later mean another parent, and another run
             steps = ", ".join(f"@{step}" for step in whole_steps(parent))
             remedy = f"say which one, {parent.path}@STEP; it has {steps}"
             raise InputError(f"{parent.path} is not done, so its last step may change: {remedy}")
@@ -96,7 +97,7 @@ def find_branch(recipe: Recipe, text: TrainingText, root: Path, run_from: Callab
             if is_named and run_from(origin) == run and (run.is_done or whole_steps(run)):
                 return origin
         raise
-    # The parent's data position means something only where both runs walk through the same samples.
+    # The parent's data position means something only if both runs read the same samples in the same order.
     same_text = manifest.data_fingerprint == text.fingerprint
     goes_on = same_text and (before.order, before.shares) == (recipe.data.order, recipe.data.shares)
     carried = {"weights": True, "optimizer": recipe.init.carry_optimizer, "data position": goes_on}

@@ -1,7 +1,7 @@
 """BM25: the words of texts → an index, in memory or on disk → the best documents of each query.
 
-Words are lower-cased; scripts without spaces are searched by pairs of characters. For a known language, stop words are
-left out and words become stems. bm25s computes the scores.
+Words are lower-cased; in scripts without spaces, a word is a pair of characters. For a known language, stop words are
+left out, and words become stems. bm25s computes the scores.
 """
 
 import re
@@ -20,8 +20,8 @@ FindWords = Callable[[str], list[str]]
 
 
 def searched_words(text: str) -> list[str]:
-    """List the lower-cased words of two or more letters and, in scripts without spaces, all pairs of neighbours, as
-    Lucene's CJKAnalyzer does: `BERT模型は` → `bert`, `模型`, `型は`."""
+    """List the lower-cased words of two or more letters and, in scripts without spaces, all pairs of neighbouring
+    characters, as Lucene's CJKAnalyzer does: `BERT模型は` → `bert`, `模型`, `型は`."""
     words = []
     for match in SEARCHED.finditer(text.lower()):
         run, word = match.groups()
@@ -33,8 +33,8 @@ def searched_words(text: str) -> list[str]:
 
 
 def stems_of(language: str) -> FindWords:
-    """Return a function that finds the stems of a text in a language (ISO 639) and drops stop words. Stems are
-    Snowball's, stop words those of bm25s; a language that neither knows gets `searched_words`."""
+    """Return a function that finds the stems of a text in a language (ISO 639) and drops stop words. Stems come from
+    Snowball, stop words from bm25s; a language that neither knows gets `searched_words`."""
     from Stemmer import Stemmer
 
     language = {"nb": "no", "nn": "no"}.get(language, language)
@@ -56,7 +56,7 @@ def stems_of(language: str) -> FindWords:
 def check_language(language: str | None) -> None:
     """Raise `InputError` for a language with neither stop words nor stems here; `none` means no language."""
     if language not in (None, "none") and stems_of(language) is searched_words:
-        raise InputError(f"language '{language}' is none with stems or stop words: give one such as en, or none")
+        raise InputError(f"language '{language}' has neither stems nor stop words: give one such as en, or none")
 
 
 def index_bm25(documents: Iterable[str], find_words: FindWords = searched_words) -> Any:
@@ -96,7 +96,7 @@ def query_bm25(
 
     Args:
         find_words: the function that built the index.
-        is_searched_N: which documents are searched; all unless given.
+        is_searched_N: whether to search each document; by default, search all.
     """
     if retriever is None:
         return [[] for _ in queries]

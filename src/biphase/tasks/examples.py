@@ -26,7 +26,7 @@ from biphase.tasks.splits import TEST_SHARE, TRAIN_SHARE, Collection, TaskData, 
 
 LABEL_REMEDY = f"{TASK_REMEDY}; leave a split without labels out"
 MULTI_HOT = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
-"""Values of a list that says for each class whether it applies."""
+"""The values of a list that says for each class whether it applies."""
 
 
 def label_index(task: spec.Task, location: str, value: Any, choices: tuple[str, ...] = ()) -> int:
@@ -47,8 +47,8 @@ WRITTEN_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
 
 @lru_cache
 def map_labels(names: tuple[str, ...]) -> tuple[dict[str, int], dict[str | Decimal, int]]:
-    """Map labels to indices, by name and by canonical spelling, if only one name has it. If no name is a number, a
-    label may be its index, which tables write as text."""
+    """Map labels to indices, by name and by canonical spelling, if only one name has that spelling. If no name is a
+    number, a label may be its index, which tables write as text."""
     spellings = [canonical_label(name) for name in names]
     by_spelling = {spelling: index for index, spelling in enumerate(spellings) if spellings.count(spelling) == 1}
     if not any(map(WRITTEN_NUMBER.fullmatch, names)):
@@ -216,7 +216,7 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
             column, an unknown label, tags that do not match words, an answer that is not in its context, a judgement of
             an unknown document; for a split without examples, or too small to draw another from.
     """
-    if source.hashes.get("validation", 0) == source.hashes.get("test"):  # the rate would be chosen on the test
+    if source.hashes.get("validation", 0) == source.hashes.get("test"):  # else the test would choose the rate
         files = f"{source.files['validation'][0].name}, {source.files['test'][0].name}"
         message = f"task '{source.task.name}': validation and test in {source.name} are the same data ({files})"
         raise InputError(f"{message}: leave validation out, and a part of train takes its place")
@@ -287,7 +287,7 @@ def draw_splits(source: TaskSource, examples: dict[spec.TaskSplit, list[AnyExamp
         if len(labels) == 1 and len(examples[split]) > 1 and not task.choices:
             count = f"all {len(examples[split]):,} examples of {split} in {source.name}"
             raise InputError(f"task '{task.name}': {count} have the same label, from which nothing can be learnt")
-    # Print the classes that a drawn split lacks by chance: another split has them.
+    # Print the classes that a drawn split lacks by chance, while another split has them.
     classes = {split: set[int]().union(*map(classes_of, examples[split])) for split in examples}
     for split in ["train", *drawn] if drawn and not task.choices else ():
         absent = sorted(set[int]().union(*classes.values()) - classes[split])
@@ -335,13 +335,13 @@ def classes_of(example: AnyExample) -> tuple[int, ...]:
 
 
 def count_shared(data: TaskData | Collection) -> dict[spec.EvaluatedSplit, int]:
-    """Count the inputs of validation and of test that train has too, whatever their labels."""
+    """Count the inputs of validation and of test that are also in train, whatever their labels."""
     trained = set(inputs_of(data, "train"))
     return {split: sum(text in trained for text in inputs_of(data, split)) for split in spec.EVALUATED_SPLITS}
 
 
 def inputs_of(data: TaskData | Collection, split: spec.TaskSplit) -> list[Any]:
-    """List the inputs of a split, as `input_of` returns them; of retrieval the queries, in their order."""
+    """List the inputs of a split, as `input_of` returns them; in retrieval, list the queries, in their order."""
     if isinstance(data, TaskData):
         return [input_of(example) for example in data.splits[split]]
     ids = {query for query, _ in data.train} if split == "train" else data.relevance[split].keys()
@@ -349,7 +349,7 @@ def inputs_of(data: TaskData | Collection, split: spec.TaskSplit) -> list[Any]:
 
 
 def input_of(example: AnyExample) -> Any:
-    """Return the texts that a network sees of an example."""
+    """Return the texts of an example that a network sees."""
     match example:
         case LabelledText():
             texts = tuple(text for text, _ in example.texts)
@@ -361,14 +361,14 @@ def input_of(example: AnyExample) -> Any:
 
 
 def count_characters(example: AnyExample) -> int:
-    """Count the characters of the texts that a network sees of an example."""
+    """Count the characters of an example's texts that a network sees."""
     text = " ".join(example.words) if isinstance(example, TaggedWords) else input_of(example)
     return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
 def why_left_out(task: spec.Task, location: str, row: Row) -> Literal["answer", "label", "text"] | None:
-    """Name what a row lacks for an example: a known answer, a label or a text. None if it lacks nothing. Rows of
-    biphase's own tasks are taken as published."""
+    """Name the part that a row lacks to be an example: a known answer, a label or a text. None if it lacks nothing.
+    Takes rows of biphase's own tasks as published."""
     if task.family not in ("sequence_classification", "multiple_choice", "token_classification"):
         return None
     label = column(location, row, task.label, LABEL_REMEDY)
@@ -537,7 +537,7 @@ def make_question(task: spec.Task, location: str, row: Row) -> Question | None:
     candidates = {locate(text, start) for text, start in read_spans(location, "candidates", row["candidates"])}
     if not gold:
         return None
-    # The Hub keeps only the texts of answers: their mentions are the candidates that read so.
+    # The Hub keeps only the texts of answers: their mentions are the candidates with the same text.
     mentions = {(text, start) for text, start in candidates if text in dict(gold)}
     mentions |= {locate(text, start) for text, start in gold if text not in dict(mentions)}
     ordered = sorted(candidates | mentions, key=lambda answer: (answer[1], len(answer[0])))

@@ -1,7 +1,7 @@
-"""The kinds of tasks, a record each: names, metrics and settings.
+"""The kinds of tasks, with a record for each: names, metrics and settings.
 
 The module of a family's name in `finetuning/families/` has its code. Texts whose label is a number or a set of classes
-are kinds of their own within their family; a task names them as its `problem_type`.
+are kinds of their own within their family; a task names such a kind as its `problem_type`.
 """
 
 from dataclasses import dataclass, replace
@@ -22,13 +22,13 @@ class TaskSize(Strict):
     later: ClassVar[frozenset[str]] = frozenset({"test_examples"})
 
     train_examples: Count
-    """Published counts; 0 for a task that is trained on another one."""
+    """The published count; 0 for a task that is trained on another one."""
     example_tokens: Count
-    """Tokens of a training example (in retrieval, of both texts), guessed from the mean length in words."""
+    """The tokens of a training example (in retrieval, of both texts), guessed from the mean length in words."""
     evaluated_tokens: Count
-    """Tokens of validation and test together."""
+    """The tokens of validation and test together."""
     test_examples: Count | None = None
-    """Guessed from these tokens unless given."""
+    """The number of test examples; by default, guessed from these tokens."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Kind:
     settings: tuple[str, ...] = ()
     """The settings of fine-tuning that this kind uses and others do not."""
     encoding_settings: tuple[str, ...] = ()
-    """Those of `settings` that change token ids."""
+    """The `settings` that change token ids."""
 
 
 SEQUENCE_CLASSIFICATION = Kind(

@@ -34,7 +34,7 @@ from biphase.hub import load_rows, pin_commit
 from biphase.tasks import spec
 
 HUB = Path("hub")
-"""A `data_dir` of this name means the Hub's data, also for a bundled task."""
+"""A `data_dir` of this name means the Hub's data, even for a bundled task."""
 
 PartName = spec.TaskSplit | Literal["corpus", "queries"]
 PartHashes = dict[PartName, list[str]]
@@ -44,7 +44,7 @@ DataDirs = Mapping[str, str | Path]
 
 @dataclass(frozen=True)
 class TaskSource:
-    """The source of a task's data. Equal sources have the same data for the same use."""
+    """The source of a task's data. Equal sources hold the same data for the same use."""
 
     task: spec.Task = field(compare=False)
     name: str
@@ -53,7 +53,7 @@ class TaskSource:
     """SHA-256 of the task's definition and the files' bytes, or the Hub id and commit."""
     form: spec.FileLayout | spec.Hub = field(compare=False)
     files: dict[PartName, tuple[Path, ...]] = field(compare=False)
-    """Empty for the Hub."""
+    """The files of each part; empty for the Hub."""
     hashes: PartHashes = field(compare=False)
     """The hash of each file."""
 
@@ -66,10 +66,10 @@ class TaskSource:
 def find_source(task: spec.Task, data_dir: str | Path | None) -> TaskSource:
     """Find the files in `data_dir`, or in the package for a bundled task, or else the Hub's data, without reading them.
 
-    `data_dir` may have any layout of the task; the first complete one counts. The name `hub` means the Hub.
+    `data_dir` may have any layout of the task; the first complete one is used. The name `hub` means the Hub.
 
     Raises:
-        InputError: a folder without the files (naming what is needed), a task without a source, a Hub repository
+        InputError: a folder without the files (naming the missing ones), a task without a source, a Hub repository
             whose commit cannot be found out.
     """
     if tests := spec.test_names(task):
@@ -124,7 +124,7 @@ def name_data_dirs(pairs: Iterable[tuple[str, str]], tasks: Iterable[str], optio
 
 
 def dir_of(task: spec.Task, data_dirs: DataDirs) -> str | Path | None:
-    """Find the folder with a task's data; one of several tests has that of its task."""
+    """Find the folder with a task's data; one of several tests has the folder of its task."""
     return data_dirs.get(task.name, data_dirs.get(task.part_of or task.name))
 
 
@@ -149,7 +149,7 @@ def hash_source(task: spec.Task, form: spec.FileLayout | spec.Hub, hashes: PartH
 
 
 def training_source(source: TaskSource) -> TaskSource:
-    """Return the source to train on for one of several tests, whose hash ignores the test: all of them share a
+    """Return the source to train on for one of several tests. Its hash ignores the test, because all tests share a
     training."""
     task = source.task.model_copy(update={"name": source.task.part_of})
     form = source.form
@@ -185,7 +185,7 @@ def find_files(folder: Path, name: str) -> tuple[Path, ...]:
 
 def parts_of(task: spec.Task, layout: spec.FileLayout) -> dict[PartName, str]:
     parts: dict[PartName, str] = {"corpus": layout.corpus} if task.kind.is_search else {}
-    if parts and layout.format != "mldr":  # which has queries in the splits
+    if parts and layout.format != "mldr":  # MLDR has the queries in the splits
         parts["queries"] = layout.queries
     for split, name in layout.named.items():
         parts[split] = name
@@ -193,7 +193,7 @@ def parts_of(task: spec.Task, layout: spec.FileLayout) -> dict[PartName, str]:
 
 
 def read_rows(source: TaskSource, part: PartName) -> Iterator[PlacedRow]:
-    """Read the rows of a split (in retrieval its judgements), of the corpus or of the queries, as they are needed.
+    """Read the rows of a split (in retrieval its judgements), of the corpus or of the queries, on demand.
 
     Renamed columns have the task's names too.
 
@@ -205,7 +205,7 @@ def read_rows(source: TaskSource, part: PartName) -> Iterator[PlacedRow]:
     if isinstance(form, spec.FileLayout):
         rows = read_layout(source, form, part)
     else:
-        texts = getattr(form, part, None)  # those of the corpus and of the queries
+        texts = getattr(form, part, None)  # the rows of the corpus or of the queries
         if texts is None:
             texts = spec.HubRows(config=form.config, splits=(getattr(form.splits, part),))
         splits = (read_hub_split(form.id, form.revision, texts.config, split) for split in texts.splits)
@@ -221,7 +221,7 @@ def read_layout(source: TaskSource, layout: spec.FileLayout, part: PartName) -> 
         layout = layout.model_copy(update={"quotes": False})  # as GLUE and BEIR publish their tables
     splits = (
         source.splits if layout.format == "mldr" and part == "queries" else (part,)
-    )  # mldr's splits have the queries
+    )  # MLDR has the queries in the splits
     for path in (path for split in splits for path in source.files[split]):
         form: str | None = layout.format
         if form == "mldr":

@@ -30,11 +30,11 @@ PAPER_TASKS = (
     *("squad", "squad_v2", "record"),
     *("msmarco", "nq", "mldr_en"),
 )
-"""The paper's twelve."""
+"""The paper's twelve tasks."""
 
 TestName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 Name = Annotated[str, Field(coerce_numbers_to_str=True)]
-"""A text that looks like a number to YAML."""
+"""A text, even one that YAML reads as a number."""
 
 
 class Splits(Strict):
@@ -70,7 +70,7 @@ class Splits(Strict):
 
 
 class FileLayout(FileForm, Splits):
-    """Files that a folder may have. `.zst` and `.gz` are opened; `*` in a name matches several files, in order."""
+    """The files that a folder may have, plain or as `.zst` or `.gz`; `*` in a name matches several files, in order."""
 
     later: ClassVar[frozenset[str]] = frozenset({"quotes", "has_header", "delimiter"})
 
@@ -88,7 +88,7 @@ class FileLayout(FileForm, Splits):
 
 
 class HubRows(Strict):
-    """Rows of a Hub repository, of one or more splits."""
+    """Rows of a Hub repository, from one or more splits."""
 
     config: str | None = None
     splits: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -123,15 +123,16 @@ class Task(Strict):
     choices: tuple[str, ...] = ()
     """Multiple choice: the column with the list of choices, or a column for each. `classes` are their names."""
     problem_type: ProblemType | None = None
-    """Sequence classification, by transformers' names: the label is a number, or a set of classes. None: one class."""
+    """Sequence classification, by transformers' names: whether the label is a number or a set of classes. None: one
+    class."""
     multi_hot: bool | None = None
     """Sets of classes: whether a list of labels has a 0 or 1 for each class, in order. None: such a list is an error,
     because it could also name classes by their index."""
     missing: Literal["refuse", "drop"] = "refuse"
-    """Classification and multiple choice: whether rows without a label or text are an error, or are left out. They are
-    counted either way."""
+    """Classification and multiple choice: whether rows without a label or text are an error, or are left out. Either
+    way, they are counted."""
     stratified: bool = False
-    """Classification: in drawn splits, each class has its share of train."""
+    """Classification: whether each class has its share of train in drawn splits."""
     group: str | None = None
     """The column whose value is the same for rows of one page, patient or author. Drawn splits hold out whole groups,
     of about the right size and, with `stratified`, shares of classes. Groups in two splits are printed."""
@@ -141,7 +142,7 @@ class Task(Strict):
     """Classification: the names of the labels, which a column may hold by name or by index from 0. Tags are in IOB2, O
     first; with `metric: accuracy` or `macro_f1` any tags, such as parts of speech."""
     unlabelled: tuple[Name, ...] = ()
-    """Values of `label` for unknown labels. Their rows are left out and counted."""
+    """Values of `label` that mean an unknown label. Such rows are left out and counted."""
     words: str = "tokens"
     """Token classification: the column with the list of words."""
     query_template: str = "Query: {text}"
@@ -149,14 +150,14 @@ class Task(Strict):
     part_of: str | None = Field(default=None, exclude=True)
     """The task that has this as one of several tests (`with_test`)."""
     trained_on: str | None = None
-    """Retrieval: the task of biphase's own that this one is trained on, without a train split of its own."""
+    """Retrieval: one of biphase's own tasks to train on, for a task without a train split."""
     bundled: bool = False
     """Whether the package has the data, in `bundled/tasks`."""
     files: tuple[FileLayout, ...] = ()
     """The layouts that a `data_dir` may have, in order of preference."""
     hub: Hub | None = None
     size: TaskSize | None = None
-    """No part of a cell's name. None: the typical size of its family."""
+    """The size of the task, which is not part of a cell's name. None: the typical size of its family."""
     licence: str = ""
     citation: str = ""
     note: str = ""
@@ -173,7 +174,7 @@ class Task(Strict):
 
     @model_validator(mode="after")
     def keys_fit(self) -> "Task":
-        """Raise `ValueError` with the first sentence of the table that is true."""
+        """Raise `ValueError` with the first sentence whose condition is true."""
         kind_name, metric, classes = self.problem_type or self.family, self.metric, self.classes
         is_text, is_tagging = self.family == "sequence_classification", self.family == "token_classification"
         is_choice, is_asked = self.family == "multiple_choice", self.family == "question_answering"
@@ -191,12 +192,12 @@ class Task(Strict):
             (self.stratified and not is_single, "stratified is for sequence_classification with one class for each"),
             (self.group is not None and is_retrieval, "group is for tasks of rows: retrieval draws whole queries"),
             (self.multi_hot is not None and not is_several, "multi_hot is for multi_label_classification"),
-            (metric not in metrics, f"metric '{metric}' is none of {kind_name}{nearest(metric, metrics)}"),
+            (metric not in metrics, f"metric '{metric}' is not for {kind_name}{nearest(metric, metrics)}"),
             (is_text and metric == "f1" and len(classes) != 2, "metric 'f1' needs two classes; use macro_f1"),
             (bool(classes) and not has_classes, f"{kind_name} has no classes"),
             (has_classes and not are_distinct, "classes must be two or more, none of them twice"),
             (is_tagging and not (has_entities or has_tags), "classes must begin with O, unless metric is 'accuracy'"),
-            (has_entities and metric == "macro_f1", "macro_f1 is for tags that are no entities: take f1 or strict_f1"),
+            (has_entities and metric == "macro_f1", "macro_f1 is for tags that are not entities: take f1 or strict_f1"),
             (has_entities and odd is not None, f"classes after O must be B-… and I-… (IOB2), not '{odd}'"),
             (is_text and not columns, "template must name a column in braces, such as {text}"),
             (has_choices != is_choice, "choices are columns of multiple_choice, and of it alone"),
@@ -245,12 +246,12 @@ def test_names(task: Task) -> tuple[str, ...]:
 
 
 def name_tests(name: str) -> tuple[str, ...]:
-    """Name a task, or one for each of its tests: `xnli.yaml` → `xnli.yaml:de`, `xnli.yaml:fr`."""
+    """List a task's name, or one name for each of its tests: `xnli.yaml` → `xnli.yaml:de`, `xnli.yaml:fr`."""
     return tuple(f"{name}:{test}" for test in test_names(find_task(name))) or (name,)
 
 
 def with_test(task: Task, test: str) -> Task:
-    """Make a task of one of a task's tests, `xnli.de`."""
+    """Make a task from one of a task's tests, such as `xnli.de`."""
     refuse_unknown(f"task '{task.name}' has no test", test, test_names(task))
     files: list[Splits] = []
     hub: Hub | None = None
@@ -270,7 +271,7 @@ def with_test(task: Task, test: str) -> Task:
 def task_table() -> dict[str, Task]:
     """Read biphase's own tasks, by name."""
     path = Path(__file__).with_name("tasks.yaml")
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, where it is there, is ten times faster
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, if it is there, is ten times faster
     with open(path, encoding="utf-8") as file:
         tasks = [parse_config(Task, tree, origin=str(path)) for tree in yaml.load_all(file, loader)]
     return {task.name: task for task in tasks}

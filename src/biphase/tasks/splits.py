@@ -1,4 +1,4 @@
-"""Splits that a source lacks are drawn with seed 42; the data of a retrieval task is read here.
+"""The splits that a source lacks, drawn with seed 42; and the data of a retrieval task.
 
 The draw depends on the number of examples alone, or in retrieval on the ids of the queries: every model sees the same
 splits and subsets.
@@ -21,12 +21,12 @@ from biphase.tasks.spec import EVALUATED_SPLITS, TASK_SPLITS, EvaluatedSplit, Ta
 
 DRAW_SEED = 42
 TRAIN_SHARE = 0.95
-"""A missing validation split is the rest of train, as in the paper."""
+"""The share of train that stays if validation is drawn from it, as in the paper."""
 TEST_SHARE = 0.1
-"""A missing test split is this part of train, before validation is drawn from the rest."""
+"""The share of train that becomes a missing test split, before validation is drawn from the rest."""
 
 NUM_SHUFFLES = 32
-"""Orders of groups to choose the best from."""
+"""The number of random orders of groups, from which the best is chosen."""
 
 Item = TypeVar("Item")
 Judgements = dict[str, dict[str, int]]
@@ -68,8 +68,8 @@ def hold_out(
     `Dataset.train_test_split(train_size=0.95, seed=42)`.
 
     With `strata`, each has its share in both: the shuffled examples form a row, one stratum after the other, and
-    the held-out ones are taken at equal distances. A stratum of one example stays in train. With `groups`, two or more,
-    the groups of `choose_groups` are held out.
+    held-out examples come from it at equal distances. A stratum of one example stays in train. With `groups`, two or
+    more, the groups of `choose_groups` are held out.
     """
     total = len(examples)
     num_held = total - math.floor(train_share * total)
@@ -139,18 +139,18 @@ class Collection:
     documents: dict[str, str]
     queries: dict[str, str]
     train: tuple[tuple[str, str], ...]
-    """(query id, relevant document id); empty if the task is trained on another one."""
+    """Pairs (query id, relevant document id); empty if the task is trained on another one."""
     relevance: dict[EvaluatedSplit, Judgements]
     """All judgements of the evaluated queries, of grade 0 and below too."""
     judged_documents: dict[EvaluatedSplit, tuple[str, ...]]
     """The documents that the judgements of a split name, also for queries that are not evaluated."""
     left_out: int
-    """Queries of train without a relevant document."""
+    """The number of train queries without a relevant document."""
 
 
 def load_collection(source: TaskSource, judged_only: bool, most_evaluated: int | None) -> Collection:
     """Read and check a retrieval task, with at most `most_evaluated` queries in each evaluated split. All documents
-    stay, because every query is easier among fewer."""
+    stay, because every query is easier with fewer of them."""
     task = source.task
     # 1. Judgements, with the missing splits drawn from their queries.
     by_split = draw_queries(source, {split: read_judgements(source, split) for split in source.splits})
@@ -175,7 +175,7 @@ def load_collection(source: TaskSource, judged_only: bool, most_evaluated: int |
 
 
 GRADE: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(gt=1 - 2**31, lt=2**31 - 1)])
-"""pytrec_eval silently scores 0 for a grade of more than 31 bits."""
+"""The type of a grade: pytrec_eval silently scores 0 for one of more than 31 bits."""
 
 
 def read_judgements(source: TaskSource, split: TaskSplit) -> Judgements:
@@ -228,8 +228,9 @@ def read_judged_texts(
 
 
 def own_documents(queries: dict[str, str], documents: dict[str, str], relevance: Judgements) -> frozenset[str]:
-    """Find the queries that are documents too, and would find themselves: they have the same id and the same text,
-    except for a title, and no judgement says that this document is relevant. Equal ids may be a coincidence."""
+    """Find the queries that are also documents, and would find themselves: query and document have the same id and the
+    same text, except for a title, and no judgement says that this document is relevant. Equal ids alone may be a
+    coincidence."""
     twins = set()
     for id in queries.keys() & documents.keys():
         query, document = " ".join(queries[id].split()), " ".join(documents[id].split())

@@ -45,7 +45,7 @@ class Split(EncodedSplit):
         return np.concatenate([np.arange(self.bounds_Q1[item], self.bounds_Q1[item + 1]) for item in items])
 
     def loss(self, output: Tensor, batch: Batch, items: np.ndarray, cell: CellContext) -> Tensor:
-        """The cross-entropy over the choices of each question, its mean over questions."""
+        """Compute the cross-entropy over the choices of each question, averaged over questions."""
         # A question's choices are neighbours in the batch.
         questions_M = np.searchsorted(self.bounds_Q1, batch.samples, side="right") - 1
         firsts = np.flatnonzero(np.diff(questions_M, prepend=-1))

@@ -25,9 +25,9 @@ from biphase.tasks.spec import TASK_SPLITS, TaskSplit
 from biphase.tasks.splits import DRAW_SEED, Collection, Judgements, own_documents
 
 CANDIDATES = 100
-"""Documents of each query that are reordered."""
+"""The number of documents to reorder for each query."""
 NEGATIVES = 7
-"""Documents beside the relevant one in training, drawn from BM25's best."""
+"""The number of other documents beside the relevant one in training, drawn from BM25's best."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def rank_documents(data: Collection, twins: Set[str], queries: list[str], docume
 
 def group_training(data: Collection, twins: Set[str]) -> list[tuple[str, list[str]]]:
     """Group each training pair's query with its relevant document, then others: drawn from BM25's best, and from all
-    documents where these are too few, because BM25 only finds documents that share a word."""
+    documents if these are too few, because BM25 finds only documents that share a word."""
     ids = list(data.documents)
     right: dict[str, list[str]] = {}
     for query, document in data.train:
@@ -109,8 +109,8 @@ def group_training(data: Collection, twins: Set[str]) -> list[tuple[str, list[st
 
 
 def encode_pairs(tokenizer: HashedTokenizer, pairs: Sequence[tuple[str, str]], max_length: int) -> TokenizedTexts:
-    """Encode queries and documents as the tokenizer's own pairs, each text closed. The longer text of a pair that is
-    too long is cut."""
+    """Encode queries and documents as the tokenizer's own pairs, each text closed. If a pair is too long, cut its
+    longer text."""
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     ids = dict(zip(texts, (tokens for tokens, _ in tokenizer.tokenize(texts)), strict=True))
     closing = np.array([tokenizer.closing], np.int32)

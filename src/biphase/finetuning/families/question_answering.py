@@ -42,7 +42,7 @@ def best_spans(
     starts_K: np.ndarray, ends_K: np.ndarray, bounds_Q1: np.ndarray, max_tokens: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find the span of at most `max_tokens` context tokens with the highest start + end. Returns the spans, [Q, 2] from
-    and up to, and their scores, [Q]. Of ties it takes the shortest, then the first."""
+    and up to, and their scores, [Q]. Among ties it takes the shortest, then the first."""
     # For each token as the start, the best end: all starts at once, with spans that grow by one token.
     last_K = np.repeat(bounds_Q1[1:] - 1, np.diff(bounds_Q1))
     best_K = np.full(len(starts_K), -np.inf)
@@ -67,7 +67,7 @@ def best_spans(
 
 
 LEAST_LONGEST = 30
-"""The longest answer is not limited to fewer tokens."""
+"""The least value for the longest answer, in tokens."""
 ANSWERS_WITHIN = 0.99
 
 
@@ -111,8 +111,8 @@ class Split(EncodedSplit):
         return np.flatnonzero(np.isin(self.questions_W, examples))
 
     def loss(self, output: Tensor, batch: Batch, items: np.ndarray, cell: CellContext) -> Tensor:
-        """The mean over windows (span head), or over their tokens (token head), whose label is 1 in the first answer
-        and 0 anywhere else, in the question too."""
+        """Compute the mean over windows (span head), or over their tokens (token head). The label of a token is 1 in
+        the first answer and 0 elsewhere, in the question too."""
         if cell.config.qa_head == "span":
             return span_loss(output, self, batch, cell) / len(items)
         targets_T = cell.on_device(is_in_answer(self, batch).astype(np.int64))
@@ -121,9 +121,9 @@ class Split(EncodedSplit):
     def predict(self, model: BatchModel, cell: CellContext) -> Rows:
         """Answer each question.
 
-        An answer is its `text`, empty for none; the span with the highest score as `best_text`, with its `start` and
-        `end` in the context and, from the span head, its `probability`; the `no_answer_score`, by which "no answer"
-        scores higher; and the tokens of the answer as `selected`, counted from the first of the input.
+        An answer has a `text`, empty for none; the span with the highest score as `best_text`, with its `start` and
+        `end` in the context and, from the span head, its `probability`; the `no_answer_score`, the lead of "no answer"
+        over that span; and the tokens of the answer as `selected`, counted from the first of the input.
         """
         is_span = cell.config.qa_head == "span"
         # 1. Logits of all tokens in all windows, and of each context token in one window.
@@ -154,10 +154,11 @@ class Split(EncodedSplit):
         # 4. The tokens of the answer, or none if "no answer" scores higher.
         is_empty_Q = (null_Q > scores_Q) & self.has_unanswerable
         selected = tokens_of_spans(self, spans_Q2, is_empty_Q)
-        if not is_span:  # all tokens labelled 1, in the question too, of its one window
+        if not is_span:  # all tokens of the one window that are labelled 1, in the question too
             is_labelled_T = logits_T2[:, 1] > logits_T2[:, 0]
             selected = [np.flatnonzero(part) for part in np.split(is_labelled_T, self.texts.bounds_S1[1:-1])]
-        # 5. Its text, and its probability among the spans of its context: that of its start times that of its end.
+        # 5. Its text, and its probability among the spans of its context: the probability of its start times that of
+        # its end.
         answers = []
         for question, (first, last) in enumerate(pairwise(self.context_bounds_Q1.tolist())):
             start, end = characters_of_span(self, question, *spans_Q2[question].tolist())
@@ -191,8 +192,8 @@ class Split(EncodedSplit):
 
 
 def encode(data: TaskData, tokenizer: HashedTokenizer, config: FinetuneConfig) -> dict[TaskSplit, Split]:
-    """Encode the splits of a task. Train decides for all whether questions may have no answer, and the longest
-    answer; a length other than 30 tokens is printed, with the share of longer answers."""
+    """Encode the splits of a task. Train decides for all splits whether questions may have no answer, and the longest
+    answer. Prints a length other than 30 tokens, with the share of longer answers."""
     has_unanswerable = any(not example.answers for example in data.train)
     splits = {}
     for name, examples in data.splits.items():
@@ -308,7 +309,7 @@ def is_in_answer(split: Split, batch: Batch) -> np.ndarray:
 
 def span_loss(logits_T2: Tensor, split: Split, batch: Batch, cell: CellContext) -> Tensor:
     """Sum two cross-entropies, of the answer's start and of its end, over windows, and halve the sum. Each is over the
-    context and the end-of-text token, which is the target where a window lacks the whole answer."""
+    context and the end-of-text token, which is the target if a window does not contain the whole answer."""
     # 1. The choices in a window: its context and its last token, the end-of-text.
     bounds_W1 = to_bounds(split.texts.lengths_S[batch.samples])
     last_W = bounds_W1[1:] - 1
@@ -332,8 +333,8 @@ def span_loss(logits_T2: Tensor, split: Split, batch: Batch, cell: CellContext) 
 
 
 def context_logits(split: Split, logits_T2: np.ndarray) -> np.ndarray:
-    """Choose the logits of each context token, [K, 2]: from the window where it has most context on its poorer side.
-    Tokens outside of all windows score lowest."""
+    """Choose the logits of each context token, [K, 2], from the window with the most context on the token's poorer
+    side. Tokens outside of all windows score lowest."""
     # The window of each context token, and how much context is left and right of it there (the window opens with
     # the question and closes with one end-of-text token).
     inside_T = np.flatnonzero(split.context_tokens_T >= 0)
@@ -341,7 +342,7 @@ def context_logits(split: Split, logits_T2: np.ndarray) -> np.ndarray:
     opens_W = split.texts.bounds_S1[:-1] + split.context_starts_Q[split.questions_W]
     left = inside_T - opens_W[windows_T]
     right = split.texts.bounds_S1[1:][windows_T] - 2 - inside_T
-    order = np.argsort(np.minimum(left, right), kind="stable")  # of repeated indices the last write stays: the roomiest
+    order = np.argsort(np.minimum(left, right), kind="stable")  # the last write to an index stays: the roomiest window
     logits_K2 = np.full((len(split.spans_K2), 2), LOWEST, dtype=np.float64)
     logits_K2[:, 0] *= -1  # of the token head: surely no answer
     logits_K2[split.context_tokens_T[inside_T[order]]] = logits_T2[inside_T[order]]
@@ -368,7 +369,7 @@ def characters_of_span(split: Split, question: int, begin: int, end: int) -> tup
 
 
 def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
-    """Find the answers, their characters in the context, their probability, and by how much no answer is better."""
+    """Find the answers, their characters in the context, their probability, and the lead of "no answer"."""
     inputs = []
     for index, (location, row) in enumerate(rows):
         question, context = text_column(location, row, "question"), text_column(location, row, "context")

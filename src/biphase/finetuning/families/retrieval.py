@@ -23,7 +23,7 @@ from biphase.tasks.spec import TASK_SPLITS, TaskSplit
 from biphase.tasks.splits import Collection, Judgements, own_documents
 
 TOP = 100
-"""Documents that the metrics look at for a query."""
+"""The number of documents per query that the metrics read."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Split(EncodedSplit):
     judged_N: np.ndarray
     """Documents that any judgement of the split names, ascending, also for queries that are not evaluated."""
     itself_A: np.ndarray
-    """For each query the document that is the query itself, which search leaves out; -1 for none."""
+    """For each query, the document that is the query itself, which its search leaves out; -1 for none."""
 
     @cached_property
     def lengths_I(self) -> np.ndarray:
@@ -60,7 +60,7 @@ class Split(EncodedSplit):
         most = cell.config.microbatch_tokens
         parts = [(self.texts, part) for part in self.texts.in_parts(queries, most)]
         parts += [(self.documents, part) for part in self.documents.in_parts(documents, most)]
-        # 1. Embed all texts; with a graph only where all of them fit into memory at once.
+        # 1. Embed all texts; with a graph only if all of them fit into memory at once.
         fits = bool(self.lengths_I[items].sum() <= most)
         with torch.set_grad_enabled(fits):
             pieces = [texts.compute(model, part, cell)[1] for texts, part in parts]
@@ -79,7 +79,7 @@ class Split(EncodedSplit):
         return loss.detach()
 
     def predict(self, model: BatchModel, cell: CellContext) -> Ranked:
-        """Search by cosine, exactly; the longest documents are embedded first."""
+        """Search by cosine, exactly; embed the longest documents first."""
         queries_Q = np.unique(self.queries_J)
         assert cell.config.judged_only is not None, "the configuration is settled"
         documents_N = self.judged_N if cell.config.judged_only else np.arange(self.documents.num_samples)
@@ -113,7 +113,7 @@ def encode(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig)
     # 2. Queries that are documents too.
     twins = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
     itself_A = np.array([document_indices[id] if id in twins else -1 for id in query_ids], dtype=np.int64)
-    # 3. The judgements of each split; those of train are its pairs.
+    # 3. The judgements of each split; in train, the pairs are the judgements.
     splits = {}
     for name in TASK_SPLITS:
         relevance: Judgements = {}
@@ -144,15 +144,15 @@ def encode(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig)
 
 
 def contrastive_loss(queries_BD: Tensor, documents_BD: Tensor, positives_BB: Tensor, scale: float) -> Tensor:
-    """Compute the mean cross-entropy, in nats, of finding each query's own document by scaled cosine. The `positives`,
-    documents of other pairs that are relevant too or are the query itself, are no negatives."""
+    """Compute the mean cross-entropy, in nats, of finding each query's own document by scaled cosine. The `positives`
+    (documents of other pairs that are relevant too, or are the query itself) do not count as negatives."""
     scores_BB = scale * normalize(queries_BD, dim=-1) @ normalize(documents_BD, dim=-1).T
     targets_B = torch.arange(len(scores_BB), device=scores_BB.device)
     return cross_entropy(scores_BB.masked_fill(positives_BB, float("-inf")), targets_B)
 
 
 def no_negatives(split: Split, queries_B: np.ndarray, documents_B: np.ndarray) -> Tensor:
-    """Tell, [B, B], which documents of other pairs are a query's own pairs too, or the same text as the query."""
+    """Tell, [B, B], which documents of other pairs also form a pair with the query, or are the query's own text."""
     keys_J = split.keys_J
     keys_BB = queries_B[:, None] * split.documents.num_samples + documents_B
     is_positive_BB = keys_J[np.minimum(np.searchsorted(keys_J, keys_BB), len(keys_J) - 1)] == keys_BB

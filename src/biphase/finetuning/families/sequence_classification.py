@@ -43,7 +43,7 @@ class Split(EncodedSplit):
         labels = self.labels_S[items]
         if cell.task.problem_type is None:
             return balance_classes(np.bincount(labels, minlength=len(cell.task.classes)))
-        counts_C = labels.sum(axis=0)  # sets: examples without a class for each one with it
+        counts_C = labels.sum(axis=0)  # sets: for each example with the class, the examples without it
         is_mixed_C = (counts_C > 0) & (counts_C < len(items))
         return np.where(is_mixed_C, (len(items) - counts_C) / np.maximum(counts_C, 1), 1.0)
 
@@ -70,7 +70,7 @@ class Split(EncodedSplit):
         return Calibration(thresholds=choose_thresholds(expit(logits_SC), self.labels_S))
 
     def judge(self, logits_SC: np.ndarray, cell: CellContext) -> Judgement:
-        """Labels in the rows are names, numbers, or lists of names."""
+        """Score the outputs. Labels in the rows are names, numbers, or lists of names."""
         task = cell.task
         rows = []
         outputs = read_outputs(task, logits_SC, cell.calibration.thresholds)

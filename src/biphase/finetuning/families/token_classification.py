@@ -1,5 +1,5 @@
-"""Token classification: every token learns the tag of its word, and the majority of a word's tokens decides. Tags of
-entities are scored by F1, other tags by accuracy.
+"""Token classification: every token learns the tag of its word, and the majority of a word's tokens decides. F1 scores
+tags of entities, accuracy other tags.
 
 Words are joined by spaces, as in the texts that a tokenizer knows. A token belongs to the word of its last character.
 
@@ -48,7 +48,7 @@ class Split(EncodedSplit):
         return balance_classes(np.bincount(self.targets_of(items), minlength=len(cell.task.classes)))
 
     def loss(self, output: Tensor, batch: Batch, items: np.ndarray, cell: CellContext) -> Tensor:
-        """The cross-entropy of the tokens of words."""
+        """Compute the cross-entropy over the tokens of words."""
         words_T = self.words_T[batch.indices_T]
         targets_T = np.where(words_T >= 0, self.tags_W[words_T], -100)  # torch ignores -100
         return cross_entropy(cell, output, targets_T, self.targets_of(items))
@@ -58,8 +58,8 @@ class Split(EncodedSplit):
         return self.tags_W
 
     def predict(self, model: BatchModel, cell: CellContext) -> tuple[np.ndarray, np.ndarray]:
-        """Predict the tags, [W], and the mean probability of its tag over a word's tokens, [W]; 0 for a word that was
-        cut off."""
+        """Predict the tag of each word, [W], and the mean probability of this tag over the word's tokens, [W]; 0 for a
+        word that was cut off."""
         classes = cell.task.classes
         num_words = len(self.tags_W)
         logits_TC = self.texts.predict(model, cell)
@@ -88,7 +88,7 @@ def encode_words(examples: Sequence[TaggedWords], tokenizer: HashedTokenizer, co
     encoded = tokenizer.tokenize(sentences, with_spans=True)
     for example, first, (ids, spans_T2) in zip(examples, word_bounds_S1[:-1], encoded, strict=True):
         parts.append(ids)
-        # The words of the tokens that are not cut off, counted through the whole split, between special tokens (-1).
+        # The word of each token that is not cut off, counted through the whole split, between special tokens (-1).
         last_characters = np.maximum(spans_T2[:, 1] - 1, spans_T2[:, 0])[:room]
         ends_W = np.cumsum([len(word) + 1 for word in example.words]) - 1  # a space belongs to the word after it
         inside = np.searchsorted(ends_W, last_characters, side="right").clip(max=len(ends_W) - 1)
@@ -135,16 +135,16 @@ def tag_rows(split: Split, predictions: tuple[np.ndarray, np.ndarray], classes: 
 
 
 SHARED = 4
-"""An input that continues a text shares one in so many words with the input before it."""
+"""An input that continues a text shares one word in `SHARED` with the input before it."""
 
 
 def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
     """Tag each word of a list, and name the spans of words that the tags make. Running text has spans only
     (`tag_text`).
 
-    The rest of a list that is longer than an input goes into further inputs. Each begins some words earlier.
-    Of the words that two inputs share, the first half take the tags of the earlier input. With inputs of 8 words, 20
-    words are in 0–8, 6–14, 12–20, and the tags are those of 0–7, 7–13, 13–20.
+    The rest of a list that is longer than an input goes into further inputs. Each begins some words earlier. Of the
+    words that two inputs share, the first half take the tags of the earlier input. With inputs of 8 words, 20 words are
+    in 0–8, 6–14, 12–20, and these inputs give the tags of 0–7, 7–13, 13–20.
     """
     task = model.task
     if not model.is_ours or task.words not in rows[0][1]:
@@ -158,7 +158,7 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
         sentences = [TaggedWords("", words, (0,) * len(words)) for words in rests]
         split = encode_words(sentences, tokenizer, model.config)
         sentence_rows = tag_rows(split, predict_inputs(model, network, split), task.classes)
-        # 2. Keep its tags, and find where a list that was cut continues.
+        # 2. Keep its tags, and find the word from which a cut list continues.
         cut = set(split.texts.truncated.tolist())
         inside = split.words_T[split.words_T >= 0]
         ends = np.searchsorted(inside, split.word_bounds_S1[1:])  # the tokens before the next sentence
