@@ -1,4 +1,4 @@
-"""The command: help with examples; one line; exit code 2 for what a user can mend, 75 while busy, 143 when stopped."""
+"""The command: help with examples; one line; exit code 2 for what a user can fix, 75 while busy, 143 when stopped."""
 
 import errno
 import json

@@ -198,7 +198,7 @@ HEAD = "method,task,seed,score\n"
     [
         ("method,task,seed\na,t,0\n", r"table.csv:2: there is no column 'score'.*--rename THEIRS=score"),
         (HEAD + "a,t,0,0.5\nb,t,0,good\n", r"table.csv:3: column 'score' is \"good\", not a number"),
-        (HEAD + "a,t,0,0.5\nb,t,0,\n", "not a number: mend the row or take it out"),
+        (HEAD + "a,t,0,0.5\nb,t,0,\n", "not a number: fix the row or take it out"),
         (
             HEAD + "a,t,0,0.5\na,t,0,0.6\nb,t,0,1\n",
             r"csv:3: a second score of a on t, also with seed 0 \(.*csv:2",

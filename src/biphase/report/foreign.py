@@ -130,7 +130,7 @@ def parse_number(location: str, row: Row, name: str) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise InputError(f"{location}: column '{name}' is {excerpt(value)}, not a number: mend the row or take it out")
+        raise InputError(f"{location}: column '{name}' is {excerpt(value)}, not a number: fix the row or take it out")
     return number
 
 
