@@ -246,7 +246,7 @@ def test_kill_between_data_and_record_is_ignored_and_resumed(
     assert killed.returncode == -signal.SIGKILL
     left = sorted(path.name.split("-")[0] for path in (out / "shards").iterdir())
     assert left == [".1.jsonl", "0.jsonl"], "one whole shard, one that never got its name"
-    with pytest.raises(InputError, match="not finished"):
+    with pytest.raises(InputError, match="or unfinished"):
         ShardSet(out)
     before = stamps(out)
     prepare([corpus], tokenizer_folder, out, workers=1, validation_fraction=0)

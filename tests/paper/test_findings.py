@@ -141,7 +141,7 @@ def test_scores_without_spread_decide_nothing() -> None:
     exact = [replace(r, samples=(r.mean,) * 2, by_rate=None) for r in world(noise=0.0).results]
     findings = judge_findings(ResultSet(tuple(exact)))
     assert verdicts(findings) == dict.fromkeys(FINDINGS, "undecided")
-    assert all(one.needs.startswith("scores that differ") for one in inequalities_of(findings))
+    assert all(one.needs.startswith("two seeds or more with different scores") for one in inequalities_of(findings))
 
 
 def test_nothing_to_test() -> None:

@@ -245,7 +245,7 @@ def test_a_foreign_model_must_fit(decoder: Path, tiny_recipe: MakeRecipe, corpus
     adapt(with_same)
     small = tmp_path / "small"
     LlamaForCausalLM(LlamaConfig.from_pretrained(decoder, vocab_size=256)).save_pretrained(small)
-    with pytest.raises(InputError, match="knows 256 tokens and the shards have 384"):
+    with pytest.raises(InputError, match="has 256 tokens and the shards have 384"):
         adapt(small)
 
 
