@@ -343,6 +343,8 @@ def test_an_arm_is_told_in_words() -> None:
         "",
     ]
     assert tell_arm(then, is_short=True) == "CLM\xa02k, then MLM\xa09"
+    other = replace(arm, curriculum="MEAP → MLM", phases=(("MEAP", 800), ("MLM", 1200)))
+    assert tell_arm(other) == "MEAP for 800 steps, then MLM for 1,200"
     label = arm_labels(arms)
     first, second = label("<1m-mix> beats base"), label("1m-mix, not 1m-mix-2 or x-1.")
     assert first == '&lt;MLM with 25 % CLM for 2,000 steps <span class="label">(1m-mix)</span>&gt; beats base'

@@ -198,8 +198,10 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]
     steps = sum(phase.steps for phase in pretraining)
     clm = round(sum(part.steps * share for part, share in parts if part.objective == "clm"))
     # 3. Objectives and masking ratios in words.
-    predicted = [words for words, _ in groupby(phase.predicted for phase in phases)]
+    groups = [(words, [*group]) for words, group in groupby(phases, key=lambda phase: phase.predicted)]
+    predicted = [words for words, _ in groups]
     curriculum = " → ".join(predicted) if len(predicted) < 4 else f"{show_list(sorted({*predicted}))} in turns"
+    has_own_words = curriculum not in OBJECTIVE_NAMES.values()
     masked = [phase for phase in continued or phases if phase.masked]
     masks = dict.fromkeys(phase.masked for phase in masked)
     has_one_mask = len(masks) == 1 and not masked[0].is_ramped
@@ -234,7 +236,8 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]
         is_plain=is_of_the_paper and has_usual_recipe,
         flops=None if math.isnan(flops) else flops,
         tokens=tokens,
-        curriculum="" if curriculum in OBJECTIVE_NAMES.values() else curriculum,
+        curriculum=curriculum if has_own_words else "",
+        phases=tuple((words, sum(phase.steps for phase in group)) for words, group in groups) if has_own_words else (),
         masks="" if has_one_mask else ", ".join(masks),
     )
 
