@@ -67,7 +67,7 @@ def world(
     results = []
     for each in ARMS:
         for family in ("SC", "TC", "QA", "IR"):
-            rng = np.random.default_rng(zlib.crc32(f"{each} {family}".encode()))
+            rng = np.random.default_rng(zlib.crc32(f"{each.name} {family}".encode()))
             spread = 0.005 if each.objective == steady else 0.02
             by_rate = {
                 rate: score_of(each, family) + change(each, family) - spread * at + noise * rng.standard_normal(num)

@@ -75,11 +75,9 @@ def tell_arm(arm: ReportArm, *, is_short: bool = False) -> str:
     empty if only its name is known."""
     if arm.objective in ("none", ""):
         return "random weights" if arm.objective else ""
-    phases = [(arm.curriculum or arm.objective.upper(), arm.pretrain_steps), ("MLM", arm.cpt_steps)]
+    phases = [*arm.phases] or [(arm.curriculum or arm.objective.upper(), arm.pretrain_steps), ("MLM", arm.cpt_steps)]
     if arm.objective == "clm+mlm" and not arm.curriculum:
         phases[:1] = ("CLM", arm.clm_steps), ("MLM", arm.mlm_steps)
-    if 0 < len(arm.phases) < 4:
-        phases = [*arm.phases]
     phases = [(objective, steps) for objective, steps in phases if steps]
     if is_short or not phases:
         return ", then ".join(f"{objective}\xa0{show_steps(steps)}" for objective, steps in phases)

@@ -81,7 +81,7 @@ class ReportArm:
     """Its objectives in words if `whole_objective` does not name them, such as `MLM with 25 % CLM`; the method in a
     table of results."""
     phases: tuple[tuple[str, int], ...] = ()
-    """The objectives of `curriculum` in words, each with its steps; empty if these are unknown."""
+    """The objectives of `curriculum` in words, each with its steps; empty if unknown or in turns."""
     masks: str = ""
     """Its masking ratios in percent if it has several: `40–15`."""
     budget_class: str = ""

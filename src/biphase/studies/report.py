@@ -198,9 +198,11 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]
     steps = sum(phase.steps for phase in pretraining)
     clm = round(sum(part.steps * share for part, share in parts if part.objective == "clm"))
     # 3. Objectives and masking ratios in words.
-    groups = [(words, [*group]) for words, group in groupby(phases, key=lambda phase: phase.predicted)]
-    predicted = [words for words, _ in groups]
-    curriculum = " → ".join(predicted) if len(predicted) < 4 else f"{show_list(sorted({*predicted}))} in turns"
+    groups = groupby(phases, key=lambda phase: phase.predicted)
+    steps_of = [(words, sum(phase.steps for phase in group)) for words, group in groups]
+    predicted = [words for words, _ in steps_of]
+    takes_turns = len(predicted) > 3
+    curriculum = f"{show_list(sorted({*predicted}))} in turns" if takes_turns else " → ".join(predicted)
     has_own_words = curriculum not in OBJECTIVE_NAMES.values()
     masked = [phase for phase in continued or phases if phase.masked]
     masks = dict.fromkeys(phase.masked for phase in masked)
@@ -237,7 +239,7 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]
         flops=None if math.isnan(flops) else flops,
         tokens=tokens,
         curriculum=curriculum if has_own_words else "",
-        phases=tuple((words, sum(phase.steps for phase in group)) for words, group in groups) if has_own_words else (),
+        phases=tuple(steps_of) if has_own_words and not takes_turns else (),
         masks="" if has_one_mask else ", ".join(masks),
     )
 
