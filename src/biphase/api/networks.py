@@ -410,7 +410,7 @@ def search(
             self-test (finding passages by their own words).
         rerank: A cross-encoder that reorders the best 10 passages (or `--top`, if larger): a folder or
             a Hub id.
-        where: A condition on a column of the documents, such as year>=2020 or source=news; all conditions must hold.
+        where: A filter on a column of the documents, such as year>=2020 or source=news; all filters must pass.
         language: The language of BM25's stop words and stems, such as en; none leaves words unchanged. Detected by
             default.
         top: The number of passages.

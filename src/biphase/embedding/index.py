@@ -37,7 +37,7 @@ from biphase.corpus.text import (
 )
 from biphase.embedding import model as embedders
 from biphase.embedding.pairs import hash_text
-from biphase.embedding.questions import By, Condition, Request
+from biphase.embedding.questions import By, Filter, Request
 from biphase.encoder.models import find_ranker
 from biphase.encoder.network import load_weights
 from biphase.encoder.search import fuse_rankings
@@ -273,7 +273,7 @@ def open_vectors(folder: Path) -> np.ndarray:
 
 def answer_request(index: Index, request: Request) -> list[Row]:
     """Find the best passages of each question: a row for each passage, with the columns of its document. Raises
-    `InputError` for a condition on a column that no document has."""
+    `InputError` for a filter on a column that no document has."""
     # 1. Rank.
     folder = index.folder
     by = settle_by(index, request.by)
@@ -314,7 +314,7 @@ def settle_by(index: Index, by: By | None) -> By:
 def rank_passages(index: Index, request: Request, by: By) -> list[list[tuple[int, float]]]:
     """Rank the passages for each question: their rows in the index and scores, best first."""
     texts = [question.text for question in request.questions]
-    is_searched_N = check_passages(index, request.conditions) if request.conditions else None
+    is_searched_N = check_passages(index, request.filters) if request.filters else None
     num_hits = request.top if request.ranker is None else max(request.top, RERANKED_PASSAGES)
     num_each = max(num_hits, FUSED_PASSAGES) if by == "both" else num_hits
     rankings = []
@@ -333,16 +333,16 @@ def rank_passages(index: Index, request: Request, by: By) -> list[list[tuple[int
     return [fuse_rankings(words, vectors, num_hits, lowest=0.0) for words, vectors in zip(*rankings, strict=True)]
 
 
-def check_passages(index: Index, conditions: Sequence[Condition]) -> np.ndarray:
-    """Tell which passages meet the conditions, [N]. Raises `InputError` for a column that no document has."""
-    for condition in conditions:
-        if condition.column not in index.manifest.columns:
+def check_passages(index: Index, filters: Sequence[Filter]) -> np.ndarray:
+    """Tell which passages meet the filters, [N]. Raises `InputError` for a column that no document has."""
+    for wanted in filters:
+        if wanted.column not in index.manifest.columns:
             names = clipped(", ".join(index.manifest.columns)) or "none"
-            raise InputError(f"where: there is no column '{condition.column}'; the columns are: {names}")
+            raise InputError(f"where: there is no column '{wanted.column}'; the columns are: {names}")
     rows = (passage.get("columns", {}) for passage in read_passages(index.folder))
-    is_searched_N = np.array([all(condition.holds(row) for condition in conditions) for row in rows])
+    is_searched_N = np.array([all(wanted.holds(row) for wanted in filters) for row in rows])
     if not is_searched_N.any():
-        console.err.print("no passage meets the conditions (--where)")
+        console.err.print("no passage meets the filters (--where)")
     return is_searched_N
 
 

@@ -1,4 +1,4 @@
-"""A search as a user writes it → questions and conditions on columns, checked before PyTorch is loaded."""
+"""A search as a user writes it → questions and filters on columns, checked before PyTorch is loaded."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,15 +23,15 @@ SIGNS: dict[str, Callable[[Any, Any], bool]] = {">=": ge, "<=": le, "!=": ne, "=
 
 
 @dataclass(frozen=True)
-class Condition:
-    """A condition on a column, such as `year>=2020`."""
+class Filter:
+    """A filter on a column, such as `year>=2020`."""
 
     column: str
     sign: str
     value: str
 
     def holds(self, row: Row) -> bool:
-        """Tell whether a row has the column and meets the condition. Compare two numbers as numbers, and anything else
+        """Tell whether a row has the column and meets the filter. Compare two numbers as numbers, and anything else
         as texts, which can only be equal or not."""
         if self.column not in row:
             return False
@@ -62,8 +62,8 @@ class Request:
     """The number of passages for each question."""
     by: By | None
     """The ranking; None leaves the choice to the index."""
-    conditions: Sequence[Condition]
-    """The conditions that the document of a passage must meet."""
+    filters: Sequence[Filter]
+    """The filters that the document of a passage must meet."""
     ranker: str | None
     """The cross-encoder that reorders the best passages."""
 
@@ -85,10 +85,10 @@ def read_request(question: Any, questions: Any, top: int, by: By | None, where: 
         raise InputError(f"top is {top}: give 1 or more")
     if by is not None and by not in get_args(By):
         raise InputError(f"by is '{by}'{nearest(by, get_args(By))}")
-    conditions = [parse_condition(text) for text in ([where] if isinstance(where, str) else where or ())]
+    filters = [parse_filter(text) for text in ([where] if isinstance(where, str) else where or ())]
     if rerank is not None:
         find_ranker(str(rerank))
-    return Request(asked, top, by, conditions, None if rerank is None else str(rerank))
+    return Request(asked, top, by, filters, None if rerank is None else str(rerank))
 
 
 def read_questions(questions: Any) -> Iterator[UserQuestion]:
@@ -107,13 +107,13 @@ def read_questions(questions: Any) -> Iterator[UserQuestion]:
         yield UserQuestion(str(row.get("id", row.get("_id", row_number))) or str(row_number), text)
 
 
-def parse_condition(text: str) -> Condition:
+def parse_filter(text: str) -> Filter:
     """Parse `COLUMN=VALUE` or the like. Raises `InputError` for anything else, and for a size comparison with a value
     that is not a number."""
     match = re.fullmatch(r"\s*(.+?)\s*(>=|<=|!=|=|>|<)\s*(.*?)\s*", text)
     if match is None:
         raise InputError(f"where '{text}': give a column and a value, such as year=2020 or year>=2020")
-    condition = Condition(*match.groups())
-    if condition.sign not in ("=", "!=") and as_number(condition.value) is None:
-        raise InputError(f"where '{text}': {condition.sign} compares numbers, and '{condition.value}' is not one")
-    return condition
+    column, sign, value = match.groups()
+    if sign not in ("=", "!=") and as_number(value) is None:
+        raise InputError(f"where '{text}': {sign} compares numbers, and '{value}' is not one")
+    return Filter(column, sign, value)
