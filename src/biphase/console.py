@@ -186,7 +186,7 @@ def describe_copies() -> str:
     copies = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if copies == "1" or is_one_of_several():
         return ""
-    return f"; srun started this command {copies} times, each for itself: one run of several processes needs torchrun"
+    return f"; srun started this command {copies} times, each on its own: one run of several processes needs torchrun"
 
 
 TELLING_SECONDS, STOP_SECONDS = 30.0, 1.0

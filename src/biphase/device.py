@@ -40,8 +40,8 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
 
 
 def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """Return the type of the arithmetic: bf16 if the device has units for it, else fp32. Raises `InputError` for any
-    other name."""
+    """Return the dtype; `auto` is bf16 if the device has units for it, else fp32. Raises `InputError` for an unknown
+    name."""
     if precision not in ("auto", "bf16", "fp32"):
         raise InputError(f"precision '{precision}': give auto, bf16 or fp32")
     if precision != "auto":
@@ -78,7 +78,7 @@ def missing_for_compile(device: torch.device) -> str:
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the peak FLOP/s: stated for known GPUs, else measured on a square product."""
+    """Return the peak FLOP/s: stated for known GPUs in bf16, else measured on a matmul."""
     if device.type == "cuda" and dtype == torch.bfloat16:
         name = known_device(torch.cuda.get_device_name(device))
         if name is not None:
@@ -96,7 +96,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy an array to a tensor on the device. A GPU fetches it from a pinned copy while the CPU continues."""
+    """Return an array as a device tensor. A GPU fetches it from a pinned copy while the CPU continues."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 

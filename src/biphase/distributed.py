@@ -42,7 +42,7 @@ BEAT_SECONDS = 1.0
 GONE_BEATS = 5
 """The number of missed beats after which a process counts as gone, once a connection has broken."""
 JOIN_PATIENCE = 10
-"""The factor on the longest silence before a process has joined: a busy file system loads libraries slowly."""
+"""The factor on the longest silence before a process has joined: libraries load slowly from a busy disk."""
 PATIENCE = timedelta(hours=1)
 """The longest wait for a process that is alive: the first one makes, loads and writes large networks for all."""
 LAUNCHER_SECONDS = 5.0

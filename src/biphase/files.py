@@ -361,7 +361,7 @@ def remove_folder(path: Path) -> None:
 
 
 def sweep_parts(folder: Path) -> None:
-    """Remove the leftovers of killed writers in a folder of ours: `.NAME.part` and `.NAME.PID.part`, nothing else."""
+    """Remove the leftovers of killed writers in a folder of ours: all files and folders named `.ANYTHING.part`."""
     for part in folder.glob(".*.part"):
         if part.is_dir() and not part.is_symlink():
             shutil.rmtree(part, ignore_errors=True)
@@ -476,7 +476,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def refuse_filled(folder: Path) -> None:
-    """Raise `InputError` for a folder that is not empty."""
+    """Raise `InputError` for a file or a filled folder."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} is not an empty folder; choose another, or delete it first")
 

@@ -131,7 +131,7 @@ class FlopCount:
         return self.per_token * lengths_S.sum() + self.per_token_and_key * pairs + self.per_target * num_targets
 
     def token(self, keys: float, targets: float) -> float:
-        """Count the operations of one token that meets `keys` others and has a loss with probability `targets`."""
+        """Count the operations of one token that sees `keys` tokens and has a loss with probability `targets`."""
         return self.per_token + self.per_token_and_key * keys + self.per_target * targets
 
 
@@ -194,7 +194,7 @@ class Shape:
 def read_shape(settings: Mapping[str, Any]) -> Shape:
     """Read the shape that a Llama-like configuration describes, under transformers' names.
 
-    Raises `InputError` for a size that is not a number, or is below 1.
+    Raises `InputError` for a size that is not a whole number above 0.
     """
     head_dim = () if settings.get("head_dim") is None else ("head_dim",)
     for key in (*SHAPE_KEYS, "vocab_size", *head_dim):
@@ -237,8 +237,8 @@ def flops_per_token(flops: FlopCount, phase: Phase, lengths: SampleLengths) -> f
 def flops_between(
     recipe: Recipe, flops: FlopCount, lengths: SampleLengths, begin: int, stop: int, origin_step: int = 0
 ) -> dict[str, float]:
-    """Count the FLOPs of a run's updates from `begin` to `stop`, by objective. `origin_step` is the number of its
-    parents' updates, with which batches grow."""
+    """Count the FLOPs of a run's updates from `begin` to `stop`, by objective. `origin_step` counts its parents'
+    updates, which batch ramps include."""
     spent: dict[str, float] = {}
     last = origin_step + begin
     for phase in phases_between(recipe.curriculum, begin, stop):

@@ -138,7 +138,7 @@ def hub_says(error: BaseException) -> str:
         raise error
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
-    sign_in = "sign in by `hf auth login`, or set HF_TOKEN"
+    sign_in = "run `hf auth login`, or set HF_TOKEN"
     causes = [error]
     while causes[-1].__cause__ is not None:
         causes.append(causes[-1].__cause__)
@@ -205,7 +205,7 @@ def load_whole_config(source: str | Path) -> "PretrainedConfig":
     quantized weights."""
     refuse_missing(str(source))
     if (Path(source) / "adapter_config.json").exists():  # transformers would follow it elsewhere, or ignore it
-        raise InputError(f"{source} is a LoRA adapter: merge it into its model first, by its merge_and_unload")
+        raise InputError(f"{source} is a LoRA adapter: merge it into its model first, with merge_and_unload")
     from transformers import AutoConfig, PretrainedConfig
 
     name = model_name(source)

@@ -39,7 +39,7 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 GRACE = "BIPHASE_GRACE_SECONDS"
 """The environment variable for the seconds between asking a process to end and killing it."""
 GRACE_SECONDS = 110
-"""The default grace, in which training saves its state. Ctrl-C kills at once, and so may the system."""
+"""The default grace, in which training saves its state. Ctrl-C cuts it short, and so may the system."""
 
 
 def num_cores() -> int:
@@ -253,7 +253,7 @@ def outlive_terminal() -> None:
 def stop_signals(note: Callable[[int], None]) -> AbstractContextManager[None]:
     """Pass `STOPS` and SIGINT to `note` while the block runs, so that it can save its state.
 
-    A second SIGINT ends the block at once. A second SIGTERM does not, because Slurm and torchrun may both send one.
+    SIGINT as a second signal ends the block at once; SIGTERM does not, as Slurm and torchrun may both send one.
     """
     noted: list[int] = []
 

@@ -164,7 +164,7 @@ def test_names_and_texts(tmp_path: Path) -> None:
     (tmp_path / "my file").write_text("x")
     assert are_names("one text with spaces") and are_names([Path("a b")]) and are_names(["a.txt", "b c.txt"])
     assert are_names([str(tmp_path / "my file"), "no file"]) and are_names(["owner/name", "corpus"])
-    with pytest.raises(InputError, match="a mapping of train, test is given where rows are"):
+    with pytest.raises(InputError, match="a mapping of train, test is given, not rows"):
         biphase.prepare({"train": [], "test": []}, "tokenizer", tmp_path / "out")
     assert not are_names(["今天天气很好", "谢谢"])
     assert not are_names(["a text", "word"]) and not are_names(iter(["a"])) and not are_names([{"text": "a"}])
@@ -195,7 +195,7 @@ def test_rows_that_are_no_task(data: Any, said: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: biphase.prepare(None, "tokenizer", "out"), "None is given where texts or rows are"),
+        (lambda: biphase.prepare(None, "tokenizer", "out"), "None is given, not texts or rows"),
         (lambda: biphase.pretrain(3), "^3 is neither a file nor"),
         (lambda: biphase.pretrain("tiny", "data.shards=none"), "none is not a shard set"),
         (lambda: biphase.pretrain("tiny", {"schedule.peak_lr": np.float64(1e-3), "a": 1}), "unknown key 'a'"),

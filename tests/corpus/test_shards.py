@@ -478,14 +478,14 @@ def test_files_of_one_name_are_drawn_together(tokenizer_folder: Path, tmp_path: 
     )
     assert manifest.splits["validation"].documents == 0
     told = " ".join(capsys.readouterr().err.split())
-    assert "give equal file names distinct names" in told
+    assert "rename files that share a name" in told
 
 
 def test_long_documents_are_encoded_in_pieces_with_the_same_ids(
     tokenizer_folder: Path, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(prepare_module, "PIECE_CHARS", 50)
-    monkeypatch.setattr(prepare_module, "BATCH_BYTES", 300)
+    monkeypatch.setattr(prepare_module, "BATCH_CHARACTERS", 300)
     rng = np.random.default_rng(0)
     joints = ["\n", "\n\n", " \n", "\n ", " ", ".\n", "\r\n", "\n\t", "\n\n\n"]
     texts = ["".join(rng.choice(WORDS) + rng.choice(joints) for _ in range(400)) for _ in range(5)]

@@ -224,7 +224,7 @@ def test_a_question_that_is_none_is_told_at_once(question: Any, top: int, told: 
 
 def test_no_index_lies_in_its_own_text(encoder_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("some words")
-    with pytest.raises(InputError, match=r"inside of .*, and would be searched too"):
+    with pytest.raises(InputError, match=r"inside .*, and would be searched too"):
         search(tmp_path, "who?", model=encoder_folder, index=tmp_path / "index")
 
 

@@ -46,14 +46,12 @@ def test_cosines_are_pytorchs_over_all_weights_of_a_layer() -> None:
 
 
 def test_a_network_of_another_shape_is_refused() -> None:
-    with pytest.raises(
-        InputError, match=r"it cannot be merged with: weights that differ .* are embed_tokens\.weight, "
-    ):
+    with pytest.raises(InputError, match=r"it cannot be merged: its weights embed_tokens\.weight, "):
         layer_cosines(Network(0), Network(1, width=4), "it")
     more = Network(1)
     more.head = nn.Linear(3, 1, bias=False)
     for network, other in ((Network(0), more), (more, Network(0))):
-        with pytest.raises(InputError, match=r"are head\.weight$"):
+        with pytest.raises(InputError, match=r"its weights head\.weight differ"):
             layer_cosines(network, other, "it")
-    with pytest.raises(InputError, match="cannot be merged with"):
+    with pytest.raises(InputError, match="cannot be merged: its"):
         layer_cosines(Network(0), nn.Linear(3, 3), "it")

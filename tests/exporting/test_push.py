@@ -100,10 +100,10 @@ def test_export_goes_on_to_the_hub(hub: SimulatedHub, run: Run, tmp_path: Path) 
 
 def test_what_is_refused_before_anything_is_sent(hub: SimulatedHub, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"README\.md says no license and no language: give `license` and `language`, or"
+        InputError, match=r"README\.md has no license and no language: give `license` and `language`, or"
     ):
         push(folder, "me/encoder")
-    with pytest.raises(InputError, match=r"README\.md says no language"):
+    with pytest.raises(InputError, match=r"README\.md has no language"):
         push(folder, "me/encoder", license="mit")
     for repo in ("encoder", "a/b/c", "me/--x", "https://huggingface.co/me/x"):
         with pytest.raises(InputError, match="is not a repository name"):
@@ -130,7 +130,7 @@ def test_what_is_refused_before_anything_is_sent(hub: SimulatedHub, folder: Path
 
 def test_a_public_repository_is_asked_for(hub: SimulatedHub, folder: Path) -> None:
     hub.commit("me/encoder", {})
-    with pytest.raises(InputError, match="already exists, and is public; say public"):
+    with pytest.raises(InputError, match="already exists, and is public; send to it with"):
         push(folder, "me/encoder", license="mit", language="en")
     assert not sent_to(hub, "me/encoder")
     push(folder, "me/new", license="mit", language="en", public=True)

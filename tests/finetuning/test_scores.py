@@ -68,8 +68,8 @@ def test_a_score_that_was_edited_is_none(write_cell: WriteCell, scores_folder: P
     path.write_text(path.read_text().replace("0.625", "0.99"))
     broken = {path.parent.name: reason for path, reason in read_scores(scores_folder).broken.items()}
     assert broken == {
-        "large": "its accuracy on test is 7, which is not a share from 0 to 1",
-        "negative": "its accuracy on test is -0.5, which is not a share from 0 to 1",
+        "large": "its accuracy on test is 7, which is out of its range",
+        "negative": "its accuracy on test is -0.5, which is out of its range",
         "edited": "is damaged (it is not what was written, by its own hash); delete its folder and rerun",
     }
 

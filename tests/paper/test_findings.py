@@ -436,13 +436,13 @@ def test_what_tests_are_over_is_told_of_each_kind() -> None:
     for asked, told in (
         (
             [both, both],
-            "fine-tuning seeds and test examples. Verdicts are about these checkpoints, each pretrained once, not",
+            "fine-tuning seeds and test examples. Verdicts hold for these checkpoints, each pretrained once, not",
         ),
-        ([seeds], "fine-tuning seeds only. Verdicts are about these"),
-        ([both, seeds, both], "fine-tuning seeds and test examples (2 of 3 tests). Verdicts are about these"),
+        ([seeds], "fine-tuning seeds only. Verdicts hold for these"),
+        ([both, seeds, both], "fine-tuning seeds and test examples (2 of 3 tests). Verdicts hold for these"),
         (
             [("pretraining seeds", *both)],
-            "pretraining seeds, fine-tuning seeds and test examples. Verdicts are about recipes",
+            "pretraining seeds, fine-tuning seeds and test examples. Verdicts hold for the recipes",
         ),
     ):
         finding: Any = SimpleNamespace(inequalities=[tested(*noise) for noise in asked])

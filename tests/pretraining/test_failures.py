@@ -86,7 +86,7 @@ def test_without_memory_the_keys_are_named(
 
 def test_batches_too_small_for_the_microbatches(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
     """Found behind the claim of the run's folder, of which nothing stays where nothing was done."""
-    with pytest.raises(InputError, match="leaves less than one sample of 64 tokens each; raise one of the two"):
+    with pytest.raises(InputError, match="is below a sample of 64 tokens each; raise it or compute"):
         train(tiny_recipe(*only("clm", 1, "batch_tokens=100", "compute.microbatch_tokens=64")), tmp_path)
     assert not any(tmp_path.iterdir())
 

@@ -97,14 +97,10 @@ def test_noise_is_what_all_tests_account_for() -> None:
         return name_noise([finding(*inequalities)])
 
     plain, wide = seen(0.1), seen(0.1, num_pretrainings=3, num_examples=50)
-    once = (
-        "Verdicts are about these checkpoints, each pretrained once, not about what another pretraining run would give"
-    )
+    once = "Verdicts hold for these checkpoints, each pretrained once, not for what another pretraining run would give"
     assert noise(plain, plain) == f"fine-tuning seeds only. {once}"
     some = "pretraining seeds (1 of 2 tests), fine-tuning seeds and test examples (1 of 2 tests)"
     assert noise(wide, plain) == noise(plain, wide) == f"{some}. {once}"
-    assert (
-        noise(wide, seen(0.1, np.nan))
-        == "pretraining seeds, fine-tuning seeds and test examples. Verdicts are about recipes"
-    )
+    told = "pretraining seeds, fine-tuning seeds and test examples. Verdicts hold for the recipes, not just for"
+    assert noise(wide, seen(0.1, np.nan)) == f"{told} these checkpoints"
     assert noise(seen(0.1, np.nan)) == ""

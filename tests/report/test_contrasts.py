@@ -422,7 +422,10 @@ def test_seeds_that_agree_are_counted() -> None:
         Result(CLM, "SC", "a", "standard", (0.5, 0.6, 0.1 + 0.2, 0.4)),
         Result(MLM, "SC", "a", "standard", (0.4, 0.5, 0.3, 0.5)),
     )
-    assert [seen.tell_seeds(bound) for bound in (0.0, -0.2)] == [", in 2 of 4 seeds", ", in 4 of 4 seeds"]
+    assert [seen.tell_seeds(bound) for bound in (0.0, -0.2)] == [
+        ", positive in 2 of 4 seeds",
+        ", above the bound in 4 of 4 seeds",
+    ]
     assert seen.by_seed == pytest.approx((0.1, 0.1, 0, -0.1))
     apart = difference(published(CLM, 0.5, 0.1), published(MLM, 0.4, 0.1))
     assert (apart.by_seed, apart.tell_seeds()) == ((), "")

@@ -78,11 +78,9 @@ def test_what_was_declared_is_answered_first_and_once_and_a_mean_says_what_carri
     declared = judge_claims([Finding("order", "CLM first beats MLM", "", (claim,))])
     first, *rest = tell_answer(results, ["PRICE."], PageText("", "", hypotheses=(declared, "declared today")))
     start = "Supported for these checkpoints: CLM first beats MLM: +7.50 points [+"
-    assert (
-        first.startswith(start)
-        and "], in 5 of 5 seeds. When the tasks are tested separately, only a shows the difference: +15.00 points [+"
-        in first
-    )
+    assert first.startswith(start)
+    told = "], positive in 5 of 5 seeds. When the tasks are tested separately, only a shows the difference: +15.00"
+    assert told in first
     assert re.search(r" The other, b, does not: 0\.00 points \[−0\.\d\d, \+0\.\d\d\]\.$", first)
     price, lead = rest
     assert price == "PRICE." and lead.startswith("40-60 is ahead of random on average over 2 tasks")
@@ -91,7 +89,7 @@ def test_what_was_declared_is_answered_first_and_once_and_a_mean_says_what_carri
     assert next(tell_answer(results, ["PRICE."], priced)) == "PRICE.", "a share that was declared is the answer"
     leads = [sentence for sentence in tell_answer(results, [], PageText("", "")) if " is ahead of " in sentence]
     assert len(leads) == 2 and "only a shows the difference: +15.00" in leads[0], "without hypotheses"
-    assert all("], in 5 of 5 seeds" in lead for lead in leads)
+    assert all("], positive in 5 of 5 seeds" in lead for lead in leads)
 
 
 def test_models_that_predict_one_class_are_told_in_words() -> None:

@@ -125,7 +125,7 @@ def test_a_bound_on_the_compute_equivalent() -> None:
     assert one.estimate == pytest.approx(0.051, abs=0.002) and less.verdict == "supported"
     by_task = {task: part.estimate for task, part in one.by_task.items()}
     assert by_task == pytest.approx(dict.fromkeys(("wnut17", "genre"), one.estimate), abs=0.002) and not one.carriers
-    assert " beside the baseline with 1.7 times the arm’s FLOPs, in 5 of 5 seeds." in tell_finding(less)
+    assert " beside the baseline with 1.7 times the arm’s FLOPs, positive in 5 of 5 seeds." in tell_finding(less)
     assert (
         more.verdict == "contradicted" and "the baseline’s score minus the arm’s" in next(iter(more.inequalities)).label
     )
@@ -247,7 +247,7 @@ def test_hypotheses_stand_in_a_file_of_their_own(tmp_path: Path, wanted: str) ->
 def sentences_on(plan: Plan, folder: Path) -> list[str]:
     """The sentences on when hypotheses were declared; the hash that stands in the first is that of `study plan`."""
     digest, sentences = tell_declaration(plan, folder)
-    assert digest == hash_hypotheses(plan) and sentences[0].startswith(f"Hypotheses {digest}: ")
+    assert digest == hash_hypotheses(plan) and sentences[0].startswith(f"Hypotheses (hash {digest}): ")
     return sentences
 
 

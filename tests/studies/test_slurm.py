@@ -73,4 +73,4 @@ def test_copies_that_srun_started_are_told(
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert ("srun started this command 3 times, each for itself" in describe_copies()) == is_told
+    assert ("srun started this command 3 times, each on its own" in describe_copies()) == is_told

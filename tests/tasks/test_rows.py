@@ -314,7 +314,7 @@ def test_a_label_may_be_a_0_or_1_for_each_class(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"jsonl:[12]: 'label' is .*, and task .* has 2 classes; say `multi_hot"):
             read_label_lists(tmp_path, labels, classes=two, **keys)
     for mixed in ([["a", "b"], ["c", "a", "c"]], [["a"], ["a", 0]]):
-        with pytest.raises(InputError, match=r"jsonl:2: 'label' is .*, which has a class twice: name each once, or"):
+        with pytest.raises(InputError, match=r"jsonl:2: 'label' is .*, which has a class twice: name it once, or"):
             read_label_lists(tmp_path, mixed, classes=[*"abcd"])
 
 

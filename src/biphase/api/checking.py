@@ -246,7 +246,7 @@ def ask(server: str, golden: "Golden", name: str, timeout: float) -> tuple[str, 
 
 
 def find_served_name(base: str, timeout: float) -> str | None:
-    """Ask an OpenAI-like server for the name of its first model; return None if it does not answer."""
+    """Ask an OpenAI-like server for the name of its first model; return None if it names none."""
     status, text = send(f"{base}/v1/models", None, timeout)
     try:
         return str(json.loads(text)["data"][0]["id"]) if status == OK else None

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     import pandas
 
 OWN_TASKS = "data"
-"""The folder beside scores for tasks made from rows."""
+"""The subfolder for tasks made from rows."""
 
 
 def finetune(
@@ -82,10 +82,10 @@ def finetune(
         group: For rows: the column whose values must stay in the same split.
         scores: The folder for finished cells (a cell is one model, task, learning rate and seed).
         keep: Save the fine-tuned model here for transformers' pipelines; nothing is saved if training diverges. If
-            transformers' head for this model type differs from the paper's, transformers' head is used, and a message
-            says so.
-        settings: Settings to override, such as `learning_rate=1e-4, seed=3`. Without a rate, a task of your own uses
-            the best of three on validation after 100 steps each.
+            transformers' head for this model type differs from that of arXiv 2507.00994, transformers' head is used,
+            and a message says so.
+        settings: Settings to override, such as `learning_rate=1e-4, seed=3`. Without a rate, your own tasks
+            (but retrieval) use the best of three after 100 steps each.
     """
     if not isinstance(task, str | Path | None):
         raise InputError(f"`task` is a {type(task).__name__}: give a name or a file; rows go to `data`")
@@ -113,7 +113,7 @@ def finetune(
 
 
 def choose_open(plan: CellPlan, scores: Path, is_kept: bool, has_rate: bool) -> CellPlan:
-    """Choose the head of a model to keep, and search a learning rate unless one is given."""
+    """Choose the head of a model to keep, and search for a rate if `has_rate` is false."""
     from biphase.finetuning.heads import plan_to_keep
     from biphase.finetuning.rates import search_rate
 
@@ -396,7 +396,7 @@ def evaluate(
         workers_per_gpu: The number of cells that share a GPU.
         part: NUMBER/TOTAL: run only this part of the cells, counted from 0 (for a Slurm array).
         dry_run: Count the missing cells and estimate their time; train nothing.
-        keep: Write the fine-tuned model with the best validation score on each task to a subfolder of this folder.
+        keep: Write each model's best seed at the chosen rate, task by task, to a subfolder of this folder.
         settings: Settings of all cells, such as `max_steps=200`.
 
     Returns: a row for each model on each task in `scores`: `rate`, the `mean` of its test scores with its 95 %

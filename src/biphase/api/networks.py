@@ -45,8 +45,8 @@ def train_tokenizer(
     `sources` may also be a `datasets.Dataset`, a DataFrame, texts or rows in memory.
 
     Args:
-        sources: Files (.txt, .md, .jsonl, .parquet, .arrow; also .gz and .zst), folders, globs or Hub data sets
-            (ID:SUBSET).
+        sources: Files (.txt, .md, .jsonl, .csv, .tsv, .parquet, .arrow; also .gz and .zst), folders, globs or Hub data
+            sets (ID:SUBSET).
         out: The folder to write.
         vocab_size: The number of tokens, including special ones.
         limit_mb: Train on at most this many MB of text.
@@ -112,7 +112,7 @@ def export(
     """Write a checkpoint, or a copy of a model folder, as a folder for transformers with a model card; return its path.
 
     Args:
-        run: A run: its folder, its name, or the beginning of its folder's name in `runs`; if several match, the latest.
+        run: A run: its folder, its name, or the beginning of its folder's name in `runs`; with equal names, the latest.
             Add `@STEP` for an earlier checkpoint. For ONNX, Llama or GGUF files, also a model folder or a Hub id.
         folder: The folder to write.
         merge: Average the weights with those of the original decoder, giving the decoder this share (0 to 1).
@@ -156,7 +156,7 @@ def export(
 
 
 def complete_export(folder: Path, as_: str | None, onnx: bool, int8: bool, test: str | Path | None, gguf: bool) -> None:
-    """Add the requested files to an exported folder. Raises `InputError` for missing packages too."""
+    """Add the requested files to an exported folder. Raises `InputError` for missing packages."""
     from biphase.exporting.golden import write_golden
 
     if as_ not in (None, "llama"):
@@ -251,9 +251,9 @@ def encode(
     device: str = "auto",
     precision: Literal["auto", "bf16", "fp32"] = "fp32",
 ) -> "np.ndarray":
-    """Embed texts: return the mean over each text's tokens, fp32 [texts, width]. All tokens attend both ways, as in
-    `evaluate` before fine-tuning. Texts are packed, not padded. A text with more tokens than the network has positions
-    is cut, with a message.
+    """Embed texts as fp32 [texts, width]: as a `SentenceTransformer` does, else by the mean over each text's tokens,
+    which attend both ways. Texts are packed, not padded. A text with more tokens than the network has positions is cut,
+    with a message.
 
     Args:
         model: The result of `load`, or an argument for it.
@@ -408,7 +408,7 @@ def search(
         index: The folder of the index; SOURCE.index by default.
         by: The ranking: bm25, embeddings or both (fused). By default both, or bm25 if the embeddings fail a
             self-test (finding passages by their own words).
-        rerank: A cross-encoder that reorders the best 10 passages (or `--top`, if larger): a folder or
+        rerank: A cross-encoder that reorders the best 10 passages (or `top`, if larger): a folder or
             a Hub id.
         where: A filter on a column of the documents, such as year>=2020 or source=news; all filters must pass.
         language: The language of BM25's stop words and stems, such as en; none leaves words unchanged. Detected by

@@ -43,7 +43,7 @@ def study(
     Args:
         file: A YAML file, the name of a bundled study, such as mini, or the folder of a study.
         changes: Settings to override, such as pretraining_seeds=3.
-        folder: The study's folder; study-NAME by default.
+        folder: Its folder; FILE or study-NAME by default.
         data: Task in `evaluation.tasks` → the folder with its published data, or rows as `finetune` takes them, which
             are copied into the study's folder.
     """
@@ -92,7 +92,7 @@ class OpenStudy:
         differences that it can detect.
 
         Args:
-            device: The device, such as H100 or CPU, or a run whose measured speed to use.
+            device: The device, such as H100 or CPU, or a run whose measured speed is used.
             efficiency: Useful FLOP/s as a share of the device's peak.
         """
         import pandas
@@ -120,8 +120,8 @@ class OpenStudy:
         Args:
             engine: Run on this machine (local) or on several (ray).
             address: The address of a Ray cluster, such as `auto`.
-            workers: The number of units (training runs and cells) that run side by side; one per core or GPU by
-                default.
+            workers: The number of units (training runs, and cells, that is, fine-tunings) that run side by side; one
+                per core or GPU by default.
             workers_per_gpu: The number of units that share a GPU.
             processes: The number of devices for each training run, with torchrun. Each fine-tuning would reserve
                 as many but use only one, so run `--unit train` with this option and `--unit cells` without it.
@@ -166,7 +166,7 @@ class OpenStudy:
         return status(read_state(self.planned, self.folder))
 
     def status(self) -> "pandas.DataFrame":
-        """Return how many units are done, running and failed: a row for the training runs and one for each task.
+        """Return how many units are done, begun and failed: a row for the training runs and one for each task.
         `seconds_left` is for one worker."""
         import pandas
 
@@ -226,9 +226,9 @@ def advise(
     Args:
         text: Your text: shards, a file or a folder. Shards give an exact number of tokens.
         hours: The compute budget in hours.
-        device: The device, such as H100, or a run whose measured speed to use. By default this machine's CPU, whose
-            speed is measured for ten seconds.
-        devices: The number of devices; by default 1, or all cores of a CPU.
+        device: The device, such as H100, or a run whose measured speed is used. By default this machine's CPU,
+            whose speed is measured for ten seconds.
+        devices: The number of devices; by default 1, or all threads of a measured CPU.
         efficiency: Useful FLOP/s as a share of the device's peak.
         flops: A budget in FLOPs instead of hours and a device.
         study: The folder of one of your studies, whose scores choose the curriculum for training from scratch.
@@ -320,9 +320,10 @@ def equivalent(
         table: Files with one score per row (.csv, .tsv, .jsonl, .parquet; EuroEval's .jsonl), or a folder of results of
             MTEB or EncodEval. Columns: method, task, score; optionally seed or pretraining_seed; flops or tokens; and
             examples, a list of numbers whose mean is the score.
-        baseline: The method to measure compute against. By default, the only method with three or more budgets.
-        scale: The unit of the scores: percent, or share (fractions from 0 to 1). By default share if none is above
-            1, percent if every task has one above 1; biphase rejects other tables.
+        baseline: The method to measure compute against. By default, the method with three or more budgets, if there
+            is exactly one.
+        scale: The unit of the scores: percent, or share (fractions from 0 to 1). By default, share if no score is above
+            1, and percent if every task has a score above 1; for other tables you must give it.
         lower_is_better: Treat scores as losses; tables show them with a minus sign.
         over: The source of noise: seeds, or tasks (each treated as one seed).
         rename: The table's column names → ours.

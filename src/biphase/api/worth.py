@@ -60,7 +60,7 @@ def tell_loss(task: ScoredTask, before: Rows, after: Rows) -> str:
 
 
 def find_task_data(folder: Path, test: Path | None) -> ScoredTask | None:
-    """Find the data of a model's task: `test`, or else the test split of a kept model whose task comes with biphase.
+    """Find the data of a model's task: `test`, or else the test split of a kept model if biphase holds its data.
     Return None if there are no data."""
     is_embedder = (folder / "modules.json").exists()
     if (folder / RECORD).exists() and not is_embedder:
@@ -86,8 +86,8 @@ def find_task_data(folder: Path, test: Path | None) -> ScoredTask | None:
 
 
 def read_test_split(kept: KeptModel, test: Path | None) -> ScoredTask:
-    """Read a labelled file, or the test split from a folder with the task's data or from the package. Read from other
-    splits only what encoding needs."""
+    """Read a labelled file, or the test split from a folder with the task's data or from the package. In retrieval,
+    other splits keep at most a query."""
     task, config = kept.task, kept.config
     data: TaskData | Collection
     if test is not None and not test.is_dir():

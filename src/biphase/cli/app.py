@@ -51,7 +51,7 @@ GROUPS = {
         "task check reviews.yaml --data-dir reviews/",
     ),
     "study": ("Run a controlled study: one file defines its plan, runs and report.", "study plan mini"),
-    "report": ("Report on published scores: the paper's, or those in your own files.", "report results scores.csv"),
+    "report": ("Report on published scores: the paper's (arXiv 2507.00994), or your own.", "report results scores.csv"),
 }
 """First word of two-word commands → its description and an example."""
 MODULES = ("commands", "init")

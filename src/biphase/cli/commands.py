@@ -195,8 +195,8 @@ def demo(
 
 @like(machine.examine, arguments="folder", shows=show.print_facts)
 def doctor() -> None:
-    """Show versions, devices, automatic choices, disk space, locks and whether the Hub answers, for bug reports.
-    `!` marks a problem.
+    """Show what a bug report needs: versions, devices, automatic choices, disk space, whether file locks work and
+    whether the Hub answers. `!` marks a problem.
 
     Example: `biphase doctor /shared/runs`
     """
@@ -259,7 +259,8 @@ def inspect() -> None:
 
 @like(checking.check, arguments="folder", shows=show.print_checks, fails=checking.tell_unequal)
 def check() -> None:
-    """Compare the outputs of transformers, an ONNX file or a server with the golden vectors in a model folder.
+    """Compare the outputs of transformers, an ONNX file or a server with the reference outputs (golden vectors) in a
+    model folder.
 
     Example: `biphase check encoder --server http://localhost:8080`
     """
@@ -289,7 +290,7 @@ def trim(text: Annotated[list[str], Parameter(consume_multiple=True)], **options
 def push() -> None:
     """Upload a model to the Hugging Face Hub: weights, configuration, tokenizer and card, nothing else.
 
-    For a run, the last checkpoint goes to `main`, and each earlier one to a branch `step-N`.
+    A finished run's last checkpoint goes to `main`, each other one to a branch `step-N`.
 
     Example: `biphase push encoder user/encoder --license apache-2.0 --language en --dry-run`
     """
@@ -364,7 +365,7 @@ MODELS = (
     "Models: RUN[@STEP], model folders or Hub ids (ID@REVISION), followed by settings to override for all cells. "
     "Without a model, summarize the scores in --out."
 )
-TASKS = "Names or YAML files, separated by commas; zero-shot:FOLDER or mteb:NAME. By default the paper's twelve tasks."
+TASKS = "Names or YAML files, separated by commas; zero-shot:FOLDER or mteb:NAME. By default arXiv 2507.00994's twelve."
 
 
 @like(finetuning.evaluate, arguments="models")
@@ -442,7 +443,8 @@ def study_plan(
     ] = None,
     **options: Any,
 ) -> RenderableType:
-    """Show what a study trains and evaluates, what it costs, and what shared runs save. Trains nothing.
+    """Show what a study trains and evaluates, what it costs, and how much compute shared runs save.
+    Trains nothing.
 
     Example: `biphase study plan paper --device MI250X`
     """
@@ -478,7 +480,7 @@ def study_run(file: str, changes: Changes, folder: OutFolder, **options: Any) ->
 
 @like(studies.study, arguments="file changes", shows=lambda status: show.print_facts(vars(status)))
 def study_status(file: str, changes: Changes, folder: OutFolder) -> Any:
-    """Show what is done, running and failed, and how long the rest will take.
+    """Show what is done, begun and failed, and how long the rest will take.
 
     Example: `biphase study status mini`
     """
@@ -513,7 +515,8 @@ def study_advise(
     form: Form = "text",
     **options: Any,
 ) -> None:
-    """Find the best use of a compute budget: a model to continue, or a size to train from scratch.
+    """Find the best use of a compute budget: a public model whose pretraining to continue, or a size to train from
+    scratch.
 
     The advice comes with reasons and a recipe.
 
@@ -531,7 +534,7 @@ def study_advise(
 
 
 def report_paper(*, out: Path = Path("paper-report")) -> None:
-    """Report on the paper's 800 published scores: its tables, its figures, and our verdicts on its findings.
+    """Report on the 800 published scores of arXiv 2507.00994: its tables and figures, and our verdicts on its findings.
 
     Example: `biphase report paper`
 

@@ -202,14 +202,14 @@ def init_task(
 
 
 def init_slurm(study: Path, folder: Path, /, *, jobs: int = 8, out: Path = Path("slurm.sh")) -> None:
-    """Write a Slurm script whose array jobs share the work on a study. Fill in partition, account and time yourself.
+    """Write a Slurm script whose array jobs share the work on a study. Add partition and account, and adjust the time.
 
     Example: `biphase init slurm study.yaml /shared/study --jobs 4`
 
     Args:
         study: The study's file.
         folder: The study's folder, on a disk that all nodes share.
-        jobs: The number of nodes that work at once.
+        jobs: The number of array jobs, each on a node of its own.
         out: The file to write.
     """
     from biphase.studies.spec import load_study

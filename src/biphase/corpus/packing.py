@@ -1,6 +1,6 @@
 """Shards become packed batches. The tokens of a batch are a pure function of (shards, settings, step).
 
-A *sample* is a stretch of 12..2048 tokens of one document. The samples of an epoch have a seeded order. If they lie end
+A *sample* is by default 12..2048 tokens of one document. The samples of an epoch have a seeded order. If they lie end
 to end in this order, batch k has the samples whose first token falls into [k·B, (k+1)·B); if batches grow, the sums of
 their sizes replace k·B. A part of a batch (for a rank, or a microbatch) is a part of that interval. So any rank of any
 world size computes batch k without reading earlier batches, every objective sees the same samples in the same order,
@@ -209,7 +209,7 @@ class Batches:
         self.left_out_tokens = sum(packed.samples.left_out_tokens for packed in sets)
 
     def batch_tokens(self, step: int) -> int:
-        """Return the length of batch `step`, except for the rest of each set's last sample."""
+        """Return the tokens of batch `step`, not counting what its last samples overhang."""
         return self.tokens_before(step + 1) - self.tokens_before(step)
 
     def batch(self, step: int, part: int = 0, num_parts: int = 1) -> PackedBatch:

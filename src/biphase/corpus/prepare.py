@@ -49,8 +49,8 @@ MAX_SHARDS = 1024
 """The most shards of a set, to limit the number of mapped files: further source files share shards."""
 NAMED_BY = 1
 """The version of the names of shard folders."""
-BATCH_BYTES = 2_000_000
-"""The bytes of text per core for one call of `tokenizers`: enough to keep the cores busy, little enough for the
+BATCH_CHARACTERS = 2_000_000
+"""The characters per core for one call of `tokenizers`: enough to keep the cores busy, little enough for the
 memory."""
 PIECE_CHARS = 200_000
 """The size from which a document is encoded in pieces: one call on a whole book would use one core, and about 100 bytes
@@ -106,8 +106,8 @@ def prepare(
     into `out`.
 
     Args:
-        sources: Files (.txt, .md, .jsonl, .parquet, .arrow; also .gz and .zst), folders, globs or Hub data sets
-            (ID:SUBSET).
+        sources: Files (.txt, .md, .jsonl, .csv, .tsv, .parquet, .arrow; also .gz and .zst), folders, globs or Hub data
+            sets (ID:SUBSET).
         tokenizer: A tokenizer folder, a Hub id or a Llama 3 tokenizer.model file.
         out: The folder to write.
         validation: Use these sources as validation text.
@@ -183,8 +183,8 @@ def make_set(
 ) -> ShardManifest:
     """Make missing shards, then the manifest. Restores lost files of a finished set.
 
-    A document belongs to validation if a hash of (seed, its id) falls below `validation_fraction`. Each source file is
-    a unit of work, and the content does not depend on the number of workers.
+    A document belongs to validation if a hash of (seed, its id) falls below `validation_fraction`. Each shard is a unit
+    of work, and the content does not depend on the number of workers.
     """
     inside = (out / "shards").iterdir() if (out / "shards").is_dir() else ()
     files.refuse_links(out / "tokenizer", out / "token_bytes.npy", out / "shards", out / ".locks", *inside)
@@ -270,7 +270,7 @@ def finish_set(out: Path, plans: list[ShardPlan], draft: ShardManifest) -> Shard
             remedy = (
                 "give validation sources or a higher fraction; a document without an id is drawn by its file name: "
             )
-            remedy += "have .txt files split into paragraphs, or give equal file names distinct names"
+            remedy += "have .txt files split into paragraphs, or rename files that share a name"
             console.err.print(f"no document fell into validation ({count} in all): {remedy}")
     hashes = []
     for shard in shards:
@@ -324,7 +324,7 @@ def tokenize_missing(plans: list[ShardPlan], missing: list[ShardPlan], engine: E
 
 
 def choose_engine(engine: Engine, num_shards: int) -> Engine:
-    """Choose the workers that make shards. On this machine, this process is the single worker, because its tokenizer is
+    """Choose the workers that make shards. On this machine, a single worker is this process, because its tokenizer is
     loaded."""
     # Where TOKENIZERS_PARALLELISM turns the threads of `tokenizers` off, start one worker per core.
     switch = os.environ.get("TOKENIZERS_PARALLELISM", "true").lower()
@@ -435,7 +435,7 @@ def tokenize_shard(plan: ShardPlan, threads: int) -> None:
         helper = stack.enter_context(ThreadPoolExecutor(1))
 
         def encode() -> "Iterator[tuple[list[TextPiece], int, Future[list[Encoding]]]]":
-            for pieces, num_bytes in read_batches(plan, cuts_at_lines, writers, BATCH_BYTES * threads):
+            for pieces, num_bytes in read_batches(plan, cuts_at_lines, writers, BATCH_CHARACTERS * threads):
                 texts = [text for text, _, _ in pieces]
                 yield pieces, num_bytes, helper.submit(backend.encode_batch_fast, texts, add_special_tokens=False)
             yield [], 0, Future()  # after the last batch
@@ -452,9 +452,9 @@ def tokenize_shard(plan: ShardPlan, threads: int) -> None:
 
 
 def read_batches(
-    plan: ShardPlan, cuts_at_lines: bool, writers: Writers, batch_bytes: int
+    plan: ShardPlan, cuts_at_lines: bool, writers: Writers, batch_characters: int
 ) -> Iterator[tuple[list[TextPiece], int]]:
-    """Yield batches of pieces of about `batch_bytes`, each with the bytes read for it; count empty texts."""
+    """Yield batches of about `batch_characters` characters, with the bytes read for each; count empty texts."""
     pieces: list[TextPiece] = []
     held = 0
     options = plan.draft.options
@@ -476,7 +476,7 @@ def read_batches(
             for text, is_last in cut_text(document.text, cuts_at_lines):
                 pieces.append((text, split, is_last))
                 held += len(text)
-                if held >= batch_bytes:
+                if held >= batch_characters:
                     yield pieces, bytes_read - reported
                     pieces, held, reported = [], 0, bytes_read
         yield pieces, (source.num_bytes or bytes_read) - reported

@@ -155,7 +155,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any], int]]:
 
 
 def read_json_file(path: Path) -> Any:
-    """Read a file with one JSON value. Raises `InputError` as `read_json_lines` does."""
+    """Read one JSON value. Raises `InputError` as `read_text_lines`, or if broken."""
     try:
         return parse_json("".join(line for _, line, _ in read_text_lines(path)))
     except json.JSONDecodeError as error:
@@ -330,9 +330,9 @@ def rows_in_memory(data: Any, text_field: str = "text") -> Iterator[Row]:
     Missing values of a DataFrame become None, and arrays become lists.
     """
     if isinstance(data, Mapping):
-        raise InputError(f"a mapping of {', '.join(map(str, data))} is given where rows are: give one of them")
+        raise InputError(f"a mapping of {', '.join(map(str, data))} is given, not rows: give one of them")
     if not isinstance(data, Iterable):
-        raise InputError(f"{data!r} is given where texts or rows are")
+        raise InputError(f"{data!r} is given, not texts or rows")
     pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
     if pandas is not None and isinstance(data, pandas.DataFrame):
         data = data.set_axis([str(name) for name in data.columns], axis=1)

@@ -1,7 +1,7 @@
 """Text ↔ token ids: train a tokenizer, or load one from the Hub, a folder or a file and complete it for biphase.
 
 The result is a transformers tokenizer that saves and loads anywhere, with a mask, an end-of-text and a padding token.
-Encoding adds no special tokens; `corpus.prepare` appends the end-of-text token to each document.
+`corpus.prepare` adds no special tokens but end-of-text, which it appends to each document.
 """
 
 import base64

@@ -100,9 +100,8 @@ class Index:
 
 
 def open_index(path: Path, model: str | None, text: str | None, text_field: str, language: str | None) -> Index:
-    """Open an index. Update it first if its `text` is given and has changed, or if its language is not `language`.
-    Raises `InputError` if its model is another one or has changed, or if its text would now be cut into other
-    passages."""
+    """Open an index. If `text` is given, update it first if it has changed or its language is not `language`. Raises
+    `InputError` for another model, field or way to cut, and for another language without `text`."""
     # 1. The present state of its model and its text.
     remedy = "delete the index and build it again"
     refuse_damaged(path, remedy)
@@ -134,7 +133,7 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str,
     if text and (has_changed or is_other_language):
         return build_index(text, model_path, path, text_field, language, index)
     if has_changed:
-        console.err.print(f"{name} has changed since {path} was made of it: search {name}, and the index follows")
+        console.err.print(f"{name} has changed since {path} was built: search {name}, and the index follows")
     return index
 
 
@@ -167,7 +166,7 @@ def build_index(
     folder = Path(text).expanduser().resolve()
     target = index.resolve()
     if target.is_relative_to(folder) and not any(part.startswith(".") for part in target.relative_to(folder).parts):
-        raise InputError(f"{index} is inside of {text}, and would be searched too: give an index beside it")
+        raise InputError(f"{index} is inside {text}, and would be searched too: give an index beside it")
     sources = find_text_sources([text])
     text_hash = hash_text(text, sources)  # hashed before it is read, so that a change in between counts as another text
     with own_folder(index, "search index") as part:
@@ -180,7 +179,7 @@ def build_index(
         if not num_passages:
             raise InputError(f"{text} holds no text to search")
         if old is not None and num_new == num_passages:
-            raise InputError(f"{index} was made of another text than {text} holds now: rebuild it (--rebuild)")
+            raise InputError(f"{index} was made from other text than {text} holds now: rebuild it (--rebuild)")
         # 2. BM25's words.
         if language is None:
             language = (old and old.manifest.language) or sample_language(read_texts(part), num_passages)

@@ -70,7 +70,7 @@ class PackedTransformer(InputModule):
         Texts of 7, 1 and 6 tokens have `cu_seq_lens_q` 0, 7, 8, 14, and `seq_idx` seven times 0, once 1, six times 2.
         """
         if not all(isinstance(text, str) for text in inputs):
-            raise InputError("an embedding model takes single texts, no pairs")
+            raise InputError("an embedding model takes single texts, not pairs")
         texts = [prompt + text for text in inputs] if prompt else list(inputs)
         encoded = self.tokenizer(texts, truncation=True, max_length=self.max_seq_length)["input_ids"]
         samples = [torch.tensor(ids, dtype=torch.long) for ids in encoded]
@@ -311,7 +311,7 @@ def mine_negatives(
     `mine_hard_negatives` of sentence-transformers does.
 
     A negative scores below the worst positive of its anchor by at least the margin; only such passages have ranks. To
-    save memory, the file `path` holds the embeddings of passages for this time, and anchors come in pieces.
+    save memory, the file `path` holds the embeddings of passages meanwhile, and anchors come in pieces.
     """
     # 1. Each anchor's own passages, as indices.
     anchors = table.data.column("anchor").to_pylist()
@@ -392,7 +392,7 @@ def write_embedder(
 
 
 def load_embedder(name: str) -> SentenceTransformer:
-    """Load the embedding model behind a name, packed if its first module is a plain network of transformers.
+    """Load the embedding model behind a name, packed if its first module is a plain transformers network.
 
     A run, or a folder without sentence-transformers' files, gets mean pooling. If packing changes the embeddings, as in
     a decoder that stays causal, sentence-transformers alone runs the model, and a line says so.

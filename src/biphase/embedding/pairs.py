@@ -204,7 +204,7 @@ def guess_columns(name: str, row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def pairs_from_text(source: PairSource, path: str, seed: int) -> Pairs:
-    """Make pairs of documents, in their order. The same text, settings and seed give the same pairs."""
+    """Make pairs from documents, in order. The same text, settings and seed give the same pairs."""
     draw = random.Random(seed)
     sources = find_text_sources([path])
     content = hash_text(path, sources)
@@ -242,7 +242,7 @@ def crops(document: str, passage_words: int, draw: random.Random) -> Iterator[tu
 
 
 def neighbours(document: str, passage_words: int, draw: random.Random) -> Iterator[tuple[str, str]]:
-    """Yield each passage with the one after it."""
+    """Yield every other passage with the next."""
     passages = cut_passages(document, passage_words)
     for first, second in zip(passages[::2], passages[1::2], strict=False):
         yield join_words(first), join_words(second)

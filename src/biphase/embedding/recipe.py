@@ -172,8 +172,8 @@ class EmbeddingRecipe(Strict):
     evaluation: JudgedPaths = ()
     """Folders in BEIR's layout, or files of scored pairs. The card has their scores before and after training."""
     tracking: TrackingName | None = None
-    """The receiver of the loss of each step, counted over all stages, and of the final scores, as in a recipe of
-    pretraining."""
+    """The receiver of every tenth step's loss, counted over all stages, and of the final scores, as in pretraining
+    recipes."""
 
     @model_validator(mode="after")
     def stages_fit(self) -> "EmbeddingRecipe":

@@ -4,7 +4,7 @@ runs/NAME-HASH8/  config.yaml  stages/NAME/{FILES}  done.json
 
 A stage's FILES: pairs.json, trainer/, negatives-N.arrow, taught-N.arrow, model/, done.json.
 
-Each stage is written last, renamed and marked done. An interrupted stage continues from its last checkpoint. The
+A stage's model is written last, then marked done. An interrupted stage continues from its last checkpoint. The
 trainer and the losses are sentence-transformers'.
 
 A study trains each of its models by the same recipe, and stores the scores as cells.
@@ -72,7 +72,7 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
 
     Raises:
         InputError: before anything trains, for a mistake in the recipe, its sources, its model or its folder.
-        StoppedError: after SIGTERM or SIGINT while a stage trains, once its state is saved.
+        StoppedError: after a stop signal while a stage trains, once its state is saved.
     """
     # 1. Models, pairs and judged texts, checked before anything trains.
     out = Path(recipe.out)
@@ -249,8 +249,8 @@ def run_stage(run: "StageRun") -> dict[str, Any]:
 
 
 def stage_tables(run: "StageRun") -> "Tables":
-    """Make the tables that a stage trains on, with hard negatives or a teacher's embeddings. These are made once, and
-    stay in the folder."""
+    """Make the tables that a stage trains on, with hard negatives or a teacher's embeddings. These are files, made once
+    for the stage."""
     stage = run.stage
     seed = run.recipe.seed
     tables: dict[str, tuple[str, Dataset]] = {}
@@ -444,7 +444,7 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
 
     Raises:
         InputError: the checkpoint is damaged, or the trained weights are not finite.
-        StoppedError: after SIGTERM or SIGINT, once there is a checkpoint.
+        StoppedError: after a stop signal, once there is a checkpoint.
     """
     # 1. The trainer, with the weights that losses learn.
     stage = run.stage

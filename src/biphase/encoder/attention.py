@@ -8,7 +8,7 @@ samples of similar length; any device and type) and `reference` (the slow twin: 
 Flash attention calls `bounds_F1` cu_seqlens; `max_seqlen` has the same name there.
 
 Letters: T packed tokens, S samples, F samples with the padding sample, H query heads, G key-value heads, K head width,
-B buckets, N samples of a bucket, L its length, P padded tokens of all buckets.
+B buckets, N samples of a bucket, L its length, P slots of all buckets.
 """
 
 import inspect

@@ -49,7 +49,7 @@ def layer_cosines(network: nn.Module, before: nn.Module, name: str = "the networ
     shapes = {(key, weight.shape) for key, weight in network.named_parameters()}
     if differences := shapes ^ {(key, weight.shape) for key, weight in before.named_parameters()}:
         differing = ", ".join(sorted({key for key, _ in differences})[:3])
-        raise InputError(f"{name} cannot be merged with: weights that differ by name or shape are {differing}")
+        raise InputError(f"{name} cannot be merged: its weights {differing} differ by name or shape")
     groups: dict[str, list[float]] = {}
     old = dict(before.named_parameters())
     for name, parameter in network.named_parameters():
@@ -160,7 +160,7 @@ def load_model(
         model._init_weights(marked)
         if not marked.weight.all():
             fault = f"transformers sets the padding row of a {type(model).__name__} to zero each time that it loads one"
-            raise InputError(f"{source}: {fault}, so what is trained here could not be given away")
+            raise InputError(f"{source}: {fault}, so what is trained here would be lost")
     return model
 
 
@@ -263,7 +263,7 @@ def train_padding_row(model: PreTrainedModel) -> None:
 
 
 def pad_batch(samples: Sequence[Tensor], pad_id: int) -> dict[str, Tensor]:
-    """Pad samples on the right, to inputs [N, L] of a network of transformers."""
+    """Pad samples on the right, to inputs [N, L] of a transformers network."""
     masks = [torch.ones_like(tokens_T) for tokens_T in samples]
     padded = nn.utils.rnn.pad_sequence(list(samples), batch_first=True, padding_value=pad_id)
     return {"input_ids": padded, "attention_mask": nn.utils.rnn.pad_sequence(masks, batch_first=True)}
@@ -300,7 +300,7 @@ class PaddedBackbone(nn.Module):
 
 
 def without_padding(backbone: nn.Module) -> Any:
-    """Return the network of transformers inside a `PaddedBackbone`, or the network itself."""
+    """Return the transformers network inside a `PaddedBackbone`, or the network itself."""
     return backbone.network if isinstance(backbone, PaddedBackbone) else backbone
 
 

@@ -1,10 +1,10 @@
 """Proofs about a network: packing changes nothing, it attends in the right direction, our loss equals its head's.
 
-Each proof compares one or two forward passes on a few tokens with transformers' results for each text alone, by its own
-attention. The tokens are chosen so that a short text reveals what the network does. Differences are in units of the
-hidden states' mean size: in a mixture of experts a changed token regroups products, so that even states that must stay
-the same move by rounding. If a foreign network raises an error because it does not support such a call, the proof
-fails; errors inside biphase and a lack of memory pass through.
+A proof compares forward passes on a few tokens with each other, or with transformers' own results for each text alone.
+The tokens are chosen so that a short text reveals what the network does. Differences are in units of the hidden states'
+mean size: in a mixture of experts a changed token regroups products, so that even states that must stay the same move
+by rounding. If a foreign network raises an error because it does not support such a call, the proof fails; errors
+inside biphase and a lack of memory pass through.
 
 Letters: T tokens, D width.
 """

@@ -43,8 +43,8 @@ LAST_SECONDS = 15.0
 def kept_to_this_machine() -> Iterator[None]:
     """Make a cluster that starts in the block listen on the loopback interface only, and require a token.
 
-    By default, Ray listens on all interfaces and runs whatever it receives. The token is random unless the user has
-    configured authentication or has loaded Ray before; Ray before 2.52 has no tokens.
+    By default, Ray listens on all interfaces and runs whatever it receives. biphase sets a random token unless the user
+    has configured authentication or loaded Ray before; Ray before 2.52 has no tokens.
     """
     loaded = sys.modules.get("ray")
     variables = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # on all systems: the address of a node is 127.0.0.1
@@ -109,7 +109,7 @@ def connect_ray(address: str | None) -> None:
 def divide_nodes(nodes: Sequence[dict[str, float]], engine: Engine, num_units: int) -> tuple[int, int, float]:
     """Divide a cluster: return the number of workers, and the CPUs and GPUs per worker.
 
-    With GPUs, the workers of a node share its CPUs, and the node with the fewest CPUs per worker sets the number.
+    With GPUs, the workers of a node share its CPUs, and the node with the fewest CPUs per worker decides for all.
     Without GPUs, each worker gets as many CPUs as possible while all workers have a place.
     """
     with_gpus = [node for node in nodes if node.get("GPU", 0) >= 1]
@@ -133,8 +133,8 @@ def divide_nodes(nodes: Sequence[dict[str, float]], engine: Engine, num_units: i
 
 @dataclass
 class Head:
-    """A watch over the head of a cluster. A minute after the head is gone, Ray ends this process without a reason. The
-    watch reports the reason before that."""
+    """A watch over the head of a cluster. A minute after the head is gone, Ray ends this process without saying why.
+    The watch says why before that."""
 
     address: str
     """The HOST:PORT of the head; empty through `ray://`, which hides it."""

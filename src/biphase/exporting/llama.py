@@ -56,10 +56,10 @@ def become_llama(folder: Path) -> None:
     saved_twin, compute = load_named(folder, pooled=False)
     before, kind = NamedOutputs(network.float(), saved_twin.tokenizer), type(network).__name__
     gap = prove_outputs(compute, before.outputs, before, f"the LlamaModel of this {kind}")
-    proof = f"its hidden states are at most {gap:.1e} of their mean size from those of the {kind} that it was made of"
+    proof = f"its hidden states are at most {gap:.1e} of their mean size from those of the {kind} it was made from"
     line = (
         f"A LlamaModel without a head, which looks both ways: {proof}. Load it with transformers {FLOOR} or later: "
-        "transformers 4 looks left only, without a word, and so may a server. Compare a few vectors first."
+        "transformers 4 silently looks left only, and so may a server. Compare a few vectors first."
     )
     add_chapter(folder, "A plain Llama", [line])
     card: Any = ModelCard.load(folder / "README.md", ignore_metadata_errors=True)

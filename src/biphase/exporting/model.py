@@ -92,7 +92,7 @@ SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
 }
 """The fixed files of sentence-transformers, in the form of version 2, which later ones and other programs read."""
 NEEDS_VERSION: dict[str, Any] = {"requirements": {"transformers": f">={FLOOR}"}}
-"""The requirement of a bidirectional decoder, which sentence-transformers checks since 6.2."""
+"""A bidirectional decoder's requirement, which sentence-transformers has checked since 6.2."""
 
 POOLING_KEYS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 """The names of poolings in that form: `mean`, for example, is `mean_tokens`."""
@@ -188,8 +188,8 @@ def as_llama(config: EuroBertConfig) -> Any:
 def check_export(folder: Path, kind: Any, network: PreTrainedModel, causal: bool) -> None:
     """Load the folder as a user would, and prove its logits and its direction.
 
-    The logits must equal the packed network's. Two texts that differ in their last token show the direction. Both
-    networks have narrow windows, if any. Raises `FailedProofError`.
+    The logits must equal the packed network's. Two texts that differ in their last token show the direction. Windows,
+    if any, are narrowed in both. Raises `FailedProofError`.
     """
     reloaded = kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
     if proofs.window_of(reloaded.config) != proofs.window_of(network.config):

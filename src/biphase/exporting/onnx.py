@@ -67,7 +67,7 @@ def copy_model(source: Path, folder: Path, complete: Callable[[Path], None]) -> 
     """Copy the model files of a folder, and let `complete` add to the copy. Raises `InputError` for a target that is
     not empty."""
     if (source / "onnx").exists():
-        raise InputError(f"{source} has ONNX files already (in onnx/): give the folder that it was made of")
+        raise InputError(f"{source} has ONNX files already (in onnx/): give the folder it was made from")
     kind = read_json_as(source / MARK, FolderMark).biphase if (source / MARK).exists() else "model"
     with whole_folder(folder) as part:
         refuse_filled(folder)  # another process may have written it in the meantime

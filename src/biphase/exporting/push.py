@@ -1,8 +1,8 @@
 """A model folder, or a run's checkpoints → a repository on the Hugging Face Hub.
 
-In: a folder that `export`, `--keep` or `embed` wrote, or RUN[@STEP], which is exported first. Out: a commit on the
-branch `main`; earlier checkpoints of a run go to branches `step-N`. `push` sends only model files, card and curves (no
-moments, logs or predictions), and only after every check has passed.
+In: a folder that `export`, `--keep` or `embed` wrote, or RUN[@STEP], which is exported first. Out: a commit on `main`;
+checkpoints before a run's end go to branches `step-N`. `push` sends only model files, card and curves (no moments, logs
+or predictions), and only after every check has passed.
 """
 
 import re
@@ -50,7 +50,7 @@ def push(
     Args:
         source: A model folder or RUN[@STEP].
         repo: A repository on the Hugging Face Hub, USER/NAME; a new one is private.
-        public: Make the repository public, or allow pushing to one that already is.
+        public: Make a new repository public, or allow pushing to a public one.
         license: The license to put in the model card, such as apache-2.0, if the card names none.
         language: The languages to put in the model card, such as en or en,de, if the card names none.
         dry_run: List the files; upload nothing.
@@ -83,7 +83,7 @@ def push(
             with told_by_hub(f"{repo} cannot be sent to", remedy):
                 api.create_repo(repo, private=not public, exist_ok=True)
                 if not public and not api.model_info(repo).private:
-                    raise InputError(f"{repo} already exists, and is public; say public to send to it")
+                    raise InputError(f"{repo} already exists, and is public; send to it with `public`")
                 for revision, contents in uploads.items():
                     if revision != "main":
                         api.create_branch(repo, branch=revision, exist_ok=True)
@@ -150,7 +150,7 @@ def complete_card(text: str, path: Path, license: str | None, languages: list[st
     options_given = {"license": license, "language": languages}
     if lacking := [name for name, value in options_given.items() if not (value or getattr(card.data, name))]:
         options = " and ".join(f"`{name}`" for name in lacking)
-        raise InputError(f"{path} says no {' and no '.join(lacking)}: give {options}, or write it at its top")
+        raise InputError(f"{path} has no {' and no '.join(lacking)}: give {options}, or write it at its top")
     for name, value in options_given.items():
         old = getattr(card.data, name)
         if old and value and value not in (old, [old]):

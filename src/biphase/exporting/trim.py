@@ -1,10 +1,10 @@
 """A model folder and typical texts → a copy with the part of its vocabulary that such texts need.
 
 The copy has slices of the tables of embeddings and logits; the tokenizer, and all token ids in configurations, follow.
-A text of kept tokens has the same tokens as before, by construction: a smaller WordPiece vocabulary has no longer
-match, a smaller Unigram one no likelier cut, and a smaller BPE one has each merge that such a text goes through. All
-the same, this module proves it: with `tokenizers` on every text, and with transformers on kept tokens. Bytes or single
-characters spell all other text.
+A text of kept tokens has the same tokens as before, by construction: a smaller WordPiece vocabulary adds no match, a
+smaller Unigram one no likelier cut, and a smaller BPE one has each merge that such a text goes through. All the same,
+this module proves it: with `tokenizers` on every text, and with transformers on kept tokens. Bytes or single characters
+spell all other text.
 
 Letters: L tokens of a text, V kept tokens.
 """

@@ -188,7 +188,7 @@ def draw_confusion(report: ClassReport | None, path: Path) -> None:
 
     check_picture(path)
     if report is None or not report.confusion:
-        raise InputError(f"{path}: a picture is drawn of a finished cell or a file with one class for each example")
+        raise InputError(f"{path}: a picture needs a finished cell or a file with one class per example or word")
     confusion_LL = np.array(report.confusion)
     num = len(report.labels)
     shares_LL = confusion_LL / np.maximum(confusion_LL.sum(axis=1, keepdims=True), 1)

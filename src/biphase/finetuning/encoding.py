@@ -271,7 +271,7 @@ class EncodedSplit(ABC):
 
     @abstractmethod
     def judge(self, predictions: Any, cell: CellContext) -> Judgement:
-        """Score predictions: every metric of the family by name, between 0 and 1; and a row for each example, as in
+        """Score predictions: every metric of the family by name; and a row for each example, as in
         `test.jsonl`: its id, prediction and score."""
 
 

@@ -70,7 +70,7 @@ def load_encoded(source: TaskSource, encoder: Encoder, config: FinetuneConfig) -
 
 
 def encode_source(source: TaskSource, tokenizer: HashedTokenizer, config: FinetuneConfig) -> EncodedTask:
-    """Encode the examples of a source. Prints counts of the inputs that training or scores miss, or have twice."""
+    """Encode the examples of a source. Prints counts of inputs that are also in train, left out, or cut."""
     assert config.judged_only is not None, "the configuration is settled"
     task = source.task
     data = load_examples(source, config.judged_only, config.max_eval_examples)

@@ -227,7 +227,7 @@ def padded_logits(model: Any, batch: Batch) -> Tensor:
     """Compute the logits of a class of transformers, which takes padded batches: fp32, [S, C], or [T, C] in families of
     tokens; an answer's C are its start and end.
 
-    A sample less than half as long as the longest goes into another padded batch, which is never mostly padding.
+    A sample less than half as long as the longest goes into another padded batch: none is mostly padding.
     """
     pad_id = getattr(model.config, "pad_token_id", None) or 0
     lengths = batch.texts.lengths_S[batch.samples].tolist()

@@ -442,7 +442,7 @@ def index_tags(
 
 
 def is_one_for_all(rows: Iterable[Mapping[str, Any]]) -> bool:
-    """Tell whether all predictions are the same although the gold labels are not; for tags, whether all are O."""
+    """Tell whether all predictions (for tags, all tags) are the same although the gold labels are not."""
     predicted, gold = set[str](), set[str]()
     for row in rows:
         predicted |= set(row["predicted"]) if is_sentence(row) else {str(row.get("predicted"))}

@@ -240,7 +240,7 @@ def read_scores(folder: Path) -> ScoreSet:
                 if value is None:
                     raise InputError(f"its {score.metric} on {split} is missing")
                 if not lowest - ROUNDING <= value <= 1 + ROUNDING:
-                    raise InputError(f"its {score.metric} on {split} is {value:g}, which is not a share from 0 to 1")
+                    raise InputError(f"its {score.metric} on {split} is {value:g}, which is out of its range")
             scores.append(score)
         except (InputError, OSError) as error:
             broken[path] = str(error).removeprefix(f"{path} ")

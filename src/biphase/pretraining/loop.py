@@ -1,6 +1,6 @@
 """The training loop, to be read from top to bottom. It does not know which objective it runs.
 
-    recipe → processes, data, run folder, network → for each step: microbatches, one global token mean, one update
+    recipe → processes, data, run folder, network → for each step: microbatches, one mean over targets, one update
 
 It writes metrics.jsonl and checkpoints into the run folder; a second call continues from the last whole checkpoint. The
 stages of the loop follow it in order: batches, the lines about the start, the update, validation (always on the same
@@ -51,7 +51,7 @@ def train(
 
     Raises:
         InputError: for mistakes that the user can fix, and for a diverging loss.
-        StoppedError: after SIGTERM or SIGINT, once the state is saved.
+        StoppedError: after a stop signal, once the state is saved.
     """
     with join_world(recipe.compute) as world:
         # 1. The run: its origin, and its folder, named by text, origin and recipe.
@@ -176,8 +176,8 @@ def open_batches(job: Job) -> tuple[Batches, Callable[[nn.Module, Phase], dict[s
     microbatches = -(-smallest // (world.size * recipe.compute.microbatch_tokens))
     if smallest // (world.size * microbatches) < recipe.data.max_sample_tokens:
         raise InputError(
-            f"batch_tokens {smallest} over {world.size} processes and {microbatches} microbatches leaves "
-            f"less than one sample of {recipe.data.max_sample_tokens} tokens each; raise one of the two"
+            f"batch_tokens {smallest} over {world.size} processes and {microbatches} microbatches "
+            f"is below a sample of {recipe.data.max_sample_tokens} tokens each; raise it or compute.microbatch_tokens"
         )
     if token_bytes_V is None:
         err.print(f"{recipe.data.shards} has no validation documents: training without validation")

@@ -187,7 +187,7 @@ def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 def name_noise(findings: Iterable[Finding]) -> str:
     """Name the sources of noise in the tests, and the subject of the verdicts:
-    `fine-tuning seeds and test examples (4 of 5 tests). Verdicts are about recipes`; empty without tests."""
+    `pretraining seeds and test examples (4 of 5 tests). Verdicts hold for the recipes`; empty without tests."""
     inequalities = chain.from_iterable(finding.inequalities for finding in findings)
     tested = [inequality.contrast for inequality in inequalities if not math.isnan(inequality.p_value)]
     if not tested:
@@ -199,9 +199,9 @@ def name_noise(findings: Iterable[Finding]) -> str:
         if num_over[source]:
             some = f" ({num_over[source]} of {num_tests} tests)" if num_over[source] < num_tests else ""
             sources.append(f"{source}{some}")
-    once = "these checkpoints, each pretrained once, not about what another pretraining run would give"
-    subject = "recipes" if num_over["pretraining seeds"] == num_tests else once
-    return f"{show_noise(sources)}. Verdicts are about {subject}"
+    once = "these checkpoints, each pretrained once, not for what another pretraining run would give"
+    subject = "the recipes, not just for these checkpoints" if num_over["pretraining seeds"] == num_tests else once
+    return f"{show_noise(sources)}. Verdicts hold for {subject}"
 
 
 def count_tested(findings: Iterable[Finding]) -> int:
@@ -264,7 +264,7 @@ def tell_verdict(verdict: ClaimVerdict, inequalities: Iterable[Inequality]) -> s
 
 def tell_finding(finding: Finding) -> str:
     """Write a finding's verdict, the difference that is least above its bound, and the tasks that show it: `Supported
-    for these checkpoints: CLM then MLM beats MLM alone: +8.69 points [+4.72, +12.66], in 5 of 5 seeds.`"""
+    for these checkpoints: CLM then MLM beats MLM alone: +8.69 points [+4.72, +12.66], positive in 5 of 5 seeds.`"""
     told = f"{tell_verdict(finding.verdict, finding.inequalities).capitalize()}: {finding.statement}"
     measured = [inequality for inequality in finding.inequalities if not math.isnan(inequality.estimate)]
     if not measured:
@@ -273,9 +273,9 @@ def tell_finding(finding: Finding) -> str:
     bound = f" against {show_points(least.bound)}" if least.bound else ""
     beside = f" beside {least.beside}" if least.beside else ""
     smallest = "smaller" if len(measured) == 2 else "smallest"
-    of_several = f" (the {smallest} of {len(measured)} differences)" if len(measured) > 1 else ""
+    of_several = f" for the {smallest} of {len(measured)} differences" if len(measured) > 1 else ""
     seeds = least.contrast.tell_seeds(least.bound)
-    return f"{told}: {show_difference(least.interval)}{bound}{beside}{seeds}{of_several}. {least.carriers}".rstrip()
+    return f"{told}: {show_difference(least.interval)}{bound}{beside}{of_several}{seeds}. {least.carriers}".rstrip()
 
 
 def strongest(rivals: Sequence[Inequality]) -> Inequality:

@@ -95,9 +95,11 @@ class Contrast:
         return judge_difference(self.estimate, self.against().p_value)
 
     def tell_seeds(self, bound: float = 0.0) -> str:
-        """Write in how many seeds the sum lies above a bound: `, in 11 of 12 seeds`; empty unless seeds are paired."""
+        """Write in how many seeds the sum lies above a bound: `, positive in 11 of 12 seeds`; empty unless seeds are
+        paired."""
         num_above = sum(value > bound + ROUNDING * self.size for value in self.by_seed)
-        return f", in {num_above} of {self.num} seeds" if len(self.by_seed) > 1 else ""
+        above = "above the bound" if bound else "positive"
+        return f", {above} in {num_above} of {self.num} seeds" if len(self.by_seed) > 1 else ""
 
     def over_examples(self) -> Interval:
         """Test the difference between these runs over test examples alone, without the noise of seeds."""
@@ -479,7 +481,7 @@ def what_decides(pair: Contrast, bound: float, level: float) -> str:
                 with_seeds = f"{math.ceil(pair.num * enough[0])} {seeds} instead of {pair.num} and " if power else ""
                 return f"about {with_seeds}{about:,.0f} test examples instead of {pair.num_examples:,}, {stay}"
     if is_enough(replace(pair, choice_variance=0.0), bound, level, MOST_SEEDS / pair.num, MOST_EXAMPLES):
-        return "more validation examples, or fewer rates: others could choose other rates"
+        return "more validation examples, or fewer rates to choose from: other examples might have chosen other rates"
     ends = f"({show_points(pair.estimate)} points) is too close to the bound ({show_points(bound)})"
     return f"not even {MOST_SEEDS:,} {seeds}: with this spread, the estimate {ends}"
 

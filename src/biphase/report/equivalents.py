@@ -36,7 +36,7 @@ MOST_APART = 4
 in 0 to 29 % of simulations (docs/LOG.md)."""
 
 POINTS_BETWEEN, HALVINGS = 10, 6
-"""The number of tested points between two rungs, and the number of times that the search halves the gap between two
+"""The number of tested points from rung to rung, and the number of times that the search halves the gap between two
 points with different verdicts."""
 
 
@@ -402,7 +402,7 @@ def tell_kinds(price_list: PriceList) -> str:
 
 
 def price_sentence(price_list: PriceList) -> str:
-    """Write `A reaches the score of MLM alone (40 % masked) at 0.71 [0.62, 0.83] of its FLOPs, averaged over 3 tasks`.
+    """Say `A reaches the score of MLM alone (40 % masked) at 0.71 [0.62, 0.83] of its FLOPs, on average over 3 tasks`.
 
     For several arms the sentence gives the range of their shares, because the best of several is biased. A second
     sentence leaves out the task whose omission moves the first arm's share furthest towards 1:

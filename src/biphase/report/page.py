@@ -143,7 +143,7 @@ def answer_sentences(results: ResultSet, hypotheses: Sequence[Finding] = ()) -> 
 def compare_in_words(
     best: Result, rival: Result, where: str, num_models: int, by_task: Mapping[str, contrasts.Contrast]
 ) -> str:
-    """Write `A is ahead of B on average over 4 tasks: 71.2 % against 70.0 %, +1.2 points [0.4, 2.0], in 5 of 5 seeds.`
+    """Write `A is ahead of B on genre: 71.20 % against 70.00 %, +1.20 points [+0.40, +2.00], positive in 5 of 5 seeds.`
 
     `best` was picked as the best of `num_models`, so its p-value is multiplied by the number of candidates, which are
     all models but `rival` (Bonferroni). `by_task`: task → the difference between the two models.
@@ -303,7 +303,7 @@ def describe_results(results: ResultSet) -> list[str]:
     seeds = sorted({result.num // result.num_pretrainings for result in pretrained})
     num_pretrainings = max(result.num_pretrainings for result in pretrained)
     num_datasets = sum(map(len, results.datasets.values()))
-    of_each = "" if num_pretrainings == 1 or contrasts.have_one_seed(pretrained) else " of each"
+    of_each = "" if num_pretrainings == 1 or contrasts.have_one_seed(pretrained) else " per pretraining seed"
     span = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     facts = [
         f"{len({arm.name for arm in results.arms})} models",
@@ -316,7 +316,7 @@ def describe_results(results: ResultSet) -> list[str]:
 
 
 def tell_evidence(finding: Finding) -> str:
-    """Write only the evidence of a verdict: `+8.69 points [+4.72, +12.66], in 5 of 5 seeds.`"""
+    """Write only the evidence of a verdict: `+8.69 points [+4.72, +12.66], positive in 5 of 5 seeds.`"""
     return tell_finding(finding).partition(finding.statement)[2].lstrip(":. ")
 
 

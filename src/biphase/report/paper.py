@@ -165,7 +165,7 @@ def judge_paper(measured: Sequence[claims.Finding]) -> claims.Verdicts:
     tests."""
     findings = claims.judge_claims(measured)
     over = claims.name_noise(findings)
-    return findings, answer(findings), f"{NOTE} Tests are over {over}." if over else NOTE
+    return findings, answer(findings), f"{NOTE} Tests account for variation over {over}." if over else NOTE
 
 
 def answer(findings: Sequence[claims.Finding]) -> str:

@@ -144,7 +144,7 @@ class Result:
     num_diverged: int = 0
     """The number of seeds that diverged at the chosen rate."""
     rate: float | None = None
-    """The rate that all seeds of one pretraining choose together, for a network in use; None if pooled or unknown."""
+    """The rate that all seeds of one pretraining choose together; None if pooled or unknown."""
     cells: tuple["Result", ...] = field(default=(), repr=False, compare=False)
     """The measured results behind an average."""
     cohort: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
@@ -236,7 +236,7 @@ class ResultSet:
 
     @cached_property
     def sizes(self) -> list[str]:
-        """The sizes of all arms, smallest first; names without a number of parameters (`610M`, `1b`) come last."""
+        """The sizes of all arms, smallest first (`610M`, `1b`); names without a number of parameters come last."""
         return sorted(dict.fromkeys(arm.size for arm in self.arms), key=num_parameters)
 
     @cached_property
@@ -410,11 +410,11 @@ def tell_edges(results: ResultSet) -> Iterator[str]:
         rates = [cell.config.learning_rate for cell in kept.scores] if kept else []
         for word, rate in [("highest", grid[-1]), ("lowest", grid[0])] if len(grid) > 1 else []:
             if (share := rates.count(rate) / max(len(rates), 1)) > 0.5:
-                told = f"{score.arm.name} in {rates.count(rate)} of {len(rates)}"
-                edges[f"{score.dataset} the {word} ({show_rate(rate)})"][told] = share
+                told = f"{score.arm.name} in {rates.count(rate)} of {len(rates)} runs"
+                edges[f"on {score.dataset}, the {word} ({show_rate(rate)})"][told] = share
     if edges:
-        lines = [f"on {where}: {first_of(sorted(arms, key=lambda told: -arms[told]))}" for where, arms in edges.items()]
-        yield f"Rates were chosen at an edge of their grid, so a better one may lie beyond: {'; '.join(lines)}."
+        lines = [f"{where} by {first_of(sorted(arms, key=lambda told: -arms[told]))}" for where, arms in edges.items()]
+        yield f"Rates were chosen at the edge of the grid, so a better one may lie outside it: {'; '.join(lines)}."
 
 
 def check_averages(results: ResultSet) -> list[str]:

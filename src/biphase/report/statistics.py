@@ -87,7 +87,7 @@ def rate_spread(scores_RS: ArrayLike, rng: np.random.Generator, num_resamples: i
     """Measure how much a score depends on the fine-tuning's learning rate and seed: the paper's stability (finding F5).
 
     The spread is the standard deviation (over n-1) of all R·S scores of a model on a task. It leaves out nan (diverged
-    or missing), which can make it too small. The interval has percentiles over resampled seeds, at fixed rates; with
+    or missing), which can make it too small. Its interval is percentiles over resampled seeds, at fixed rates; with
     fewer than ten seeds it is too narrow, and with one seed there is none.
     """
     scores_RS = np.asarray(scores_RS, dtype=np.float64)

@@ -111,7 +111,7 @@ def tell_declaration(plan: Plan, folder: Path) -> tuple[str, list[str]]:
         history = f"changed {times} since the first declaration; the current ones were {own[0].words}"
     else:
         history = f"{own[0].words}; unchanged since (wording, arms, budgets, tasks)"
-    sentences = [f"Hypotheses {current}: {history}."]
+    sentences = [f"Hypotheses (hash {current}): {history}."]
     for entry in reversed(replaced.values()):
         told = " · ".join(f"{name}: {text}" for name, text in list_words(entry.hypotheses).items())
         sentences.append(f"Replaced: {entry.hash}, {entry.words}: {told}.")

@@ -93,7 +93,7 @@ def label_indices(task: spec.Task, location: str, value: Any) -> tuple[int, ...]
         return tuple(index for index, label in enumerate(labels) if MULTI_HOT[str(label).lower()])
     indices = sorted(label_index(task, location, label) for label in labels)
     if len(set(indices)) < len(indices):
-        raise InputError(f"{message}, which has a class twice: name each once, or say `multi_hot: true` of 0s and 1s")
+        raise InputError(f"{message}, which has a class twice: name it once, or say `multi_hot: true` for 0s and 1s")
     return tuple(indices)
 
 

@@ -129,7 +129,7 @@ def dir_of(task: spec.Task, data_dirs: DataDirs) -> str | Path | None:
 
 
 def find_task_sources(name: str, data_dirs: DataDirs) -> tuple[TaskSource, TaskSource]:
-    """Find the sources to train on and to evaluate on, mostly the same."""
+    """Find the sources to train on and to evaluate on, usually one."""
     task = spec.find_task(name)
     evaluation = find_source(task, dir_of(task, data_dirs))
     if task.part_of is not None:

@@ -1,6 +1,6 @@
 """The splits that a source lacks, drawn with seed 42; and the data of a retrieval task.
 
-The draw depends on the number of examples alone, or in retrieval on the ids of the queries: every model sees the same
+The draw depends on the number of examples, strata and groups, or in retrieval on query ids: every model sees the same
 splits and subsets.
 """
 

@@ -42,7 +42,7 @@ def best_spans(
     starts_K: np.ndarray, ends_K: np.ndarray, bounds_Q1: np.ndarray, max_tokens: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Find the span of at most `max_tokens` context tokens with the highest start + end. Returns the spans, [Q, 2] from
-    and up to, and their scores, [Q]. Among ties it takes the shortest, then the first."""
+    and up to, and their scores, [Q]. Among ties: the first start, then the shortest."""
     # For each token as the start, the best end: all starts at once, with spans that grow by one token.
     last_K = np.repeat(bounds_Q1[1:] - 1, np.diff(bounds_Q1))
     best_K = np.full(len(starts_K), -np.inf)
@@ -193,7 +193,7 @@ class Split(EncodedSplit):
 
 def encode(data: TaskData, tokenizer: HashedTokenizer, config: FinetuneConfig) -> dict[TaskSplit, Split]:
     """Encode the splits of a task. Train decides for all splits whether questions may have no answer, and the longest
-    answer. Prints a length other than 30 tokens, with the share of longer answers."""
+    answer. Prints it if train sets more than 30 tokens, or over 1 % are longer."""
     has_unanswerable = any(not example.answers for example in data.train)
     splits = {}
     for name, examples in data.splits.items():
