@@ -235,7 +235,7 @@ def test_the_hub_says_why(hub: Hub) -> None:
         "    except ValueError as error: print(str(error).partition(chr(40))[2][:28], end='|')\n"
         "print()"
     )
-    assert hub.told(code) == "it is gated; sign in by `hf |there is none of this name, |it has no such revision); gi|"
+    assert hub.told(code) == "it is gated; run `hf auth lo|there is none of this name, |it has no such revision); gi|"
     assert "this account has no access" in hub.told(FETCH.format(("some/gated",)), HF_TOKEN=STRANGER)
     assert hub.told(FETCH.format(("some/gated", commit)), HF_TOKEN=TOKEN) == commit
     assert not hub.leaked

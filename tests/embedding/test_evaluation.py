@@ -200,7 +200,7 @@ def test_texts_in_memory_are_searched(encoder_folder: Path, documents: list[str]
         frame, "what did Tip make?", model=encoder_folder, index=index, top=1, text_field="body", rebuild=True
     )
     assert list(rows["text"]) == list(found["text"]) and rows["id"].str.fullmatch("[abcd]#[0-9]+").all()
-    with pytest.raises(InputError, match="made of another text"):
+    with pytest.raises(InputError, match="made from other text"):
         search(["Something else.", "Altogether new."], "who?", index=index, text_field="body")
     with pytest.raises(InputError, match=r"name a folder, such as index='my\.index'"):
         search(documents[:4], "who?", model=encoder_folder)

@@ -140,7 +140,7 @@ def test_a_public_repository_is_asked_for(hub: SimulatedHub, folder: Path) -> No
 def test_the_hub_says_why_nothing_was_sent(hub: SimulatedHub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_of_nobody")
     with pytest.raises(
-        InputError, match=r"me/encoder cannot be sent to \(there is no token, or it is not valid: sign in by"
+        InputError, match=r"me/encoder cannot be sent to \(there is no token, or it is not valid: run `hf auth"
     ):
         push(folder, "me/encoder", license="mit", language="en")
     assert not hub.repositories

@@ -153,5 +153,5 @@ def test_a_cell_says_what_it_never_predicts(
     assert all(name in line for name in never)
     run_command(["evaluate", "--out", str(out), "--format", "json"])
     assert json.loads(capsys.readouterr().out)["scores"][0]["never_predicted"] == dict.fromkeys(expected, 1)
-    with pytest.raises(InputError, match="a picture is drawn of a finished cell"):
+    with pytest.raises(InputError, match="a picture needs a finished cell"):
         biphase.inspect(out, picture=tmp_path / "no.png")
