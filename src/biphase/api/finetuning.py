@@ -75,7 +75,7 @@ def finetune(
     Args:
         model: RUN[@STEP], a model folder or a Hub id (ID@REVISION).
         task: The name of a task, such as snli, or a YAML file that describes one.
-        data: The folder with the task's original data, instead of the Hub.
+        data: The folder with the task's original data; without it, the data comes from the Hub.
         template: For rows: the input, with columns in braces; by default, all text columns.
         label: For rows: the column with the label or the list of tags, if its name does not show that.
         missing: For rows: `drop` leaves out rows without a label or text.
@@ -84,8 +84,8 @@ def finetune(
         keep: Save the fine-tuned model here for transformers' pipelines; nothing is saved if training diverges. If
             transformers' head for this model type differs from that of arXiv 2507.00994, transformers' head is used,
             and a message says so.
-        settings: Settings to override, such as `learning_rate=1e-4, seed=3`. Without a rate, your own tasks
-            (but retrieval) use the best of three after 100 steps each.
+        settings: Settings to override, such as `learning_rate=1e-4, seed=3`. Without a rate, your own tasks except
+            retrieval use the best of three rates, after 100 steps with each.
     """
     if not isinstance(task, str | Path | None):
         raise InputError(f"`task` is a {type(task).__name__}: give a name or a file; rows go to `data`")
@@ -391,12 +391,13 @@ def evaluate(
         scores: The folder for finished cells (a cell is one model, task, learning rate and seed).
         data: Task → the folder with its original data files or, for your own tasks, rows as `finetune` takes them.
         engine: Run on this machine (local) or on several (ray).
-        address: The address of a Ray cluster, such as `auto`.
+        address: The address of a Ray cluster; `auto` finds one that is running.
         workers: The number of cells that run side by side; one per core or GPU by default.
         workers_per_gpu: The number of cells that share a GPU.
         part: NUMBER/TOTAL: run only this part of the cells, counted from 0 (for a Slurm array).
         dry_run: Count the missing cells and estimate their time; train nothing.
-        keep: Write each model's best seed at the chosen rate, task by task, to a subfolder of this folder.
+        keep: For each model and task, train the best seed at the chosen rate again, and save that model in a subfolder
+            of this folder.
         settings: Settings of all cells, such as `max_steps=200`.
 
     Returns: a row for each model on each task in `scores`: `rate`, the `mean` of its test scores with its 95 %

@@ -112,8 +112,9 @@ def export(
     """Write a checkpoint, or a copy of a model folder, as a folder for transformers with a model card; return its path.
 
     Args:
-        run: A run: its folder, its name, or the beginning of its folder's name in `runs`; with equal names, the latest.
-            Add `@STEP` for an earlier checkpoint. For ONNX, Llama or GGUF files, also a model folder or a Hub id.
+        run: A run: its folder, its name, or the beginning of its folder's name in `runs`; of runs with one name, the
+            latest. Add `@STEP` for an earlier checkpoint. For ONNX, Llama or GGUF files, also a model folder or a Hub
+            id.
         folder: The folder to write.
         merge: Average the weights with those of the original decoder, giving the decoder this share (0 to 1).
         onnx: Also write onnx/model.onnx, and verify that its outputs match.
@@ -408,7 +409,7 @@ def search(
         index: The folder of the index; SOURCE.index by default.
         by: The ranking: bm25, embeddings or both (fused). By default both, or bm25 if the embeddings fail a
             self-test (finding passages by their own words).
-        rerank: A cross-encoder that reorders the best 10 passages (or `top`, if larger): a folder or
+        rerank: A cross-encoder that reorders the best 10 passages (or as many as are asked for, if more): a folder or
             a Hub id.
         where: A filter on a column of the documents, such as year>=2020 or source=news; all filters must pass.
         language: The language of BM25's stop words and stems, such as en; none leaves words unchanged. Detected by

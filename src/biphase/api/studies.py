@@ -43,7 +43,7 @@ def study(
     Args:
         file: A YAML file, the name of a bundled study, such as mini, or the folder of a study.
         changes: Settings to override, such as pretraining_seeds=3.
-        folder: Its folder; FILE or study-NAME by default.
+        folder: The study's folder; by default FILE if it is one, or else study-NAME.
         data: Task in `evaluation.tasks` → the folder with its published data, or rows as `finetune` takes them, which
             are copied into the study's folder.
     """
@@ -119,9 +119,9 @@ class OpenStudy:
 
         Args:
             engine: Run on this machine (local) or on several (ray).
-            address: The address of a Ray cluster, such as `auto`.
-            workers: The number of units (training runs, and cells, that is, fine-tunings) that run side by side; one
-                per core or GPU by default.
+            address: The address of a Ray cluster; `auto` finds one that is running.
+            workers: The number of units that run side by side (a unit is a training run or one fine-tuning, a cell);
+                one per core or GPU by default.
             workers_per_gpu: The number of units that share a GPU.
             processes: The number of devices for each training run, with torchrun. Each fine-tuning would reserve
                 as many but use only one, so run `--unit train` with this option and `--unit cells` without it.

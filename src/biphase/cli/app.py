@@ -35,7 +35,7 @@ from biphase.errors import (
 from biphase.machine import environment_number, prepare_process, refuse_versions
 
 PATH = {
-    "Begin": ("demo", "init", "doctor"),
+    "Get started": ("demo", "init", "doctor"),
     "Text and tokens": ("tokenizer", "prepare"),
     "Pretraining": ("pretrain", "inspect", "export", "trim", "check", "push", "convert"),
     "Tasks": ("task", "finetune", "predict", "score", "evaluate"),
@@ -51,7 +51,7 @@ GROUPS = {
         "task check reviews.yaml --data-dir reviews/",
     ),
     "study": ("Run a controlled study: one file defines its plan, runs and report.", "study plan mini"),
-    "report": ("Report on published scores: the paper's (arXiv 2507.00994), or your own.", "report results scores.csv"),
+    "report": ("Report on scores: those published with arXiv 2507.00994, or your own.", "report results scores.csv"),
 }
 """First word of two-word commands → its description and an example."""
 MODULES = ("commands", "init")

@@ -65,7 +65,7 @@ Form = Annotated[
 ]
 Changes = Annotated[Sequence[str], Parameter(name="KEY=VALUE", help="Settings to override.")]
 DataDir = Annotated[
-    Path | None, Parameter(name="--data-dir", help="The folder with the task's original data, instead of the Hub.")
+    Path | None, Parameter(name="--data-dir", help="Read the task's original data from this folder, not from the Hub.")
 ]
 OutFolder = Annotated[Path | None, Parameter(name="--out")]
 ScoresFolder = Annotated[Path, Parameter(name="--out")]
@@ -342,7 +342,7 @@ def finetune(
 
 @like(finetuning.predict, arguments="model data")
 def predict(model: str, data: Path, out: Path | None, form: Form = "text", **options: Any) -> str | None:
-    """Predict labels, spans or answers for every row of a file, alongside the original columns.
+    """Predict labels, spans or answers for every row of a file, and add them to the row.
 
     Example: `biphase predict snli-model pairs.csv --out predicted.csv`
     """
@@ -365,7 +365,10 @@ MODELS = (
     "Models: RUN[@STEP], model folders or Hub ids (ID@REVISION), followed by settings to override for all cells. "
     "Without a model, summarize the scores in --out."
 )
-TASKS = "Names or YAML files, separated by commas; zero-shot:FOLDER or mteb:NAME. By default arXiv 2507.00994's twelve."
+TASKS = (
+    "Names or YAML files, separated by commas; zero-shot:FOLDER or mteb:NAME. By default, the twelve tasks of "
+    "arXiv 2507.00994."
+)
 
 
 @like(finetuning.evaluate, arguments="models")
@@ -515,8 +518,8 @@ def study_advise(
     form: Form = "text",
     **options: Any,
 ) -> None:
-    """Find the best use of a compute budget: a public model whose pretraining to continue, or a size to train from
-    scratch.
+    """Find the best use of a compute budget: use a public encoder as it is, continue its pretraining, or train a model
+    of some size from scratch.
 
     The advice comes with reasons and a recipe.
 

@@ -202,7 +202,7 @@ def init_task(
 
 
 def init_slurm(study: Path, folder: Path, /, *, jobs: int = 8, out: Path = Path("slurm.sh")) -> None:
-    """Write a Slurm script whose array jobs share the work on a study. Add partition and account, and adjust the time.
+    """Write a Slurm script whose array jobs share the work on a study. Add your partition and account to it.
 
     Example: `biphase init slurm study.yaml /shared/study --jobs 4`
 

@@ -114,7 +114,7 @@ def prepare(
         validation_fraction: Without --validation, draw this share of all documents for validation; 0.01 by default.
         workers: The number of processes; by default, one for every four cores.
         engine: Run on this machine (local) or on several (ray).
-        address: The address of a Ray cluster, such as `auto`.
+        address: The address of a Ray cluster; `auto` finds one that is running.
         text_field: The JSON field or column that holds the text.
         id_field: The JSON field or column that holds the document's name.
         txt_documents: What counts as a document in .txt and .md files: the whole file, a paragraph or a line.

@@ -481,9 +481,9 @@ def what_decides(pair: Contrast, bound: float, level: float) -> str:
                 with_seeds = f"{math.ceil(pair.num * enough[0])} {seeds} instead of {pair.num} and " if power else ""
                 return f"about {with_seeds}{about:,.0f} test examples instead of {pair.num_examples:,}, {stay}"
     if is_enough(replace(pair, choice_variance=0.0), bound, level, MOST_SEEDS / pair.num, MOST_EXAMPLES):
-        return "more validation examples, or fewer rates to choose from: other examples might have chosen other rates"
+        return "more validation examples, or fewer rates to choose from: with other examples, other rates might be best"
     ends = f"({show_points(pair.estimate)} points) is too close to the bound ({show_points(bound)})"
-    return f"not even {MOST_SEEDS:,} {seeds}: with this spread, the estimate {ends}"
+    return f"even {MOST_SEEDS:,} {seeds} would not decide it: with this spread, the estimate {ends}"
 
 
 def is_enough(pair: Contrast, bound: float, level: float, times_seeds: float, times_examples: float) -> bool:

@@ -21,6 +21,7 @@ from markupsafe import Markup, escape
 
 from biphase import __version__
 from biphase.console import out as terminal
+from biphase.curriculum import OBJECTIVES
 from biphase.errors import SOURCE, InputError
 from biphase.files import own_folder
 from biphase.report import contrasts, formats, tables
@@ -291,6 +292,7 @@ def render(drawn: Mapping[str, Sequence[Part]], plan_svg: str, **parts: Any) -> 
         style=Markup((templates / "page.css").read_text("utf-8")),
         script=Markup((templates / "page.js").read_text("utf-8")),
         families={code: words for code, words in FAMILY_NAMES.items() if code != "OT"},
+        objectives=OBJECTIVES.values(),
         significance=f"{100 * SIGNIFICANCE:g}",
         version=__version__,
     )
@@ -360,6 +362,6 @@ def locate(value: float, ends: tuple[float, float], width: float) -> float | Non
 
 def print_results(table: tables.Table, sentences: Iterable[str]) -> None:
     """Print the table of all models and tasks, and the answer in sentences."""
-    tables.print_table(replace(table, title="Test scores in %, mean over seeds ± half of the 95 % interval"))
+    tables.print_table(replace(table, title="Test scores in %, mean over seeds ± half the width of the 95 % interval"))
     for sentence in sentences:
         terminal.prose(sentence)

@@ -411,30 +411,30 @@ def tell_edges(results: ResultSet) -> Iterator[str]:
         for word, rate in [("highest", grid[-1]), ("lowest", grid[0])] if len(grid) > 1 else []:
             if (share := rates.count(rate) / max(len(rates), 1)) > 0.5:
                 told = f"{score.arm.name} in {rates.count(rate)} of {len(rates)} runs"
-                edges[f"on {score.dataset}, the {word} ({show_rate(rate)})"][told] = share
+                edges[f"on {score.dataset}, the {word} ({show_rate(rate)}) was chosen for"][told] = share
     if edges:
-        lines = [f"{where} by {first_of(sorted(arms, key=lambda told: -arms[told]))}" for where, arms in edges.items()]
-        yield f"Rates were chosen at the edge of the grid, so a better one may lie outside it: {'; '.join(lines)}."
+        lines = [f"{where} {first_of(sorted(arms, key=lambda told: -arms[told]))}" for where, arms in edges.items()]
+        yield f"Some chosen rates lie at the edge of the grid, so a better one may lie outside it: {'; '.join(lines)}."
 
 
 def check_averages(results: ResultSet) -> list[str]:
-    """Return a line that counts the averages that equal the mean of their datasets, up to rounding to 0.01 %; and a
-    line for each average that does not."""
+    """Return a line that counts the averages of several datasets that equal their mean, up to rounding to 0.01 %, and a
+    line for each that does not; no line if there are no such averages."""
     lines, num_averages = [], 0
     for metric, (setup, words) in itertools.product(results.metrics, read_words()["comparisons"].items()):
         of_metric = results.select(metric=metric)
         by_model = of_metric.select(setup=setup).scores
         for (name, scores), (family, datasets) in itertools.product(by_model.items(), of_metric.datasets.items()):
-            num_averages += family in scores
+            num_averages += family in scores and len(datasets) > 1
+
             if scores.keys() >= {family, *datasets}:
                 mean, recomputed = scores[family].mean, float(np.mean([scores[dataset].mean for dataset in datasets]))
                 if abs(recomputed - mean) > PUBLISHED_DIGIT * (1 + 1e-9):
                     told = f"{100 * mean:.2f}, but the mean of its datasets is {100 * recomputed:.2f}"
                     lines.append(f"{words['name']} · {name} · {family}: {told}")
-    right = (
-        f"{num_averages - len(lines)} of {num_averages} averages equal the mean over their datasets, up to rounding."
-    )
-    return [right, *lines]
+    num_equal = num_averages - len(lines)
+    right = f"{num_equal} of {num_averages} averages equal the mean over their datasets, up to rounding."
+    return [right, *lines] if num_averages else []
 
 
 def reference_mask(arms: Iterable[ReportArm]) -> int | None:

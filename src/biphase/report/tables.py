@@ -214,8 +214,8 @@ def make_score_table(
     signals = [measure_signal(scores[column] for scores in known if column in scores) for column in columns.values()]
     by = "as published, 1.96·s/√n (verdicts use Student’s t)" if is_of_others(results) else "by Student’s t"
     notes = [
-        f"Test scores in %: mean over seeds ± half of the 95 % interval over seeds, {by}. ± –: no interval, because "
-        f"there is only one seed or all seeds give the same score. {read_words()['scores_rule']}"
+        f"Test scores in %: mean over seeds ± half the width of the 95 % interval over seeds, {by}. ± –: no interval, "
+        f"because there is only one seed or all seeds give the same score. {read_words()['scores_rule']}"
     ]
     pairs = zip(columns, signals, strict=True)
     if undecided := [f"{column} separates no models yet; needed: {needs}" for column, (_, needs) in pairs if needs]:

@@ -295,7 +295,8 @@ def print_comparison(comparisons: Sequence[TaskComparison]) -> None:
         rows.append(Row((pair.a.dataset,), (*cells, gap, Cell(show_p_value(pair.p_value)), Cell(pair.verdict))))
     for letter, model in zip("AB", models, strict=True):
         out.print(f"{letter} = {model}")
-    title, columns = "Test scores in % ± half of the 95 % interval over seeds", ("A", "B", "A − B", "p", "verdict")
+    title = "Test scores in % ± half the width of the 95 % interval over seeds"
+    columns = ("A", "B", "A − B", "p", "verdict")
     print_table(Table("comparison", title, ("task",), columns, tuple(rows)))
     for pair in comparisons:
         out.print(describe_comparison(pair, names))

@@ -531,7 +531,7 @@ def list_costs(state: StudyState, sizes: Mapping[str, RunSize]) -> list[dict[str
 def write_citation(study: Study, declared: Sequence[str]) -> str:
     """Return BibTeX entries for the study and for biphase."""
     fields = {"author": " and ".join(study.authors), "title": f"{{{study.title or study.name}}}"}
-    fields["note"] = "; ".join([f"made with biphase {__version__}", *declared[:1]])
+    fields["note"] = ". ".join([f"Made with biphase {__version__}", *declared[:1]])
     software = {"author": "{The biphase authors}", "title": "{biphase}", "version": __version__}
     signs, entries = str.maketrans({sign: text for sign, text in LATEX.items() if sign not in "{}"}), ""
     for head, texts in ((f"@misc{{{study.name}", fields), ("@software{biphase", software)):

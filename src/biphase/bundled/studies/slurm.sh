@@ -4,7 +4,7 @@
 # is preempted saves and stops.
 #   sbatch --array=0-7 slurm.sh studies/paper.yaml /shared/study-paper [key=value ...]
 #   biphase study status studies/paper.yaml --out /shared/study-paper
-# The study, its shards and task data, the environment and BIPHASE_CACHE must lie where all nodes see them.
+# The study, its shards and task data, the environment and BIPHASE_CACHE must be on storage that all nodes see.
 #SBATCH --job-name=biphase
 #SBATCH --nodes=1
 #SBATCH --gpus-per-node=8
@@ -19,12 +19,12 @@ set -euo pipefail
 study=$1 folder=$2
 shift 2
 gpus=${SLURM_GPUS_ON_NODE:-1} code=0
-export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # srun itself would take one
-export BIPHASE_GRACE_SECONDS=110 # to save, of the 120 of --signal
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # by default, srun uses one CPU
+export BIPHASE_GRACE_SECONDS=110 # seconds to save in, out of the 120 of --signal
 
-# 1. Training runs, each over all GPUs of the node. One that fails is no reason not to judge the others; a stop is.
+# 1. Training runs, each over all GPUs of the node. If one fails, still evaluate the others; after a stop, do not.
 srun biphase study run "$study" "$@" --out "$folder" --unit train --processes "$gpus" || code=$?
 case $code in 130 | 143) exit "$code" ;; esac
-# 2. Fine-tunings of what is trained, four to a GPU: they are small.
+# 2. Fine-tunings of the trained models, four per GPU, because they are small.
 srun biphase study run "$study" "$@" --out "$folder" --unit cells --workers-per-gpu 4 || code=$((code ? code : $?))
 exit "$code"
