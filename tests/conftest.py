@@ -3,6 +3,7 @@
 The text is the beginning of L. Frank Baum's "The Marvelous Land of Oz" (1904), in the public domain.
 """
 
+import gc
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -43,11 +44,18 @@ def one_thread() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What the tests encode is not kept in the user's folder."""
+def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the tests encode is not kept in the user's folder, and their processes have one thread too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BIPHASE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("OMP_NUM_THREADS", "1")
         yield
+
+
+def pytest_collection_finish() -> None:
+    """Keep the modules out of the garbage collections that follow, of which accelerate asks for many."""
+    gc.collect()
+    gc.freeze()
 
 
 def reference_loss(

@@ -5,6 +5,7 @@ import platform
 import shutil
 import sysconfig
 import time
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,9 @@ def missing_for_compile(device: torch.device) -> str:
     return "" if (headers / "Python.h").exists() else f"there is no {headers / 'Python.h'}; install python3-dev"
 
 
+@cache
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the peak FLOP/s: stated for known GPUs in bf16, else measured on a matmul."""
+    """Return the peak FLOP/s: stated for known GPUs in bf16, else measured once on a matmul."""
     if device.type == "cuda" and dtype == torch.bfloat16:
         name = known_device(torch.cuda.get_device_name(device))
         if name is not None:
