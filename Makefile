@@ -14,8 +14,9 @@ demo: $(VENV)/installed
 # A process more than there are cores, up to 8: some tests wait for processes of their own.
 WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 7 ? cores + 1 : 8)))
 
+# Bytecode is written, whatever the environment says: the tests start a hundred processes.
 test: $(VENV)/developer
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
 
 # The tests that need no PyTorch, which is gigabytes, on the newest Python that pyproject.toml claims.
 NEWEST ?= python3.13
