@@ -31,7 +31,7 @@ def nudge_one_weight(network: Any) -> Any:
 
 
 def train_alone(recipe: Recipe, root: Path, *, is_nudged: bool = False) -> list[float]:
-    loop.peak_flops = lambda device, dtype: 1e12
+    loop.peak_flops = lambda device, dtype: 1e12  # type: ignore[assignment]
     patched: Any = job
     original = patched.load_network
     if is_nudged:
@@ -65,7 +65,7 @@ def train_as_rank(file: Path, root: Path) -> None:
     """What each of two processes does: train, and save and stop after update `STOP_AT`."""
     from biphase.errors import StoppedError
 
-    loop.peak_flops = lambda device, dtype: 1e12
+    loop.peak_flops = lambda device, dtype: 1e12  # type: ignore[assignment]
     torch.set_num_threads(1)
     patched: Any = loop
     original, stop = patched.update, int(os.environ["STOP_AT"])

@@ -79,13 +79,13 @@ def finetune(
         template: For rows: the input, with columns in braces; by default, all text columns.
         label: For rows: the column with the label or the list of tags, if its name does not show that.
         missing: For rows: `drop` leaves out rows without a label or text.
-        group: For rows: the column whose values must stay in the same split.
+        group: For rows: the column whose equal values must stay in the same split.
         scores: The folder for finished cells (a cell is one model, task, learning rate and seed).
         keep: Save the fine-tuned model here for transformers' pipelines; nothing is saved if training diverges. If
             transformers' head for this model type differs from that of arXiv 2507.00994, transformers' head is used,
             and a message says so.
         settings: Settings to override, such as `learning_rate=1e-4, seed=3`. Without a rate, your own tasks except
-            retrieval use the best of three rates, after 100 steps with each.
+            retrieval try three rates for up to 100 steps each and use the best.
     """
     if not isinstance(task, str | Path | None):
         raise InputError(f"`task` is a {type(task).__name__}: give a name or a file; rows go to `data`")
@@ -182,8 +182,8 @@ def predict(
     Args:
         model: A folder that `finetune --keep` wrote, or the Hub id of a model with a task head.
         data: A file of rows (.jsonl, .csv, .tsv, .xlsx, .json, .parquet, CoNLL) or of texts, one per line (.txt).
-        out: Write this .jsonl, .csv, .tsv, .xlsx or .parquet file. If the input has the same ending, a
-            .csv or .tsv file keeps its delimiter and quoting.
+        out: Write this .jsonl, .csv, .tsv, .xlsx or .parquet file. A .csv or .tsv file takes over the input's delimiter
+            and quoting if the endings are the same.
         template: The input template, with columns in braces, such as `{text}`; needed if the model does not store a
             template.
         device: The device; auto uses a GPU if there is one.

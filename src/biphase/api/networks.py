@@ -112,9 +112,9 @@ def export(
     """Write a checkpoint, or a copy of a model folder, as a folder for transformers with a model card; return its path.
 
     Args:
-        run: A run: its folder, its name, or the beginning of its folder's name in `runs`; of runs with one name, the
-            latest. Add `@STEP` for an earlier checkpoint. For ONNX, Llama or GGUF files, also a model folder or a Hub
-            id.
+        run: A run: its folder, its name, or the beginning of its folder's name in `runs`; if several runs share a name,
+            the latest. Add `@STEP` for an earlier checkpoint. For ONNX, Llama or GGUF files, also a model folder or a
+            Hub id.
         folder: The folder to write.
         merge: Average the weights with those of the original decoder, giving the decoder this share (0 to 1).
         onnx: Also write onnx/model.onnx, and verify that its outputs match.

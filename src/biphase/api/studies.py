@@ -120,8 +120,8 @@ class OpenStudy:
         Args:
             engine: Run on this machine (local) or on several (ray).
             address: The address of a Ray cluster; `auto` finds one that is running.
-            workers: The number of units that run side by side (a unit is a training run or one fine-tuning, a cell);
-                one per core or GPU by default.
+            workers: The number of units that run side by side (a unit is a training run or a cell, that is, one
+                fine-tuning); one per core or GPU by default.
             workers_per_gpu: The number of units that share a GPU.
             processes: The number of devices for each training run, with torchrun. Each fine-tuning would reserve
                 as many but use only one, so run `--unit train` with this option and `--unit cells` without it.

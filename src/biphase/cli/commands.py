@@ -288,9 +288,9 @@ def trim(text: Annotated[list[str], Parameter(consume_multiple=True)], **options
 
 @like(push_model, arguments="source repo")
 def push() -> None:
-    """Upload a model to the Hugging Face Hub: weights, configuration, tokenizer and card, nothing else.
+    """Upload a model to the Hugging Face Hub: only the model's files, its card and its training curves.
 
-    A finished run's last checkpoint goes to `main`, each other one to a branch `step-N`.
+    A finished run's last checkpoint goes to `main`, every other one to a branch `step-N`.
 
     Example: `biphase push encoder user/encoder --license apache-2.0 --language en --dry-run`
     """

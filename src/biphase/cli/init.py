@@ -180,7 +180,7 @@ def init_task(
         data: The file to train on, or a folder in BEIR's layout.
         label: The column with the label; needed only if it is not named `label` or similar.
         family: The kind of task, if the data does not show it.
-        group: The column whose values (such as pages or patients) must stay in the same split.
+        group: The column (such as page or patient) whose equal values must stay in the same split.
         out: The file to write.
     """
     refuse_existing(out)
