@@ -43,8 +43,8 @@ DEMO = """
 from pathlib import Path
 from biphase.cli.commands import demo
 demo(Path("demo"), changes=[
-    "arms.0.budgets=[12]", "arms.0.curricula=[40/60]", "hypotheses=[]",
-    "recipe.schedule={peak_lr: 6e-3, warmup_steps: 2, decay_steps: 4}",
+    "arms.0.budgets=[6]", "arms.0.curricula=[40/60]", "hypotheses=[]",
+    "recipe.schedule={peak_lr: 6e-3, warmup_steps: 2, decay_steps: 2}",
     "recipe.validation.tokens=2000", "recipe.compute.precision=bf16", "evaluation.seeds=1",
     "evaluation.finetune.precision=bf16", "evaluation.finetune.max_eval_examples=50",
     "evaluation.tasks=[genre]", "evaluation.per_task={genre: {max_train_examples: 32}}",
@@ -59,7 +59,7 @@ pytestmark = [
 
 def run(*arguments: str, beside: Path = TESTS, cwd: Path = TESTS.parent) -> str:
     path = os.pathsep.join([str(beside), str(TESTS), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": path, "BIPHASE_TEST_DEVICE": "cuda", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": path, "BIPHASE_TEST_DEVICE": "cuda"}
     command = [sys.executable, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
