@@ -131,6 +131,8 @@ class Heart(threading.Thread):
         super().__init__(daemon=True)
         self.store = store.clone()  # a connection of its own: the main thread may block on the other
         self.signals, self.silence_seconds = world.signals, silence_seconds
+        self.has_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        """Whether torchrun started the processes. It holds the store, and reports which of them was killed."""
         self.rank, self.size = rank, size = world.rank, world.size
         self.watched = range(1, size) if rank == 0 else range(1)
         """The ranks that this process watches."""
@@ -153,15 +155,15 @@ class Heart(threading.Thread):
                 if self.store.add("told", 0):
                     self.end_at_once("")
             except RuntimeError:  # the store does not answer
-                # The store belongs to the first process or, with torchrun, to the launcher, with which this process
-                # ends anyway.
-                self.missed[0] += os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+                # The store belongs to the first process or to the launcher, with which this process ends anyway.
+                self.missed[0] += not self.has_launcher
             for rank in self.watched:
                 state, patience = ("has been silent", 1) if self.counts[rank] else ("has not joined", JOIN_PATIENCE)
                 seconds = self.missed[rank] * BEAT_SECONDS
                 if seconds >= self.silence_seconds * patience:
                     line = f"{self.name_of(rank)} {state} for {seconds:.0f} s: stopped, starved or cut off"
-                    self.end_at_once(f"{line} (compute.silence_seconds sets the longest wait); {GO_ON}")
+                    line += f" (compute.silence_seconds sets the longest wait); {GO_ON}"
+                    self.end_at_once("" if self.has_launcher and self.has_ended(rank) else line)
 
     def leave(self) -> None:
         """Stop beating, and sign off, so that the others do not miss this process."""
@@ -185,6 +187,17 @@ class Heart(threading.Thread):
             if self.store.check([f"name/{rank}"]):
                 name += f" ({self.store.get(f'name/{rank}').decode()})"
         return name
+
+    def has_ended(self, rank: int) -> bool:
+        """Return whether a process had joined on this machine and is gone."""
+        with suppress(RuntimeError, PermissionError):
+            if self.store.check([f"name/{rank}"]):
+                host, _, pid = self.store.get(f"name/{rank}").decode().rpartition(", pid ")
+                try:
+                    os.kill(int(pid), 0)
+                except ProcessLookupError:
+                    return host == socket.gethostname()
+        return False
 
     def may_tell(self) -> bool:
         """Return whether this process is the first to claim the report of why the run ends."""

@@ -26,7 +26,7 @@ sys.path.append(str(Path(__file__).parent))
 from killing import changed_since, compare, contents, count_changes, fresh, stamps
 from small_world import Outcome, call, open_world, run_campaign, standing_in
 
-COMMAND = ["pretrain", "recipe.yaml", "--runs", "made", "compute.parallel=fsdp", "compute.silence_seconds=15"]
+COMMAND = ["pretrain", "recipe.yaml", "--runs", "made", "compute.parallel=fsdp", "compute.silence_seconds=8"]
 COMMAND += ["checkpoints.every_steps=1", "checkpoints.keep=[]", "validation.every_steps=2"]
 FINISHED = "*/steps/*/manifest.json"
 PATIENCE = 120.0

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -65,6 +66,20 @@ def test_a_silent_process_is_named(store: dist.Store, told: list[str]) -> None:
     second.stopped.set()
     wait_until(lambda: told, "a line")
     assert told[0].startswith("process 1 of 2 (") and f"pid {os.getpid()}) has been silent for" in told[0]
+
+
+@pytest.mark.parametrize(("launcher", "host"), [("True", ""), ("False", ""), ("True", "another")])
+def test_a_launcher_reports_a_killed_process_alone(
+    launcher: str, host: str, store: dist.Store, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The main thread may wait in a collective, so that this process does not know yet that it was asked to stop."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", launcher)
+    heart, _ = Heart(store, World(0, 2, CPU), 0.1), Heart(store, World(1, 2, CPU), 1e6)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    store.set("name/1", f"{host or socket.gethostname()}, pid {gone.pid}")
+    heart.run()
+    assert [bool(line) for line in told] == [launcher == "False" or bool(host)]
 
 
 def test_one_that_never_joined_is_waited_for_longer(store: dist.Store, told: list[str]) -> None:
