@@ -43,6 +43,11 @@ def test_reference_averages_agree() -> None:
     wrong = ResultSet((*read_reference().select("QA").results[:3], replace(average, summary=other.summary)))
     _, line = check_averages(wrong)
     assert "610m" not in line and "210m-mlm20-42k" in line and "51.73" in line
+    dataset = wrong.results[0]
+    same = replace(average, summary=dataset.summary)
+    assert check_averages(ResultSet((dataset, same))) == [], "nothing is averaged in families of one dataset"
+    (line,) = check_averages(ResultSet((dataset, average)))
+    assert "210m-mlm20-42k" in line and "the mean of its datasets is" in line
 
 
 def test_published_names() -> None:

@@ -75,7 +75,7 @@ def finetune(
     Args:
         model: RUN[@STEP], a model folder or a Hub id (ID@REVISION).
         task: The name of a task, such as snli, or a YAML file that describes one.
-        data: The folder with the task's original data; without it, the data comes from the Hub.
+        data: The folder with the task's original data; without it, the package's or the Hub's.
         template: For rows: the input, with columns in braces; by default, all text columns.
         label: For rows: the column with the label or the list of tags, if its name does not show that.
         missing: For rows: `drop` leaves out rows without a label or text.

@@ -209,7 +209,7 @@ def check_task(task: str, data_dir: Path | None = None) -> Facts:
 
     Args:
         task: The name of a task, such as snli, or a YAML file that describes one.
-        data_dir: The folder with the task's original data; without it, the data comes from the Hub.
+        data_dir: The folder with the task's original data; without it, the package's or the Hub's.
     """
     source = find_source(find_task(task), data_dir)
     data = examples.load_examples(source, judged_only=False)

@@ -260,7 +260,7 @@ def calibrate_cell(network: Any, splits: Mapping[Any, EncodedSplit], cell: CellC
         measured.append(metrics["macro_f1"] if chosen.thresholds else calibration_error(rows))
     what = "macro F1" if chosen.thresholds else "calibration error"
     how = "a threshold for each class" if chosen.thresholds else f"a temperature of {chosen.temperature:.2f}"
-    effect = f"with {how}, by validation,  {measured[1]:.1%}"
+    effect = f"with {how}, by validation, {measured[1]:.1%}"
     if chosen == cell.calibration:
         effect = "temperature scaling does not clearly help on validation, so none is applied"
     console.err.print(f"{what} on test {measured[0]:.1%}; {effect}")

@@ -418,23 +418,23 @@ def tell_edges(results: ResultSet) -> Iterator[str]:
 
 
 def check_averages(results: ResultSet) -> list[str]:
-    """Return a line that counts the averages of several datasets that equal their mean, up to rounding to 0.01 %, and a
-    line for each that does not; no line if there are no such averages."""
+    """Return a line that counts the averages that equal the mean of their datasets, up to rounding to 0.01 %, unless
+    every family has one dataset; and a line for each average that does not."""
     lines, num_averages = [], 0
     for metric, (setup, words) in itertools.product(results.metrics, read_words()["comparisons"].items()):
         of_metric = results.select(metric=metric)
         by_model = of_metric.select(setup=setup).scores
         for (name, scores), (family, datasets) in itertools.product(by_model.items(), of_metric.datasets.items()):
-            num_averages += family in scores and len(datasets) > 1
-
+            num_averages += family in scores
             if scores.keys() >= {family, *datasets}:
                 mean, recomputed = scores[family].mean, float(np.mean([scores[dataset].mean for dataset in datasets]))
                 if abs(recomputed - mean) > PUBLISHED_DIGIT * (1 + 1e-9):
                     told = f"{100 * mean:.2f}, but the mean of its datasets is {100 * recomputed:.2f}"
                     lines.append(f"{words['name']} · {name} · {family}: {told}")
+    has_averages = any(len(datasets) > 1 for datasets in results.datasets.values())
     num_equal = num_averages - len(lines)
     right = f"{num_equal} of {num_averages} averages equal the mean over their datasets, up to rounding."
-    return [right, *lines] if num_averages else []
+    return [right, *lines] if has_averages else lines
 
 
 def reference_mask(arms: Iterable[ReportArm]) -> int | None:
