@@ -474,7 +474,7 @@ def test_a_training_that_diverged_keeps_nothing(
 ) -> None:
     score = SimpleNamespace(folder=tmp_path / "snli-0", headline=lambda: "snli", classes=())
     plan = SimpleNamespace(is_finished=lambda out: True)
-    monkeypatch.setattr("biphase.finetuning.fit.fit_cells", lambda *arguments, keep: [score])
+    monkeypatch.setattr("biphase.finetuning.keeping.fit_and_keep", lambda *arguments: score)
     monkeypatch.setattr("biphase.api.finetuning.plan_cells", lambda *arguments: [plan])
     monkeypatch.setattr("biphase.finetuning.heads.plan_to_keep", lambda plan: plan)
     biphase.finetune("encoder", "snli", keep=tmp_path / "kept")

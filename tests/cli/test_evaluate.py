@@ -196,7 +196,7 @@ def test_which_tasks_data_is_given_for(tmp_path: Path) -> None:
 
 def test_a_cpu_grid_asks_for_no_gpu(models: Path, words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engines = []
-    monkeypatch.setattr(verbs, "run_grid", lambda grid, engine, part, keep: engines.append(engine) or [])
+    monkeypatch.setattr(verbs, "run_grid", lambda grid, trainings, engine: engines.append(engine) or [])
     (tmp_path / "scores").mkdir()
     for device in ("cpu", "auto"):
         where = {"scores": tmp_path / "scores", "data": {"wnut17": words}, "engine": "ray", "precision": "fp32"}

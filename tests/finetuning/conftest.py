@@ -13,6 +13,7 @@ from biphase.finetuning.config import FinetuneConfig, plan_cells, settle_config
 from biphase.finetuning.encoding import CellContext, EncodedSplit
 from biphase.finetuning.fit import fit_cells
 from biphase.finetuning.heads import Encoder, load_encoder, plan_to_keep
+from biphase.finetuning.keeping import fit_and_keep
 from biphase.finetuning.scores import Score
 from biphase.tasks.spec import find_task, task_table
 
@@ -56,7 +57,9 @@ def fit_cell(
     if keep is not None:
         plans = [*map(plan_to_keep, plans)]
     with TemporaryDirectory() as folder:
-        return fit_cells(plans, out or Path(folder), keep=keep)[0]
+        if keep is not None:
+            return fit_and_keep(plans[0], out or Path(folder), keep)
+        return fit_cells(plans, out or Path(folder))[0]
 
 
 def predict_split(model: torch.nn.Module, split: EncodedSplit, cell: CellContext) -> Any:

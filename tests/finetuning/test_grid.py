@@ -57,7 +57,7 @@ def finished(grid: Grid) -> list[Score]:
 
 def test_only_what_is_missing_is_run(grid: Grid) -> None:
     assert missing(grid) == 8
-    assert run_grid(grid, HERE) == []
+    assert run_grid(grid, plan_grid(grid), HERE) == []
     assert missing(grid) == 0
     scores = finished(grid)
     assert {(s.task, s.config.learning_rate, s.config.seed) for s in scores} == {
@@ -69,20 +69,22 @@ def test_only_what_is_missing_is_run(grid: Grid) -> None:
         assert not choice.draw_noise().why_unknown
     wider = replace(grid, seeds=(0, 1, 2))
     assert missing(wider) == 4
-    told = plan_missing(wider, HERE)
+    told = plan_missing(wider, plan_grid(wider), HERE)
     mean = sum(sum(score.seconds.values()) for score in scores) / 8
     assert [record["missing"] for record in told.cells] == [2, 2] and told.unknown_trainings == 0
     assert told.seconds_of_one_worker == pytest.approx(4 * mean)
     scores[0].folder.joinpath("score.json").write_text("{")  # type: ignore[union-attr]
-    assert plan_missing(wider, HERE).known_trainings == 4, "what is damaged is told where scores are shown"
+    assert plan_missing(wider, plan_grid(wider), HERE).known_trainings == 4, (
+        "what is damaged is told where scores are shown"
+    )
 
 
 @pytest.mark.slow
 def test_workers_give_the_same_scores(grid: Grid, tmp_path: Path) -> None:
     small = replace(grid, learning_rates=(3e-3,))
-    run_grid(small, HERE)
+    run_grid(small, plan_grid(small), HERE)
     other = replace(small, out=tmp_path / "other")
-    assert run_grid(other, Engine(workers=2, device="cpu")) == []
+    assert run_grid(other, plan_grid(other), Engine(workers=2, device="cpu")) == []
     ours, theirs = finished(small), finished(other)
     assert [score.metrics for score in ours] == [score.metrics for score in theirs]
     assert len(ours) == 4
@@ -92,7 +94,7 @@ def test_a_cell_that_another_process_is_at_is_no_failure(grid: Grid, capsys: pyt
     small = replace(grid, learning_rates=(1e-3,), tasks=("snli",))
     trainings = plan_grid(small)
     with locked(small.out / ".locks" / trainings[0][0].folder(small.out).name):
-        assert run_grid(small, HERE) == []
+        assert run_grid(small, plan_grid(small), HERE) == []
     assert "another process works on it" in capsys.readouterr().err
     assert missing(small) == 1 and not read_failures(small.out)
 
@@ -109,13 +111,13 @@ def test_a_failed_cell_is_told_and_run_again(
         return real(plans, *others)
 
     monkeypatch.setattr(fit, "fit_cells", fail_once)
-    [failure] = run_grid(grid, HERE)
+    [failure] = run_grid(grid, plan_grid(grid), HERE)
     monkeypatch.setattr(fit, "fit_cells", real)
     assert failure.unit == names(grid)[0] and "no memory left" in failure.reason
     assert "no memory left" in capsys.readouterr().err
     assert read_failures(grid.out) == [failure]
     assert missing(grid) == 1
-    assert run_grid(grid, HERE) == []
+    assert run_grid(grid, plan_grid(grid), HERE) == []
     assert missing(grid) == 0 and not read_failures(grid.out)
 
 
@@ -126,7 +128,7 @@ def test_bad_data_fails_its_task_alone(grid: Grid, tmp_path: Path, capsys: pytes
         rows = [{"premise": split, "hypothesis": "b", "label": 7}]
         (bad / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     small = replace(grid, data_dirs={**grid.data_dirs, "snli": bad})
-    failures = run_grid(small, HERE)
+    failures = run_grid(small, plan_grid(small), HERE)
     assert "label 7 is not one of task 'snli'" in failures[0].reason
     blocked = [failure for failure in failures if failure.reason.startswith("blocked: encode snli for ")]
     assert len(blocked) == 4 and all(failure.is_blocked for failure in blocked)
@@ -162,14 +164,16 @@ def test_tasks_that_share_a_training_are_one(grid: Grid, data_dirs: dict[str, Pa
     assert len(trainings) == 4
     assert [cell.task.name for cell in trainings[0]] == ["nq", "msmarco"]
     one = replace(shared, learning_rates=(1e-3,), seeds=(0,))
-    assert run_grid(one, HERE) == []
+    assert run_grid(one, plan_grid(one), HERE) == []
     scores = finished(one)
     assert {score.trained_on for score in scores} == {"msmarco"}
     of_one = scores[0].seconds["train"] + sum(score.seconds["evaluate"] for score in scores)
     assert scores[0].seconds["train"] == scores[1].seconds["train"]
-    told = plan_missing(shared, HERE)
+    told = plan_missing(shared, plan_grid(shared), HERE)
     assert (told.seconds_of_one_worker, told.known_trainings) == (pytest.approx(3 * of_one), 3)
-    told = plan_missing(replace(shared, out=tmp_path / "empty"), HERE)
+    told = plan_missing(
+        replace(shared, out=tmp_path / "empty"), plan_grid(replace(shared, out=tmp_path / "empty")), HERE
+    )
     assert (told.seconds_of_one_worker, told.unknown_trainings) == (None, 4)
 
 
@@ -215,5 +219,5 @@ def test_a_task_of_ones_own(grid: Grid, tmp_path: Path) -> None:
     path.write_text("\n".join(lines), encoding="utf-8")
     dirs = {"own": grid.data_dirs["wnut17"]}
     own = replace(grid, tasks=(str(path),), learning_rates=(1e-3,), seeds=(0,), data_dirs=dirs)
-    assert run_grid(own, HERE) == []
+    assert run_grid(own, plan_grid(own), HERE) == []
     assert [score.task for score in finished(own)] == ["own"]

@@ -27,15 +27,19 @@ from biphase.engine.units import Engine, EngineKind
 from biphase.errors import InputError
 from biphase.files import claimed, refuse_existing, refuse_filled, whole_file
 from biphase.finetuning.class_report import ClassReport, draw_confusion, print_report, read_report, report_classes
-from biphase.finetuning.config import CellPlan, FinetuneConfig, plan_cells
+from biphase.finetuning.config import FinetuneConfig, plan_cells
 from biphase.finetuning.grid import (
     PAPER_LEARNING_RATES,
     PAPER_SEEDS,
     Grid,
     MissingCells,
+    check_keep,
+    keep_best_networks,
+    plan_grid,
     plan_missing,
     resolve_for,
     run_grid,
+    tell_downloads,
 )
 from biphase.finetuning.kept import RECORD, KeptModel, find_kept, label_of, open_rows, read_labelled
 from biphase.finetuning.metrics import Rows, contributions
@@ -100,25 +104,22 @@ def finetune(
         refuse_filled(Path(keep))
     [plan] = plan_cells(str(model), [task], config, {} if folder is None else {find_task(task).name: folder})
     from biphase.finetuning.fit import fit_cells
-
-    has_rate = "learning_rate" in config.model_fields_set or is_own_task(find_task(task))
-    plan = choose_open(plan, Path(scores), is_kept=keep is not None, has_rate=has_rate)
-    is_old = plan.is_finished(Path(scores))
-    with nullcontext() if keep is None else claimed(Path(keep).resolve(), "keep.part"):
-        if keep is not None:
-            refuse_filled(Path(keep))  # another process may have written it meanwhile
-        [score] = fit_cells([plan], Path(scores), keep=None if keep is None else Path(keep))
-    tell_score(score, keep, is_old)
-    return score
-
-
-def choose_open(plan: CellPlan, scores: Path, is_kept: bool, has_rate: bool) -> CellPlan:
-    """Choose the head of a model to keep, and search for a rate if `has_rate` is false."""
     from biphase.finetuning.heads import plan_to_keep
+    from biphase.finetuning.keeping import fit_and_keep
     from biphase.finetuning.rates import search_rate
 
-    plan = plan_to_keep(plan) if is_kept else plan
-    return plan if has_rate or plan.task.kind.is_search else search_rate(plan, scores)
+    out, has_rate = Path(scores), "learning_rate" in config.model_fields_set or is_own_task(find_task(task))
+    plan = plan if keep is None else plan_to_keep(plan)
+    plan = plan if has_rate or plan.task.kind.is_search else search_rate(plan, out)
+    is_old = plan.is_finished(out)
+    if keep is None:
+        [score] = fit_cells([plan], out)
+    else:
+        with claimed(Path(keep).resolve(), "keep.part"):
+            refuse_filled(Path(keep))  # another process may have written it meanwhile
+            score = fit_and_keep(plan, out, Path(keep))
+    tell_score(score, keep, is_old)
+    return score
 
 
 def tell_score(score: Score, keep: Path | str | None, is_old: bool) -> None:
@@ -474,9 +475,14 @@ def run_evaluation(
         where = parse_config(Engine, {"kind": engine, "device": grid.config.device, **workers}, origin="evaluate")
         folders, config = name_data_dirs(data_dirs, names, "`data`"), resolve_for(grid.config, where)
         grid = replace(grid, tasks=names, config=config, data_dirs=folders)
+        if not dry_run:
+            tell_downloads(grid)
+        trainings = plan_grid(grid, part)
         if dry_run:
-            return plan_missing(grid, where, part)
-        failures = run_grid(grid, where, part, None if keep is None else Path(keep))
+            return plan_missing(grid, trainings, where)
+        best = {} if keep is None else check_keep(trainings, Path(keep))
+        failures = run_grid(grid, trainings, where)
+        keep_best_networks(best, grid.out)
     scores = read_scores(grid.out)
     comparison = verdicts.compare(scores, *pair) if pair else []
     return ScoreSummary(scores, verdicts.summarize(scores), comparison, failures)

@@ -9,8 +9,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import chain, takewhile
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
@@ -26,19 +26,17 @@ from biphase.encoder.attention import explain_computing
 from biphase.encoder.models import Encoder
 from biphase.errors import InputError, memory_told
 from biphase.files import locked
-from biphase.finetuning.calibration import calibration_error
 from biphase.finetuning.class_report import report_classes
 from biphase.finetuning.config import PROTOCOL, CellPlan, FinetuneConfig
 from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask
 from biphase.finetuning.encoding_cache import load_encoded
-from biphase.finetuning.heads import build_network, open_encoder, refuse_replaced, to_transformers
-from biphase.finetuning.kept import keep_network
+from biphase.finetuning.heads import build_network, open_encoder, refuse_replaced
 from biphase.finetuning.loss import weigh_classes
 from biphase.finetuning.metrics import Rows
 from biphase.finetuning.scores import Score, read_score, short_name, write_cell
 from biphase.tasks.examples import inputs_of, load_examples
 from biphase.tasks.spec import EVALUATED_SPLITS
-from biphase.tasks.splits import Collection, TaskData, draw_indices
+from biphase.tasks.splits import draw_indices
 
 
 def train_network(
@@ -246,57 +244,37 @@ def name_never_predicted(
     return {split: {name: in_train[name] for name in report.never_predicted} for split, report in reports.items()}
 
 
-@torch.no_grad()
-def calibrate_cell(network: Any, splits: Mapping[Any, EncodedSplit], cell: CellContext) -> CellContext:
-    """Calibrate a cell on validation, and print the effect on test."""
-    chosen = splits["validation"].calibrate(network, cell) if cell.task.classes else None
-    if chosen is None:
-        return cell
-    test = splits["test"]
-    outputs = test.predict(network, cell)
-    measured = []
-    for calibration in (cell.calibration, chosen):
-        metrics, rows = test.judge(outputs / calibration.temperature, replace(cell, calibration=calibration))
-        measured.append(metrics["macro_f1"] if chosen.thresholds else calibration_error(rows))
-    what = "macro F1" if chosen.thresholds else "calibration error"
-    how = "a threshold for each class" if chosen.thresholds else f"a temperature of {chosen.temperature:.2f}"
-    effect = f"with {how}, by validation, {measured[1]:.1%}"
-    if chosen == cell.calibration:
-        effect = "temperature scaling does not clearly help on validation, so none is applied"
-    console.err.print(f"{what} on test {measured[0]:.1%}; {effect}")
-    return replace(cell, calibration=chosen.model_copy(update={"on_test": tuple(measured)}))
-
-
 @memory_told("lower microbatch_tokens (65,536 unless given), or --workers-per-gpu where cells share a GPU")
-def fit_cells(plans: Sequence[CellPlan], out: Path, keep: Path | None = None) -> list[Score]:
+def fit_cells(plans: Sequence[CellPlan], out: Path) -> list[Score]:
     """Fine-tune a model once for cells that share a training (`Task.trained_on`), and evaluate their tasks.
 
     A finished cell appears as the folder `out/TASK-HASH`, and is read, not rerun. On a CPU the same cell has the same
-    scores to the last bit. A training that diverges is a result, not an error.
-
-    Args:
-        keep: the model folder for the trained network (`kept.keep_network`), which `heads.check_keepable` must have
-            accepted. A finished cell trains again for it and keeps its score. A diverged training leaves no folder.
-
-    Raises `BusyError` if another process works on one of the cells.
+    scores to the last bit. A training that diverges is a result, not an error. Raises `BusyError` if another process
+    works on one of the cells.
     """
-    missing = [plan for plan in plans if not plan.is_finished(out)]
-    with ExitStack() as claims:  # keep other processes away; a killed process releases its claims
-        for folder in (plan.folder(out) for plan in missing):
-            busy = f"{folder} is being made by another process"
-            claims.enter_context(locked(out / ".locks" / folder.name, busy=busy))
-        missing = [plan for plan in missing if not plan.is_finished(out)]  # another process may have done some
-        if missing:
-            run_cells(missing, out, keep)
-        elif keep is not None:
-            run_cells(plans, None, keep)
+    with claim_cells(plans, out):
+        write_cells(plans, out)
     return [read_score(plan.folder(out)) for plan in plans]
 
 
-def add_inputs(predictions: Mapping[str, Rows], data: TaskData | Collection) -> None:
+@contextmanager
+def claim_cells(plans: Sequence[CellPlan], out: Path) -> Iterator[None]:
+    """Keep other processes away from the cells that are not finished; another process may have finished some
+    meanwhile. A killed process releases its claims. Raises `BusyError` if another process works on one of them."""
+    with ExitStack() as claims:
+        for folder in [plan.folder(out) for plan in plans if not plan.is_finished(out)]:
+            busy = f"{folder} is being made by another process"
+            claims.enter_context(locked(out / ".locks" / folder.name, busy=busy))
+        yield
+
+
+def add_inputs(cell: "FittedCell") -> None:
     """Add the input of each example to the rows of predictions."""
+    config = cell.context.config
+    assert config.judged_only is not None, "the configuration is settled"
+    data = load_examples(cell.plan.evaluation, config.judged_only, config.max_eval_examples)
     for split in EVALUATED_SPLITS:
-        for row, text in zip(predictions[split], inputs_of(data, split), strict=True):
+        for row, text in zip(cell.predictions[split], inputs_of(data, split), strict=True):
             row["input"] = text
 
 
@@ -314,19 +292,33 @@ def train_copy(
         return network, *train_network(network, trained["train"], cell, trained["validation"])
 
 
-def track_cell(plan: CellPlan, out: Path | None) -> AbstractContextManager[console.Send]:
-    """Open a cell's tracking in its own folder below `out`; without `out`, track nothing."""
+def track_cell(plan: CellPlan, out: Path) -> AbstractContextManager[console.Send]:
+    """Open a cell's tracking, if its configuration has one, in its own folder below `out`."""
     config = plan.config
     name = f"{short_name(plan.model.name)}-{plan.task.name}-lr{config.learning_rate:g}-seed{config.seed}"
-    folder = (out or Path()) / "tracking" / f"{name}-{plan.hash[:8]}"
-    is_tracked = out is not None and config.tracking is not None
-    if is_tracked:
+    folder = out / "tracking" / f"{name}-{plan.hash[:8]}"
+    if config.tracking is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    return console.open_tracking(config.tracking if is_tracked else None, folder, config.model_dump(mode="json"))
+    return console.open_tracking(config.tracking, folder, config.model_dump(mode="json"))
 
 
-def run_cells(plans: Sequence[CellPlan], out: Path | None, keep: Path | None) -> None:
-    """Train once, then evaluate each task. Write the cells below `out`, and the network to `keep`, if given."""
+@dataclass(frozen=True)
+class FittedCell:
+    """A cell after its training, whose network the cells of one training share."""
+
+    plan: CellPlan
+    context: CellContext
+    encoder: Encoder
+    network: nn.Module
+    losses: list[float]
+    splits: Mapping[Any, EncodedSplit]
+    score: Score
+    predictions: dict[str, Rows]
+    """The rows of predictions of each split; none if training diverged."""
+
+
+def run_cells(plans: Sequence[CellPlan]) -> Iterator[FittedCell]:
+    """Train once, then evaluate task by task."""
     source = plans[0].train
     config = plans[0].config
     assert all(plan.train.hash == source.hash for plan in plans), "these tasks do not share a training"
@@ -343,24 +335,33 @@ def run_cells(plans: Sequence[CellPlan], out: Path | None, keep: Path | None) ->
     # 3. A copy of the encoder with a new head, trained.
     cell = CellContext(source.task, config, device, choose_dtype(config.precision, device))
     splits = chain(trained.values(), *(splits.values() for splits, _ in evaluated))
+    network, losses, training = train_copy(encoder, cell, trained, splits)
+    # 4. Predictions and scores, task by task.
+    for plan, encoded in zip(plans, evaluated, strict=True):
+        cell = CellContext(plan.task, config, device, cell.dtype)
+        score, predictions = evaluate_cell(network, encoded, plan, cell, training)
+        yield FittedCell(plan, cell, encoder, network, losses, encoded[0], score, predictions)
+
+
+def write_cells(plans: Sequence[CellPlan], out: Path) -> list[FittedCell]:
+    """Run the cells of one training that are not finished. Write each of them below `out` as soon as it has its score.
+    Returns them."""
+    plans = [plan for plan in plans if not plan.is_finished(out)]
+    if not plans:
+        return []
+    written: list[FittedCell] = []
     with track_cell(plans[0], out) as send:
-        network, losses, training = train_copy(encoder, cell, trained, splits)
-        for step, loss in enumerate(losses, start=1):
-            send({"kind": "train", "objective": source.task.name, "step": step, "loss": loss})
-        # 4. Predictions and scores, task by task.
-        for plan, encoded in zip(plans, evaluated, strict=True):
-            cell = CellContext(plan.task, config, device, cell.dtype)
-            score, predictions = evaluate_cell(network, encoded, plan, cell, training)
-            values = {f"{plan.task.name}_{name}": value for name, value in score.metrics.get("validation", {}).items()}
-            send({"kind": "validation", "objective": source.task.name, "step": len(losses), **values})
-            if config.keep_texts and predictions:
-                assert config.judged_only is not None, "the configuration is settled"
-                add_inputs(predictions, load_examples(plan.evaluation, config.judged_only, config.max_eval_examples))
-            refuse_replaced(plan.model)
-            if out is not None:
-                write_cell(plan.folder(out), score, losses, predictions)
-            if keep is not None and not score.diverged:
-                cell = calibrate_cell(network, encoded[0], cell)
-                model = to_transformers(network, encoder, cell)
-                refuse_replaced(plan.model)
-                keep_network(model, encoder, cell, keep, score, encoded[0]["test"])
+        for cell in run_cells(plans):
+            objective = plans[0].train.task.name
+            if not written:
+                for step, loss in enumerate(cell.losses, start=1):
+                    send({"kind": "train", "objective": objective, "step": step, "loss": loss})
+            values = cell.score.metrics.get("validation", {}).items()
+            named = {f"{cell.plan.task.name}_{name}": value for name, value in values}
+            send({"kind": "validation", "objective": objective, "step": len(cell.losses), **named})
+            if cell.plan.config.keep_texts and cell.predictions:
+                add_inputs(cell)
+            refuse_replaced(cell.plan.model)
+            write_cell(cell.plan.folder(out), cell.score, cell.losses, cell.predictions)
+            written.append(cell)
+    return written

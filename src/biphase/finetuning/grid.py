@@ -102,20 +102,14 @@ def resolve_for(config: FinetuneConfig, engine: Engine) -> FinetuneConfig:
     return FinetuneConfig.model_validate(outcome.value)
 
 
-def run_grid(grid: Grid, engine: Engine, part: str | None = None, keep: Path | None = None) -> list[Failure]:
-    """Run the missing cells of a grid, or of a part of it, except those that another process works on. Keep the best
-    network of each model and task below `keep`. Returns the failures."""
-    tell_downloads(grid)
-    trainings = plan_grid(grid, part)
-    best = {} if keep is None else check_keep(trainings, keep)
+def run_grid(grid: Grid, trainings: Sequence[SharedTraining], engine: Engine) -> list[Failure]:
+    """Run the missing cells of a grid's trainings, except those that another process works on. Returns the failures."""
     missing = missing_trainings(trainings, grid.out)
     num_cells = sum(map(len, trainings))
     err.print(f"{num_cells:,} cells, {num_cells - sum(map(len, missing)):,} of them finished")
     units = grid_units(grid, missing)
     spent = measure_grid(grid, trainings)
-    failures = run_batch(units, engine, grid.out, label="evaluate", things="cells", spent=spent)
-    keep_best_networks(best, grid.out)
-    return failures
+    return run_batch(units, engine, grid.out, label="evaluate", things="cells", spent=spent)
 
 
 def tell_downloads(grid: Grid) -> None:
@@ -149,9 +143,8 @@ class MissingCells:
     """The failures of the last attempt."""
 
 
-def plan_missing(grid: Grid, engine: Engine, part: str | None = None) -> MissingCells:
-    """Count the missing cells, and forecast their time."""
-    trainings = plan_grid(grid, part)
+def plan_missing(grid: Grid, trainings: Sequence[SharedTraining], engine: Engine) -> MissingCells:
+    """Count the missing cells of a grid's trainings, and forecast their time."""
     missing = missing_trainings(trainings, grid.out)
     totals = Counter((cell.model.name, cell.task.name) for cell in chain(*trainings))
     lefts = Counter((cell.model.name, cell.task.name) for cell in chain(*missing))
@@ -285,7 +278,7 @@ def keep_best_networks(candidates: BestCells, out: Path) -> None:
     Leave a folder with that network as it is; replace a kept network of another cell. Keep nothing while cells of the
     model and task are missing.
     """
-    from biphase.finetuning.fit import fit_cells
+    from biphase.finetuning.keeping import fit_and_keep
 
     for target, cells in candidates.items():
         model, task = cells[0].model.name, cells[0].task
@@ -303,5 +296,5 @@ def keep_best_networks(candidates: BestCells, out: Path) -> None:
         if (target / RECORD).is_file() and read_json_as(target / RECORD, dict[str, Any]).get("cell") == best.hash:
             err.print(f"{target}: already holds the best network")
             continue
-        fit_cells([best], out, keep=target)
+        fit_and_keep(best, out, target)
         err.print(f"{target}: kept, learning rate {rate:g}, seed {best.config.seed}")
