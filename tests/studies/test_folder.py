@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 
 from biphase.config import parse_config
 from biphase.console import duration
@@ -91,22 +90,18 @@ def test_arms_on_different_data_are_refused(fill: Any) -> None:
     assert not re.search("pin|\n", str(error.value))
 
 
-def test_what_was_not_the_same_for_all_arms_is_noted(fill: Any, tmp_path: Path) -> None:
+def test_what_was_not_the_same_for_all_arms_is_noted(fill: Any) -> None:
     """Precision here; a study of one arm has nothing to compare."""
     plan = make_plan()
     state = fill(plan, lambda cell: {"precision": "bf16" if "mlm40" in cell.model else "fp32"})
     for name, precision in zip(plan.runs, ("bfloat16", "float32"), strict=True):
-        run = tmp_path / "runs" / name
-        run.mkdir(parents=True)
-        (run / "config.yaml").write_text(yaml.safe_dump(plan.runs[name].recipe.model_dump(mode="json")))
-        (run / "environment.json").write_text(f'{{"device": "cpu", "precision": "{precision}"}}')
-        state.records[name] = TrainedRecord(name, "", 1.0, "")
+        state.environments[name] = {"device": "cpu", "precision": precision}
     trained, tuned = list_notes(state, {})
     mlm, clm_mlm = plan.runs
     assert trained.startswith(f"Not all were trained with the same precision: bfloat16 ({mlm}), float32 ({clm_mlm});")
     assert tuned.startswith(f"Not all were fine-tuned with the same precision: bf16 ({mlm}), fp32 ({clm_mlm});")
     (mixed,) = (found for name, found in state.scores.items() if name == mlm)
-    alone = replace(state, scores={mlm: mixed}, records={mlm: state.records[mlm]})
+    alone = replace(state, scores={mlm: mixed}, environments={mlm: state.environments[mlm]})
     assert list(list_notes(alone, {})) == []
 
 
@@ -283,8 +278,8 @@ def test_every_sitting_and_every_process_counts(tmp_path: Path, monkeypatch: pyt
     record = find_record(place, plan.runs[name])
     assert record and not record.is_timed
     records = {name: record, "1m-25-75-400": replace(record, untimed=(), seconds=60.0)}
-    (place / "runs" / record.folder / "environment.json").write_text('{"device": "cpu", "threads": 2}')
-    (row,) = list_costs(StudyState(plan, place, records), measure_sizes(plan))
+    machines = {key: {"device": "cpu", "threads": 2} for key in records}
+    (row,) = list_costs(StudyState(plan, place, records, environments=machines), measure_sizes(plan))
     assert row["worker time"] == f"{duration(60)}, without 1 run of unknown time"
 
 

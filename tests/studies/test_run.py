@@ -132,10 +132,10 @@ def test_what_is_scored_needs_no_checkpoint(plan: Plan, finished: Path, tmp_path
     before, after = read_state(plan, finished), read_state(plan, place)
     assert (after.done, after.begun) == (before.done, {}) and not any(after.steps.values())
     reports = [report_study(plan, folder, tmp_path / name, []) for name, folder in (("a", finished), ("b", place))]
-    assert reports[0][1].missing == reports[1][1].missing == []
-    assert [not result.examples.read().why_unknown for result in reports[1][2].results if result.examples] == [
-        not result.examples.read().why_unknown for result in reports[0][2].results if result.examples
-    ]
+    assert reports[0].text.missing == reports[1].text.missing == []
+    examples = [[r.examples for r in collect_results(plan, state.scores).results] for state in (before, after)]
+    told = [[not kept.read().why_unknown for kept in of_one if kept] for of_one in examples]
+    assert told[0] == told[1]
     shutil.rmtree(next((place / "scores" / "tiny-50-50-12").glob("wnut17-*")))
     lacking = {train_name(name) for name in plan.runs} - read_state(plan, place).done
     assert lacking == {train_name("tiny-50-50-12"), train_name("tiny-clm-12")}, "the branch, and what it starts from"

@@ -183,12 +183,12 @@ class OpenStudy:
 
         commands = [self.command(verb) for verb in ("run", "report")]
         report_folder = self.folder / "report" if out is None else Path(out)
-        page, written, _, table, sentences = report_study(self.planned, self.folder, report_folder, commands)
-        notes = [f"note: {note}" for note in written.notes]
-        declared = written.hypotheses[1] if written.hypotheses else ()
-        print_results(table, [*notes, *sentences, *declared])
-        console.out.print(str(page))
-        return page
+        written = report_study(self.planned, self.folder, report_folder, commands)
+        notes = [f"note: {note}" for note in written.text.notes]
+        declared = written.text.hypotheses[1] if written.text.hypotheses else ()
+        print_results(written.table, [*notes, *written.sentences, *declared])
+        console.out.print(str(written.page))
+        return written.page
 
     def bundle(self, out: AnyPath | None = None) -> Path:
         """Write an archive with the report and everything that it is made from; return its path. Unpacked, it is a

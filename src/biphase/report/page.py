@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
@@ -35,8 +35,7 @@ from biphase.report.results import (
     ReportArm,
     Result,
     ResultSet,
-    check_averages,
-    list_gaps,
+    list_flaws,
     read_words,
 )
 from biphase.report.statistics import SIGNIFICANCE, Interval, is_significant
@@ -202,12 +201,21 @@ class PageText:
     """Sentences about missing parts of the study."""
 
 
-def write_report(
-    results: ResultSet, out: Path, page_text: PageText, pool: Executor | None = None
-) -> tuple[Path, tables.Table, list[str]]:
-    """Write `tables/`, `figures/` and `index.html` into the folder `out`, whole or not at all. Return the path of the
-    page, its table of all models and tasks, and its answer in sentences. Raises `InputError` if there is no score, or
-    if `out` contains anything but an unchanged report.
+class WrittenReport(NamedTuple):
+    """A report that was written."""
+
+    page: Path
+    text: PageText
+    """The text of the page, with the notes about its results."""
+    table: tables.Table
+    """The table of all models and tasks."""
+    sentences: list[str]
+    """The answer."""
+
+
+def write_report(results: ResultSet, out: Path, page_text: PageText, pool: Executor | None = None) -> WrittenReport:
+    """Write `tables/`, `figures/` and `index.html` into the folder `out`, whole or not at all. Raises `InputError` if
+    there is no score, or if `out` contains anything but an unchanged report.
 
     `pool` draws the figures; the function shuts it down. None: `figure_pool`.
     """
@@ -225,24 +233,27 @@ def write_report(
         printed, wide = tables.make_tables(results), [tables.wide_table(results, name) for name in results.metrics]
         on_paper = [*wide, *printed, *page_text.judgements, *chain(*priced)]
         texts = {**page_text.files, **tables.table_files(on_paper)}
-        lacks = [*list_gaps(results), *(f"No figure: {line}" for line in lacking)]
+        flaws = list_flaws(results)
+        lacks = [*flaws.gaps, *(f"No figure: {line}" for line in lacking)]
+        missing = [*page_text.missing, *unpriced, *lacks]
+        page_text = replace(page_text, notes=[*page_text.notes, *flaws.edges], missing=missing)
         sentences = list(tell_answer(results, price_sentences, page_text))
         html = render(
             facts=describe_results(results),
             sentences=list_leads(sentences, page_text),
             label=arm_labels(results.arms),
-            checks=check_averages(results),
+            checks=flaws.averages,
             wide=wide,
             prices=[*zip(price_sentences, priced, strict=True)],
             figures=figures,
             tables=printed,
             drawn=dict(zip(plots, drawn, strict=True)),
-            **vars(page_text) | {"missing": [*page_text.missing, *unpriced, *lacks]},
+            **vars(page_text),
         )
         for name, text in {**texts, "index.html": html}.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
-    return out / "index.html", wide[0], sentences
+    return WrittenReport(out / "index.html", page_text, wide[0], sentences)
 
 
 def list_leads(sentences: Iterable[str], page_text: PageText) -> list[str]:

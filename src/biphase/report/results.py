@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import chain
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -384,6 +384,22 @@ def pool(results: Sequence[Result]) -> Result:
         # Pretraining seeds with one fine-tuning seed each choose one rate together.
         choice=first.choice if all(result.num == 1 for result in results) else None,
     )
+
+
+class Flaws(NamedTuple):
+    """Sentences about the flaws of results."""
+
+    gaps: list[str]
+    """What `list_gaps` lists."""
+    averages: list[str]
+    """What `check_averages` counts."""
+    edges: list[str]
+    """What `tell_edges` tells."""
+
+
+def list_flaws(results: ResultSet) -> Flaws:
+    """List the flaws of results: scores that are missing, averages that differ, rates at the edge of their grid."""
+    return Flaws(list_gaps(results), check_averages(results), [*tell_edges(results)])
 
 
 def list_gaps(results: ResultSet) -> list[str]:

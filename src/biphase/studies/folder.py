@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import yaml
 from pydantic import Field
@@ -22,7 +22,7 @@ from biphase.corpus.shards import read_shard_manifest
 from biphase.encoder.models import identify
 from biphase.engine.scheduler import Failure, read_failures
 from biphase.errors import BusyError, InputError
-from biphase.files import is_locked, read_hashed, remove_folder, write_text
+from biphase.files import is_locked, read_hashed, read_json_as, remove_folder, write_text
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.scores import Score, ScoreSet, read_scores
 from biphase.run import Run, open_run, read_metrics, whole_steps
@@ -147,6 +147,8 @@ class StudyState:
     """The names of the cells that have all their scores."""
     begun: dict[str, int] = field(default_factory=dict)
     """Run that has begun and is not complete → its last logged step."""
+    environments: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Recorded run → its `environment.json`: the machine and the software that trained it."""
 
     @cached_property
     def needed(self) -> dict[str, set[int]]:
@@ -228,7 +230,9 @@ def read_state(plan: Plan, folder: Path) -> StudyState:
                 matched |= keys
         scores[model.name] = ScoreSet(tuple(current), read.broken)
         scored |= {name for name, keys in due.items() if keys <= matched}
-    state = replace(state, scores=scores, scored=scored)
+    runs = {name: folder / "runs" / record.folder for name, record in state.records.items()}
+    environments = {name: read_json_as(run / "environment.json", dict[str, Any]) for name, run in runs.items()}
+    state = replace(state, scores=scores, scored=scored, environments=environments)
     # 3. The steps of runs that have begun.
     for name in plan.runs.keys() - state.trained:
         for path in folder.glob(f"runs/{name}-????????"):

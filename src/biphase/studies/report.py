@@ -17,7 +17,7 @@ from biphase.console import duration
 from biphase.corpus.shards import read_shard_manifest
 from biphase.curriculum import OBJECTIVES, join_phases
 from biphase.errors import InputError, first_of
-from biphase.files import read_hashed, read_json_as
+from biphase.files import read_hashed
 from biphase.finetuning.metrics import BM25
 from biphase.finetuning.scores import (
     TASK_SETTINGS,
@@ -32,7 +32,7 @@ from biphase.report.contrasts import Terms, contrast, seed_interval, with_averag
 from biphase.report.figures import figure_pool
 from biphase.report.formats import csv_text, show_count, show_list, show_power
 from biphase.report.hypotheses import measure_claim
-from biphase.report.page import PageText, write_report
+from biphase.report.page import PageText, WrittenReport, write_report
 from biphase.report.paper import judge_paper, measure_findings, place_arms
 from biphase.report.results import (
     OBJECTIVE_NAMES,
@@ -41,10 +41,9 @@ from biphase.report.results import (
     ResultSet,
     pool,
     select_rate,
-    tell_edges,
     with_cohorts,
 )
-from biphase.report.tables import LATEX, Table
+from biphase.report.tables import LATEX
 from biphase.run import Run, read_metrics
 from biphase.studies.advise import Evidence
 from biphase.studies.cost import RunSize, count_devices, measure_sizes, run_flops
@@ -319,10 +318,8 @@ def list_notes(state: StudyState, sizes: Mapping[str, RunSize]) -> Iterator[str]
         yield f"FLOPs are unknown for networks whose shape or vocabulary is not known here: {first_of(shapeless)}."
     if state.plan.has_one_order:
         yield "All pretraining seeds saw the data in the same order: results may differ for another order."
-    trained = []
-    for name in state.records:
-        environment = read_environment(state, name)
-        trained.append((name, {"precision": environment.get("precision", ""), **describe_place(environment)}))
+    environments = state.environments.items()
+    trained = [(name, {"precision": made.get("precision", ""), **describe_place(made)}) for name, made in environments]
     by_task: dict[str, list[tuple[str, dict[str, str]]]] = defaultdict(list)
     for model, scores in state.scores.items():
         for score in scores.scores:
@@ -353,11 +350,8 @@ def describe_place(machine: Mapping[str, Any]) -> dict[str, str]:
 CELL_COLUMNS = ("model", "task", "learning_rate", "seed", "metric", "steps", "seconds")
 
 
-def report_study(
-    plan: Plan, folder: Path, out: Path, commands: Sequence[str]
-) -> tuple[Path, PageText, ResultSet, Table, list[str]]:
-    """Write tables, figures, verdicts and the page about all finished results into the folder `out`. Return the path of
-    the page, its text, the results, the table of all models and tasks, and the answer in sentences.
+def report_study(plan: Plan, folder: Path, out: Path, commands: Sequence[str]) -> WrittenReport:
+    """Write tables, figures, verdicts and the page about all finished results into the folder `out`.
 
     `commands`: the study's own commands that reproduce the results, in order.
     """
@@ -380,7 +374,7 @@ def report_study(
             verdicts=verdicts,
             hypotheses=(findings, declared) if findings else None,
             declared=list_equivalents(plan),
-            notes=[*plan.study.notes, *list_notes(state, sizes), *tell_edges(results)],
+            notes=[*plan.study.notes, *list_notes(state, sizes)],
             commands=bundle.commands if bundle else [*list_commands(state), *commands],
             bm25={task: values[BM25] for task, values in tests if BM25 in values},
             plan_svg=picture.result(),
@@ -389,8 +383,7 @@ def report_study(
             missing=list(list_missing(state)),
             costs=list_costs(state, sizes),
         )
-        page, table, sentences = write_report(results, out, page_text, pool)
-    return page, page_text, results, table, sentences
+        return write_report(results, out, page_text, pool)
 
 
 def install_commands(machine: Mapping[str, Any]) -> Iterator[str]:
@@ -414,7 +407,7 @@ def list_commands(state: StudyState) -> Iterator[str]:
     versions: dict[str, None] = {}
     for name, record in state.records.items():
         texts |= dict.fromkeys(zip(state.plan.runs[name].recipe.data.sets, record.text or (), strict=False))
-        versions |= dict.fromkeys(install_commands(read_environment(state, name)))
+        versions |= dict.fromkeys(install_commands(state.environments[name]))
     yield from versions
     for path, content in texts:
         if find_text(path) != content:
@@ -435,10 +428,6 @@ def list_commands(state: StudyState) -> Iterator[str]:
         changed = manifest.options.model_dump(exclude_defaults=True).items()
         words += [f"--{key.replace('_', '-')}{'' if value is True else f' {value}'}" for key, value in changed if value]
         yield " ".join(words)
-
-
-def read_environment(state: StudyState, run: str) -> dict[str, Any]:
-    return read_json_as(state.folder / "runs" / state.records[run].folder / "environment.json", dict[str, Any])
 
 
 def plan_svg(plan: Plan) -> str:
@@ -502,7 +491,7 @@ def list_costs(state: StudyState, sizes: Mapping[str, RunSize]) -> list[dict[str
     of a CPU. The energy is the board's power limit times the hours."""
     spent: dict[tuple[str, str, int], list[StageCost]] = defaultdict(list)
     for name, record in state.records.items():
-        run, machine = state.plan.runs[name], read_environment(state, name)
+        run, machine = state.plan.runs[name], state.environments[name]
         flops, seconds = sum(run_flops(run, sizes[name]).values()) or math.nan, record.seconds * record.is_timed
         place = "pretraining", *count_devices(machine)
         spent[place].append(StageCost(1, run.steps, run.tokens, flops, seconds, not record.is_timed))
