@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from biphase import __version__
 from biphase.console import duration
 from biphase.corpus.shards import read_shard_manifest
-from biphase.curriculum import OBJECTIVES, join_phases
+from biphase.curriculum import OBJECTIVES, Phase, join_phases
 from biphase.errors import InputError, first_of
 from biphase.files import read_hashed
 from biphase.finetuning.metrics import BM25
@@ -46,6 +46,7 @@ from biphase.report.results import (
 from biphase.report.tables import LATEX
 from biphase.run import Run, read_metrics
 from biphase.studies.advise import Evidence
+from biphase.studies.arms import Arm
 from biphase.studies.cost import RunSize, count_devices, measure_sizes, run_flops
 from biphase.studies.declarations import tell_declaration
 from biphase.studies.folder import TRAINING, StudyState, find_text, read_state
@@ -186,61 +187,79 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]
     arm = plan.arms[model.arm]
     if model.kind == "random":
         return ReportArm(model.name, "control", arm.model)
-    # 1. The phases from scratch, and the phases that continue another arm.
-    *earlier, _ = plan.lineage(arm.name)
+    *ancestors, _ = plan.lineage(arm.name)
     phases = history(plan, model)
-    before = join_phases(phase for parent in earlier for phase in parent.recipe.curriculum)
-    pretraining = before or phases
-    continued = arm.recipe.curriculum if before else ()
-    # 2. Steps by objective: a mixed phase counts by its shares, and all masked objectives count as MLM.
-    parts = [part for phase in pretraining for part in phase.parts]
-    steps = sum(phase.steps for phase in pretraining)
-    clm = round(sum(part.steps * share for part, share in parts if part.objective == "clm"))
-    # 3. Objectives and masking ratios in words.
-    groups = groupby(phases, key=lambda phase: phase.predicted)
-    steps_of = [(words, sum(phase.steps for phase in group)) for words, group in groups]
-    predicted = [words for words, _ in steps_of]
-    takes_turns = len(predicted) > 3
-    curriculum = f"{show_list(sorted({*predicted}))} in turns" if takes_turns else " → ".join(predicted)
-    has_own_words = curriculum not in OBJECTIVE_NAMES.values()
-    masked = [phase for phase in continued or phases if phase.masked]
-    masks = dict.fromkeys(phase.masked for phase in masked)
-    has_one_mask = len(masks) == 1 and not masked[0].is_ramped
-    # 4. The paper has four kinds of curriculum: CLM, MLM, CLM then MLM, and MLM that continues one of these.
-    kinds = [part.objective for part, _ in parts]
-    continued_kinds = [part.objective for phase in continued for part, _ in phase.parts]
-    has_paper_kinds = kinds in (["clm"], ["mlm"], ["clm", "mlm"]) and continued_kinds in ([], ["mlm"])
-    is_constant = all(not phase.is_ramped and phase.mask_passes == 1 for phase in phases)
-    is_of_the_paper = has_paper_kinds and is_constant and isinstance(arm.recipe.batch_tokens, int) and not arm.settings
-    has_usual_recipe = arm.recipe_key == plan.usual_recipes.get((arm.model, arm.parent is not None))
-    # 5. Tokens and FLOPs since random weights; a parent may have had batches of another size.
-    tokens, flops = 0.0, 0.0
-    name: str | None = model.run
-    end = model.step
-    while name is not None:
-        run = plan.runs[name]
-        tokens += run.recipe.tokens_before(end) - run.recipe.tokens_before(run.first)
-        flops += sum(run_flops(run, sizes[name], end).values()) or math.nan  # nan: the shape is unknown
-        name, end = run.parent, run.first
+    scratch = join_phases(phase for parent in ancestors for phase in parent.recipe.curriculum) or phases
+    continued = arm.recipe.curriculum if ancestors else ()
+    # A mixed phase counts by its shares, and all masked objectives count as MLM.
+    parts = [part for phase in scratch for part in phase.parts]
+    steps = sum(phase.steps for phase in scratch)
+    clm_steps = round(sum(part.steps * share for part, share in parts if part.objective == "clm"))
+    is_of_the_paper = has_paper_form(arm, scratch, continued) and all(map(is_constant, phases))
     is_intermediate = model.kind == "intermediate"
+    tokens, flops = measure_training(plan, model, sizes)
+    words: dict[str, Any] = {**tell_curriculum(phases), **tell_masking(continued or phases)}
     return ReportArm(
         name=model.pooled_name,
         setup="efficiency" if is_intermediate else "objective" if is_of_the_paper else "other",
         size=arm.model,
-        objective="clm" if clm == steps else "clm+mlm" if clm else "mlm",
-        mask_percent=round(100 * masked[0].mask_at(1)) if has_one_mask else None,
+        objective="clm" if clm_steps == steps else "clm+mlm" if clm_steps else "mlm",
         pretrain_steps=steps,
-        clm_steps=clm,
-        mlm_steps=steps - clm,
-        cpt_steps=sum(phase.steps for phase in phases) - steps if before else 0,
-        parent=arm.pooled_name if is_intermediate else earlier[-1].pooled_name if earlier else None,
-        is_plain=is_of_the_paper and has_usual_recipe,
-        flops=None if math.isnan(flops) else flops,
+        clm_steps=clm_steps,
+        mlm_steps=steps - clm_steps,
+        cpt_steps=sum(phase.steps for phase in phases) - steps if ancestors else 0,
+        parent=arm.pooled_name if is_intermediate else ancestors[-1].pooled_name if ancestors else None,
+        is_plain=is_of_the_paper and arm.recipe_key == plan.usual_recipes.get((arm.model, arm.parent is not None)),
+        flops=flops,
         tokens=tokens,
-        curriculum=curriculum if has_own_words else "",
-        phases=tuple(steps_of) if has_own_words and not takes_turns else (),
-        masks="" if has_one_mask else ", ".join(masks),
+        **words,
     )
+
+
+def has_paper_form(arm: Arm, scratch: Iterable[Phase], continued: Iterable[Phase]) -> bool:
+    """Tell whether an arm has one of the paper's four kinds of curriculum: CLM, MLM, CLM then MLM, and MLM that
+    continues one of these; with batches of one size and no settings of its own."""
+    kinds, continued_kinds = (
+        [part.objective for phase in of for part, _ in phase.parts] for of in (scratch, continued)
+    )
+    has_kinds = kinds in (["clm"], ["mlm"], ["clm", "mlm"]) and continued_kinds in ([], ["mlm"])
+    return has_kinds and isinstance(arm.recipe.batch_tokens, int) and not arm.settings
+
+
+def is_constant(phase: Phase) -> bool:
+    return not phase.is_ramped and phase.mask_passes == 1
+
+
+def tell_curriculum(phases: Iterable[Phase]) -> dict[str, Any]:
+    """Return the fields of `ReportArm` about objectives in words; none if `whole_objective` names them."""
+    groups = groupby(phases, key=lambda phase: phase.predicted)
+    steps_of = [(words, sum(phase.steps for phase in group)) for words, group in groups]
+    predicted = [words for words, _ in steps_of]
+    if len(predicted) > 3:
+        return {"curriculum": f"{show_list(sorted({*predicted}))} in turns"}
+    curriculum = " → ".join(predicted)
+    return {} if curriculum in OBJECTIVE_NAMES.values() else {"curriculum": curriculum, "phases": tuple(steps_of)}
+
+
+def tell_masking(phases: Iterable[Phase]) -> dict[str, Any]:
+    """Return the field of `ReportArm` about the masking ratios of these phases: one in percent, or several in words."""
+    masked = [phase for phase in phases if phase.masked]
+    ratios = dict.fromkeys(phase.masked for phase in masked)
+    has_one = len(ratios) == 1 and not masked[0].is_ramped
+    return {"mask_percent": round(100 * masked[0].mask_at(1))} if has_one else {"masks": ", ".join(ratios)}
+
+
+def measure_training(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]) -> tuple[float, float | None]:
+    """Count a model's tokens and FLOPs since random weights; the FLOPs are None for a network of unknown shape."""
+    tokens, flops = 0.0, 0.0
+    name: str | None = model.run
+    end = model.step
+    while name is not None:  # a parent may have had batches of another size
+        run = plan.runs[name]
+        tokens += run.recipe.tokens_before(end) - run.recipe.tokens_before(run.first)
+        flops += sum(run_flops(run, sizes[name], end).values()) or math.nan
+        name, end = run.parent, run.first
+    return tokens, None if math.isnan(flops) else flops
 
 
 HOW_JUDGED = "Supported if every inequality is, contradicted if one is; corrected (Holm) for all declared hypotheses."

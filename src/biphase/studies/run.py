@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -278,31 +278,46 @@ class StudyStatus:
 
 def status(state: StudyState) -> StudyStatus:
     """Describe the progress of a study."""
-    plan, units, done, failures = state.plan, study_units(state), state.done, state.read_failures()
-    left, failed = [unit for unit in units if unit.name not in done], {failure.unit for failure in failures}
+    plan = state.plan
+    units = study_units(state)
+    done = state.done
+    left = [unit for unit in units if unit.name not in done]
+    failures = state.read_failures()
     seconds_left = Forecast(left, measure_units(state, units)).seconds_by_kind
-    tasks = [find_task(task) for task in {cell.task for cell in plan.cells} if not task.startswith(EMBED)]
-    guessed = {task.name for task in tasks if task.size is None}
-    lines, notes = [], []
+    lines = []
     for kind, total in Counter(unit.kind for unit in units).items():
         names_left = {unit.name for unit in left if unit.kind == kind}
-        num_left, num_begun = len(names_left), len(state.begun) if kind == TRAINING else 0
-        line = {"name": kind, "done": total - num_left, "begun": num_begun, "failed": len(names_left & failed)}
-        left_of_kind = None if seconds_left is None else seconds_left.get(kind, 0.0)
-        lines.append(line | {"total": total, "seconds_left": left_of_kind})
-        if num_left == total and kind in guessed:
-            notes.append(f"the time for {kind} is a guess until its first cell is done")
-    texts = {path for run in plan.runs if run not in state.trained for path in plan.runs[run].recipe.data.sets}
-    absent = [path for path in texts if not Path(path, "manifest.json").exists()]
-    notes += [f"{path} has no shards: the remaining runs cannot begin" for path in absent]
+        line: dict[str, Any] = {"name": kind, "done": total - len(names_left)}
+        line["begun"] = len(state.begun) if kind == TRAINING else 0
+        line["failed"] = len(names_left & {failure.unit for failure in failures})
+        line["total"] = total
+        line["seconds_left"] = None if seconds_left is None else seconds_left.get(kind, 0.0)
+        lines.append(line)
     seeds = []
     for seed in range(plan.num_seeds) if plan.num_seeds > 1 else ():
         of_seed = {unit.name for unit in units if unit.wave == seed}
         progress = "done" if of_seed <= done else f"{len(of_seed & done)} of {len(of_seed)} units"
         seeds.append(f"pretraining seed {seed}: {progress}")
+    unbegun = [line["name"] for line in lines if not line["done"]]
+    notes = [*tell_guesses(plan, unbegun), *tell_absent_shards(state)]
     causes = [failure for failure in failures if not failure.is_blocked]
     num_waiting = len(failures) - len(causes)
     return StudyStatus(plan.study.name, state.folder, lines, seeds, sorted(notes), causes, num_waiting)
+
+
+def tell_guesses(plan: Plan, unbegun: Iterable[str]) -> Iterator[str]:
+    """Yield a sentence for each kind of unit whose time is a guess, among those of which none is done."""
+    tasks = [find_task(task) for task in {cell.task for cell in plan.cells} if not task.startswith(EMBED)]
+    for name in {task.name for task in tasks if task.size is None}.intersection(unbegun):
+        yield f"the time for {name} is a guess until its first cell is done"
+
+
+def tell_absent_shards(state: StudyState) -> Iterator[str]:
+    """Yield a sentence for each missing shard set of an incomplete run."""
+    runs = [run for name, run in state.plan.runs.items() if name not in state.trained]
+    for path in {path for run in runs for path in run.recipe.data.sets}:
+        if not Path(path, "manifest.json").exists():
+            yield f"{path} has no shards: the remaining runs cannot begin"
 
 
 def study_units(state: StudyState, processes: int = 1) -> list[Unit]:
