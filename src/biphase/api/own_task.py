@@ -289,7 +289,7 @@ def write_task(
         if not written or needed not in written[0][1]:
             raise InputError(f"{split}: its rows have no label: leave the split out, or predict its rows")
     layout = {split: f"{split}.jsonl" for split in TASK_SPLITS if split in contents} | keys.pop("files.0")
-    metric = KINDS[keys.get("problem_type", keys["family"])].metrics[0]
+    metric = next(iter(KINDS[keys.get("problem_type", keys["family"])].metrics))
     tree = {"name": name, "metric": metric, **keys, "template": template or keys.get("template", ""), "files": [layout]}
     tree |= {} if missing == "refuse" else {"missing": missing}
     tree |= {} if group is None else {"group": group}

@@ -27,13 +27,15 @@ from biphase.config import Strict
 from biphase.errors import InputError, first_line, told_as
 from biphase.finetuning import metrics
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig
+from biphase.tasks.families import KINDS
 from biphase.tasks.spec import EVALUATED_SPLITS, EvaluatedSplit
 
 GridPoint = tuple[float, int]
 """A learning rate and a seed."""
 
-CORRELATIONS, ROUNDING = ("mcc", "pearson", "spearman"), 1e-6
-"""Metrics that go down to -1, and the tolerance for rounding in any."""
+LOWEST = {name: measure.lowest for kind in KINDS.values() for name, measure in kind.metrics.items()}
+"""Metric → its lowest score."""
+ROUNDING = 1e-6
 
 NO_SETTING = PLACEMENT | {"learning_rate", "seed"}
 """Keys of a cell's configuration that are not settings of its model: where it ran, and its point in the grid."""
@@ -234,7 +236,7 @@ def read_scores(folder: Path) -> ScoreSet:
             continue
         try:
             score = read_score(path.parent)
-            lowest = -1 if score.metric in CORRELATIONS else 0
+            lowest = LOWEST.get(score.metric, 0)
             for split in () if score.diverged else EVALUATED_SPLITS:
                 value = score.metrics.get(split, {}).get(score.metric)
                 if value is None:

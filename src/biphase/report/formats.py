@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from biphase.report.results import AVERAGE, ResultSet, read_words
 from biphase.report.statistics import SIGNIFICANCE, Interval
+from biphase.tasks.families import KINDS
 
 MISSING = "–"
 """The text for an unknown number."""
@@ -124,13 +125,15 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
 def group_measures(results: ResultSet, family: str) -> dict[str, list[str]]:
     """Group the datasets of a family by their metric: metric in words → datasets. An unknown metric counts as the
     family's usual one."""
-    words, metric = read_words(), results.primary_metric
-    measures = words["measures"][family]
+    metric = results.primary_metric
+    kinds = [kind for kind in KINDS.values() if kind.code == family]
+    measures = {name: measure.words for kind in kinds for name, measure in kind.metrics.items()}
+    measures = measures or read_words()["measures"][family]
     datasets: dict[str, dict[str, None]] = {}
     for result in results.select(family, metric=metric).results:
         if result.dataset != AVERAGE:
             measure = result.measure or next(iter(measures))
-            name = words["paper_measures"][family] if metric == "paper" else measures.get(measure, measure)
+            name = kinds[0].paper_measure.words if metric == "paper" else measures.get(measure, measure)
             datasets.setdefault(name, {})[result.dataset] = None
     return {name: list(names) for name, names in datasets.items()}
 

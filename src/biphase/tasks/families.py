@@ -4,6 +4,7 @@ The module of a family's name in `finetuning/families/` has its code. Texts whos
 are kinds of their own within their family; a task names such a kind as its `problem_type`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
@@ -32,15 +33,29 @@ class TaskSize(Strict):
 
 
 @dataclass(frozen=True)
+class Measure:
+    """A metric, as reports and readers of scores know it. `finetuning/metrics.py` computes it."""
+
+    words: str
+    """The name in reports."""
+    lowest: int = 0
+    """The lowest score; the highest is 1."""
+
+
+ACCURACY, MACRO_F1 = Measure("accuracy"), Measure("macro-F1")
+
+
+@dataclass(frozen=True)
 class Kind:
     """A kind of tasks, as all other modules know it."""
 
     code: str
     """The name in reports."""
-    metrics: tuple[str, ...]
-    """The metrics that may choose a learning rate; `init task` takes the first."""
+    metrics: Mapping[str, Measure]
+    """Name → each metric that may choose a learning rate; `init task` takes the first."""
     paper_metric: str
-    """The metric of the paper's tables."""
+    """The name of the metric of the paper's tables."""
+    paper_measure: Measure
     pipeline_tag: str
     """The name on the Hub."""
     example: str
@@ -67,8 +82,14 @@ class Kind:
 
 SEQUENCE_CLASSIFICATION = Kind(
     code="SC",
-    metrics=("accuracy", "macro_f1", "mcc", "f1"),
+    metrics={
+        "accuracy": ACCURACY,
+        "macro_f1": MACRO_F1,
+        "mcc": Measure("Matthews correlation", lowest=-1),
+        "f1": Measure("F1 of the second class"),
+    },
     paper_metric="accuracy",
+    paper_measure=ACCURACY,
     pipeline_tag="text-classification",
     example="reviews",
     size=TaskSize(train_examples=50_000, example_tokens=40, evaluated_tokens=1_000_000),
@@ -80,8 +101,14 @@ KINDS: dict[Family | ProblemType, Kind] = {
     "sequence_classification": SEQUENCE_CLASSIFICATION,
     "token_classification": Kind(
         code="TC",
-        metrics=("f1", "strict_f1", "accuracy", "macro_f1"),
+        metrics={
+            "f1": Measure("F1 of entities"),
+            "strict_f1": Measure("strict F1 of entities"),
+            "accuracy": Measure("accuracy of tags"),
+            "macro_f1": Measure("macro-F1 of tags"),
+        },
         paper_metric="paper_f1",
+        paper_measure=Measure("macro-F1 per sentence, O included"),
         head="ForTokenClassification",
         pipeline_tag="token-classification",
         example="prescriptions",
@@ -93,8 +120,9 @@ KINDS: dict[Family | ProblemType, Kind] = {
     ),
     "question_answering": Kind(
         code="QA",
-        metrics=("f1", "exact"),
+        metrics={"f1": Measure("F1 of answers"), "exact": Measure("exact match")},
         paper_metric="paper_f1",
+        paper_measure=Measure("F1 of token positions, first answer"),
         head="ForQuestionAnswering",
         pipeline_tag="question-answering",
         example="manuals",
@@ -106,8 +134,14 @@ KINDS: dict[Family | ProblemType, Kind] = {
     ),
     "retrieval": Kind(
         code="IR",
-        metrics=("ndcg_at_10", "map_at_100", "mrr_at_10", "recall_at_100"),
+        metrics={
+            "ndcg_at_10": Measure("nDCG@10"),
+            "map_at_100": Measure("MAP@100"),
+            "mrr_at_10": Measure("MRR@10"),
+            "recall_at_100": Measure("recall@100"),
+        },
         paper_metric="paper_ndcg_at_10",
+        paper_measure=Measure("nDCG@10, with the ideal ranking taken over the retrieved documents only"),
         pipeline_tag="sentence-similarity",
         example="handbook",
         size=TaskSize(train_examples=100_000, example_tokens=120, evaluated_tokens=1_000_000),
@@ -119,8 +153,9 @@ KINDS: dict[Family | ProblemType, Kind] = {
     ),
     "multiple_choice": Kind(
         code="SC",
-        metrics=("accuracy",),
+        metrics={"accuracy": ACCURACY},
         paper_metric="accuracy",
+        paper_measure=ACCURACY,
         pipeline_tag="multiple-choice",
         example="exams",
         size=TaskSize(train_examples=40_000, example_tokens=200, evaluated_tokens=2_000_000),
@@ -130,7 +165,10 @@ KINDS: dict[Family | ProblemType, Kind] = {
     ),
     "regression": replace(
         SEQUENCE_CLASSIFICATION,
-        metrics=("spearman", "pearson"),
+        metrics={
+            "spearman": Measure("Spearman correlation", lowest=-1),
+            "pearson": Measure("Pearson correlation", lowest=-1),
+        },
         example="similarity",
         has_classes=False,
         num_outputs=1,
@@ -138,7 +176,7 @@ KINDS: dict[Family | ProblemType, Kind] = {
     ),
     "multi_label_classification": replace(
         SEQUENCE_CLASSIFICATION,
-        metrics=("micro_f1", "macro_f1", "accuracy"),
+        metrics={"micro_f1": Measure("micro-F1"), "macro_f1": MACRO_F1, "accuracy": ACCURACY},
         example="subjects",
         settings=("head", "class_weights"),
     ),

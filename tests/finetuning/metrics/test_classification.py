@@ -12,7 +12,7 @@ from biphase.tasks.families import KINDS
 def score_labels(gold: Any, predicted: Any, num_labels: int) -> Metrics:
     """The scores of single labels by their numbers."""
     rows = [{"gold": str(a), "predicted": str(b), "score": float(a == b)} for a, b in zip(gold, predicted, strict=True)]
-    metrics = KINDS["sequence_classification"].metrics[: 4 if num_labels == 2 else 3]
+    metrics = [*KINDS["sequence_classification"].metrics][: 4 if num_labels == 2 else 3]
     return score_rows(rows, metrics, [str(number) for number in range(num_labels)])
 
 

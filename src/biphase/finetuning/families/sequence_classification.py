@@ -84,9 +84,7 @@ class Split(EncodedSplit):
             if task.problem_type != "regression":
                 row["score"] = float(row["gold"] == row["predicted"])
             rows.append(row | output)
-        metrics = task.kind.metrics
-        if task.problem_type is None and len(task.classes) > 2:
-            metrics = tuple(name for name in metrics if name != "f1")
+        metrics = [name for name in task.kind.metrics if name != "f1" or len(task.classes) == 2]
         return score_rows(rows, metrics, task.classes), rows
 
 
