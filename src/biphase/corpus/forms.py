@@ -24,7 +24,8 @@ def plain_row(value: Any) -> Any:
         case {"data": {**data}, "annotations": list() as annotations}:
             finished = [part for part in annotations if not part.get("was_cancelled")]
             answers = [item["value"] for part in finished[:1] for item in part["result"] if "value" in item]
-            chosen = [name for answer in answers for name in answer.get("choices", ())]
+            choices = [answer.get("choices", []) for answer in answers]
+            chosen = [name for names in choices for name in ([names] if isinstance(names, str) else names)]
             spans = [answer for answer in answers if "labels" in answer]
             label = (chosen[0] if len(chosen) == 1 else chosen or spans) if finished else None
             return data | {"id": value.get("id"), "label": label}

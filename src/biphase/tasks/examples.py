@@ -5,6 +5,7 @@ tags are in IOB2, answers are exact spans of their context, and documents have n
 """
 
 import re
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -448,7 +449,7 @@ def fill_row(task: spec.Task, location: str, row: Row) -> FilledText:
 
 def make_words(task: spec.Task, location: str, row: Row, scheme: spec.Scheme) -> TaggedWords:
     tags = column(location, row, task.label, LABEL_REMEDY)
-    spans = None if task.words in row else read_spans_of_characters(tags)
+    spans = None if task.words in row else read_spans_of_characters(location, tags)
     if spans is not None:
         text_words, tags = tag_spans(location, text_column(location, row, "text"), spans)
         row, scheme = row | {task.words: text_words}, "IOB2"
@@ -460,21 +461,33 @@ def make_words(task: spec.Task, location: str, row: Row, scheme: spec.Scheme) ->
     return TaggedWords(id_of(location, row), words, tuple(label_index(task, location, tag) for tag in tags))
 
 
-def read_spans_of_characters(value: Any) -> list[tuple[int, int, str]] | None:
+@dataclass(frozen=True)
+class CharacterSpan:
+    """A span of a running text, as an annotation tool writes it."""
+
+    start: int
+    end: int
+    label: str
+    text: str
+    """The marked text, if the tool writes it too."""
+
+
+def read_spans_of_characters(location: str, value: Any) -> list[CharacterSpan] | None:
     """Read the spans of annotation tools: `[start, end, label]` (Doccano, spaCy), or objects with `start` and `end` (or
-    `start_offset`, `end_offset`) and `label` (Prodigy, Doccano, `biphase predict`) or a list of `labels` (Label Studio,
-    also below `value`). None for anything else."""
+    `start_offset`, `end_offset`) and `label` (Prodigy, Doccano, `biphase predict`) or one of `labels` (Label Studio,
+    also below `value`). None for a value that is no list of lists or objects; raises `InputError` for other ones."""
+    if not isinstance(value, list) or not all(isinstance(item, list | dict) for item in value):
+        return None
     spans = []
-    for item in value if isinstance(value, list) else [None]:
-        span = item
-        if isinstance(item, dict):
-            named = item.get("value", item)
-            labels = named.get("labels") or [None]
-            first, last = named.get("start", named.get("start_offset")), named.get("end", named.get("end_offset"))
-            span = [first, last, named.get("label", labels[0])]
-        if not isinstance(span, list) or [type(part) for part in span] != [int, int, str]:
-            return None
-        spans.append((span[0], span[1], span[2]))
+    for item in value:
+        parts, text = item.get("value") or item if isinstance(item, dict) else item, ""
+        if isinstance(parts, dict):
+            label, text = parts.get("label", parts.get("labels")), str(parts.get("text") or "")
+            label = label[0] if isinstance(label, list) and len(label) == 1 else label
+            parts = [parts.get("start", parts.get("start_offset")), parts.get("end", parts.get("end_offset")), label]
+        if not isinstance(parts, list) or [*map(type, parts)] != [int, int, str]:
+            raise InputError(f"{location}: {excerpt(parts)} is not a span's start, end and one label: fix or remove it")
+        spans.append(CharacterSpan(*parts, text))
     return spans
 
 
@@ -482,19 +495,52 @@ WORD = re.compile(r"\w+|[^\w\s]")
 """A word of running text, or a sign of punctuation."""
 
 
-def tag_spans(location: str, text: str, spans: Sequence[tuple[int, int, str]]) -> tuple[list[str], list[str]]:
+def tag_spans(location: str, text: str, spans: Sequence[CharacterSpan]) -> tuple[list[str], list[str]]:
     """Divide a running text into words with tags in IOB2. A word belongs to a span that covers any part of it."""
     matches = [*WORD.finditer(text)]
+    starts, ends = [word.start() for word in matches], [word.end() for word in matches]
     tags = ["O"] * len(matches)
-    for start, end, label in spans:
-        if not 0 <= start < end <= len(text):
-            raise InputError(f"{location}: the span from {start} to {end} is not in its text of length {len(text):,}")
-        inside = [index for index, word in enumerate(matches) if word.start() < end and word.end() > start]
+    for start, end, label in place_spans(location, text, spans):
+        inside = range(bisect_right(ends, start), bisect_left(starts, end))  # the words that end and begin in it
         if any(tags[index] != "O" for index in inside):
             raise InputError(f"{location}: two spans share a word at {start} ({excerpt(text[start:end])}); drop one")
         for index in inside:
             tags[index] = f"{'B' if index == inside[0] else 'I'}-{label}"
     return [word[0] for word in matches], tags
+
+
+def place_spans(location: str, text: str, spans: Sequence[CharacterSpan]) -> list[tuple[int, int, str]]:
+    """List the first character, the character after the last, and the label of each span. If only thereby the spans
+    have the texts that they name, reads them as UTF-16 units, which some tools count, and prints that.
+
+    Raises `InputError` for a span that is not in the text, or that does not have the text that it names.
+    """
+    units = [index for index, sign in enumerate(text) for _ in range(1 + (sign > "\uffff"))] + [len(text)]
+    odd = next((span for span in spans if not is_marked(text, span.start, span.end, span.text)), None)
+    if odd is None:
+        return [(span.start, span.end, span.label) for span in spans]
+    placed = [(*(units[min(max(at, 0), len(units) - 1)] for at in (span.start, span.end)), span) for span in spans]
+    if any(span.text for span in spans) and all(is_marked(text, start, end, span.text) for start, end, span in placed):
+        tell_units(location.rpartition(":")[0])
+        return [(start, end, span.label) for start, end, span in placed]
+    where = f"{location}: the span from {odd.start} to {odd.end}"
+    if not 0 <= odd.start < odd.end <= len(text):
+        raise InputError(f"{where} is not in its text of length {len(text):,}")
+    marked, remedy = text[odd.start : odd.end], "correct it, or export the annotations again"
+    raise InputError(f"{where} has {excerpt(marked)} in its text, not its own {excerpt(odd.text)}; {remedy}")
+
+
+def is_marked(text: str, start: int, end: int, marked: str) -> bool:
+    """Tell whether these characters are in a text and have the one that was marked. Label Studio writes the latter
+    without some blanks, with a backslash for line ends, and without the rest of words that it has completed."""
+    own, marked = (re.sub(r"\\[nr]|\s", "", part) for part in (text[start:end], marked))
+    return 0 <= start < end <= len(text) and marked in own
+
+
+@lru_cache
+def tell_units(file: str) -> None:
+    """Print once that a file's spans count UTF-16 units."""
+    err.print(f"{file}: spans count UTF-16 units (2 for 😀), as their own texts show: read so")
 
 
 def words_of(task: spec.Task, location: str, row: Row) -> tuple[str, ...]:
