@@ -6,8 +6,9 @@ The text is the beginning of L. Frank Baum's "The Marvelous Land of Oz" (1904), 
 import gc
 import json
 import os
+import resource
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,17 @@ if TYPE_CHECKING:
 
 DEVICE = os.environ.get("BIPHASE_TEST_DEVICE", "cpu")
 """Where tests compute that would on any device: `cuda` on a GPU, or a simulated one."""
+
+
+@contextmanager
+def full_disk(num_bytes: int) -> Iterator[None]:
+    """No file may grow past so many bytes in the block, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def flip_bit(path: Path) -> None:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import os
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 import zstandard
 
 import biphase.corpus.rows as readers
-from biphase.corpus.rows import as_number, read_json_file, read_json_lines, read_text_lines
+from biphase.corpus.rows import as_number, read_json_file, read_json_lines, read_text_lines, rows_of_file
+from biphase.corpus.text import find_text_sources
 from biphase.embedding.questions import parse_filter
 from biphase.errors import InputError
 
@@ -70,6 +72,28 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text("[1,\n2")
     with pytest.raises(InputError, match=r"b\.json:2: broken JSON \(.*\)$"):
         read_json_file(tmp_path / "b.json")
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "csv", "txt", "parquet", "xlsx", "conllu"])
+def test_a_pipe_is_named_as_such(ending: str, tmp_path: Path) -> None:
+    """Its content would be gone after the first look at it."""
+    path = tmp_path / f"a.{ending}"
+    os.mkfifo(path)
+    for read in (lambda: list(rows_of_file(path)), lambda: find_text_sources(str(path))):
+        with pytest.raises(InputError, match=r"a\..* is a pipe or a device; write its content to a file"):
+            read()
+    with pytest.raises(InputError, match="/dev/null is a pipe or a device"):
+        list(rows_of_file(Path("/dev/null")))
+
+
+@pytest.mark.parametrize(
+    ("first", "told"), [("[" * 5000, "nested more than 100 deep"), ("1" * 5000, "Exceeds the limit .*digits")]
+)
+def test_a_first_line_that_no_parser_likes(first: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(f'{{"a": {first}\n{{"a": 1}}\n')
+    with pytest.raises(InputError, match=rf"a\.json:1: broken JSON \({told}"):
+        list(rows_of_file(path))
 
 
 @pytest.mark.parametrize(("ending", "pack"), PACKINGS)

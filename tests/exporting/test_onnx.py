@@ -32,7 +32,7 @@ from biphase.exporting.plain import load_named
 from biphase.files import MARK
 from biphase.pretraining.loop import train
 
-from ..conftest import flip_bit
+from ..conftest import flip_bit, full_disk
 from .test_model import FAMILIES, MLM
 
 onnx = pytest.importorskip("onnx")
@@ -187,6 +187,8 @@ def test_a_damaged_file_is_told(encoder: Path, tmp_path: Path) -> None:
     folder = biphase.export(encoder, tmp_path / "out", onnx=True)
     with pytest.raises(InputError, match="has ONNX files already"):
         biphase.export(folder, tmp_path / "again", onnx=True)
+    with full_disk(20_000), pytest.raises(InputError, match=r"model\.onnx cannot be quantized \(.*; is the disk full"):
+        onnx_files.quantize(folder)
     flip_bit(folder / "onnx" / "model.onnx")
     with pytest.raises(InputError, match=r"onnx/model\.onnx is damaged"):
         biphase.load(folder)

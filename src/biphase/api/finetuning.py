@@ -18,7 +18,7 @@ from pydantic_core import to_jsonable_python
 from biphase import console
 from biphase.api.networks import ZERO_SHOT, ZeroShot, run_zero_shot
 from biphase.api.own_task import write_task
-from biphase.api.tables import TABLE_FORMS, refuse_ending, write_rows
+from biphase.api.tables import TABLE_FORMS, arrow_table, refuse_ending, write_rows
 from biphase.config import AnyPath, ModelName, OnCommandLine, PythonOnly, parse_config
 from biphase.corpus.rows import PlacedRow, Row, TableForm, ending_of, rows_in_memory
 from biphase.corpus.text import keep_rows
@@ -312,6 +312,8 @@ def write_predictions(model: str, file: Path, out: Path | TextIO, template: str 
         ending = out.suffix.lower()
         refuse_ending(out)
         refuse_existing(out)
+    if ending == ".parquet":  # to refuse rows that fit no table before anything is computed
+        arrow_table([row for _, row in open_rows(find_kept(model, file, template), file)[1]])
     form, rows = predict_rows(model, file, template, device)
     if form is not None and ending != ending_of(file):
         form = replace(TABLE_FORMS.get(ending, form), has_mark=form.has_mark)

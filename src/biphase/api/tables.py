@@ -4,9 +4,11 @@ import csv
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TextIO
@@ -40,17 +42,26 @@ def write_rows(rows: Iterable[Row], sink: TextIO, ending: str, form: TableForm |
     elif ending == ".xlsx":
         write_sheet(rows, sink)
     elif ending == ".parquet":  # all at once, because the types of columns depend on all rows
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        try:
-            pq.write_table(pa.Table.from_pylist(list(rows)), sink.buffer)
-        except pa.ArrowException as error:
-            raise InputError(f"the rows do not fit one table ({first_line(error)}); {OTHER_FILE}") from None
+        pq.write_table(arrow_table([*rows]), sink.buffer)
     else:
         for row in rows:  # in ASCII on a terminal, because it obeys some control characters
             sink.write(json.dumps(row, ensure_ascii=sink.isatty(), default=str) + "\n")
         sink.flush()
+
+
+def arrow_table(rows: Sequence[Row]) -> Any:
+    """Make an Arrow table with all columns of the rows. Raises `InputError` for a column without a common type."""
+    import pyarrow as pa
+
+    columns = {}
+    for name in dict.fromkeys(chain.from_iterable(rows)):
+        try:
+            columns[name] = pa.array([row.get(name) for row in rows])
+        except (pa.ArrowException, OverflowError) as error:
+            raise InputError(f"the column '{name}' does not fit one type ({first_line(error)}); {OTHER_FILE}") from None
+    return pa.table(columns)
 
 
 def flat_rows(rows: Iterable[Row]) -> Iterator[tuple[str, list[Any]]]:
@@ -90,7 +101,9 @@ def write_sheet(rows: Iterable[Row], sink: TextIO) -> None:
                 if is_text:
                     cells[-1].data_type = "s"  # otherwise a leading = would make the text a formula
             sheet.append(cells)
-    book.save(sink.buffer)
+    content = BytesIO()  # on a full disk the workbook would try to write its end once more
+    book.save(content)
+    sink.buffer.write(content.getbuffer())
 
 
 def write_table(rows: Iterable[Row], sink: TextIO, form: TableForm) -> None:

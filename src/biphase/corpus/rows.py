@@ -13,7 +13,7 @@ import sys
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -112,6 +112,20 @@ def kind_of(path: Path) -> str | None:
     return kind if is_source else None
 
 
+@contextmanager
+def reading_rows(path: Path) -> Iterator[None]:
+    """Turn errors in the block into an `InputError` that names the file. Raises it also for a pipe or a device."""
+    refuse_pipe(path)
+    with reading(path, DAMAGED):
+        yield
+
+
+def refuse_pipe(path: Path) -> None:
+    """Raise `InputError` for a pipe or a device, because most files are read more than once."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise InputError(f"{path} is a pipe or a device; write its content to a file, and name that")
+
+
 def read_text_lines(path: Path, *, keep_mark: bool = False) -> Iterator[tuple[int, str, int]]:
     """Yield each line of a file: its number (from 1), its text with the line end, and the bytes on disk read so far.
 
@@ -120,7 +134,7 @@ def read_text_lines(path: Path, *, keep_mark: bool = False) -> Iterator[tuple[in
     """
     import pyarrow as pa  # unlike zstandard's streams, its streams notice a truncated file
 
-    with reading(path, DAMAGED), pa.OSFile(str(path)) as file:
+    with reading_rows(path), pa.OSFile(str(path)) as file:
         stream = pa.CompressedInputStream(file, codec) if (codec := codec_of(path)) else file
         lines = iter(partial(io.BufferedReader(stream, BUFFER_BYTES).readline, MAX_LINE_BYTES + 1), b"")
         for number, line in enumerate(lines, start=1):
@@ -252,7 +266,7 @@ def read_table(path: Path, names: Sequence[str] = ()) -> Iterator[tuple[int, Row
         InputError: the file is damaged, a text is not UTF-8, or two columns share a name.
     """
     number = before = 0
-    with reading(path, DAMAGED):
+    with reading_rows(path):
         for batch, features, num_bytes in read_pieces(path, names):
             batch.validate(full=True)  # else Arrow follows a wrong offset out of its memory; also checks UTF-8
             for at, row in enumerate(name_classes(batch.to_pylist(), features), start=1):
@@ -499,6 +513,8 @@ def quoted_fields(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[
 
 MOST_SHEET_BYTES, MOST_SHEET_ROWS = 1 << 30, 1 << 20
 """The most bytes of an unpacked workbook, and the most rows of a sheet, which no spreadsheet program exceeds."""
+MOST_PACKED, LEAST_SUSPECT = 100, 1 << 24
+"""How many times larger than packed a part of a workbook may be, if it has more than so many bytes. Tables reach 30."""
 
 
 def read_sheet(path: Path) -> Iterator[PlacedRow]:
@@ -514,9 +530,11 @@ def read_sheet(path: Path) -> Iterator[PlacedRow]:
     warnings.filterwarnings("ignore", module="openpyxl")  # it warns about styles that it drops
     header: list[str] = []
     texts: set[str] = set()
-    with reading(path, DAMAGED), zipfile.ZipFile(path) as parts:
+    with reading_rows(path), zipfile.ZipFile(path) as parts:
         if sum(part.file_size for part in parts.infolist()) > MOST_SHEET_BYTES:
             raise InputError(f"{path}: unpacked it has more than {MOST_SHEET_BYTES:,} bytes; save it as .csv")
+        if any(part.file_size > max(MOST_PACKED * part.compress_size, LEAST_SUSPECT) for part in parts.infolist()):
+            raise InputError(f"{path}: unpacked a part of it is more than {MOST_PACKED} times larger; save it as .csv")
         sheet = load_workbook(path, read_only=True, data_only=True, keep_links=False).worksheets[0]
         sheet.reset_dimensions()  # some programs write wrong ones
         for number, cells in enumerate(sheet.iter_rows(values_only=True), start=1):
@@ -586,7 +604,7 @@ def read_json_rows(path: Path) -> Iterator[PlacedRow]:
     lines = (line for _, line, _ in read_text_lines(path) if line.strip())
     first = next(lines, "")
     with suppress(json.JSONDecodeError):
-        if first.startswith("{") and next(lines, None) is not None and json.loads(first):
+        if first.startswith("{") and next(lines, None) is not None and parse_json(first):
             return ((f"{path}:{number}", row) for number, row, _ in read_json_lines(path))
     content = read_json_file(path)
     if isinstance(content, dict) and isinstance(content.get("data"), list):

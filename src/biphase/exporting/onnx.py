@@ -154,7 +154,7 @@ def quantize(folder: Path) -> None:
 
     has_data = (folder / f"{ONNX_FILE}_data").exists()
     settings: Any = {"weight_type": QuantType.QInt8, "use_external_data_format": has_data}
-    with silenced():
+    with silenced(), told_as(f"{folder / ONNX_FILE} cannot be quantized", "is the disk full?"):  # onnx cuts files then
         quantize_dynamic(folder / ONNX_FILE, folder / INT8_FILE, per_channel=True, **settings)
 
 
