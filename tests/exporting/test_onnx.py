@@ -82,6 +82,9 @@ KINDS: dict[str, Callable[[Path, Path], Path]] = {
     "an encoder": lambda encoder, folder: encoder,
     "a classifier": lambda encoder, folder: make_kept(encoder, folder, "ForSequenceClassification"),
     "a tagger": lambda encoder, folder: make_kept(encoder, folder, "ForTokenClassification"),
+    "a Llama that tags, with dropout": lambda encoder, folder: make_kept(
+        make_family("llama-tied", encoder, folder.with_name("llama")), folder, "ForTokenClassification"
+    ),
     "an embedding model": make_embedder,
     "an adapted Llama": lambda encoder, folder: make_family("llama-tied", encoder, folder),
     "a ModernBERT": lambda encoder, folder: make_family("modernbert", encoder, folder),

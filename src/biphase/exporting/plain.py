@@ -51,6 +51,7 @@ class NamedOutputs(nn.Module):
         self.longest = max(1, min(count_positions(network.config) // 2, LONGEST))
         takes_types = "token_type_ids" in {*tokenizer.model_input_names} & {*signature(network.forward).parameters}
         self.input_names = ("input_ids", "attention_mask", *(["token_type_ids"] if takes_types else []))
+        self.eval()  # torch.onnx.export gives the parts the mode of the whole, and dropout would be drawn
 
     def outputs(self, features: Features) -> Features:
         output = self.network(**features)
