@@ -75,8 +75,9 @@ def test_a_span_has_the_text_that_it_names(capsys: pytest.CaptureFixture[str]) -
     for spans in ([span(7, 11, text="Bert")], [span(7, 11, text="Bert"), span(4, 8, text="Anna")]):
         with pytest.raises(InputError, match=told):
             found_in(text, *spans)
-    with pytest.raises(InputError, match="from 30 to 34 is not in its text of length 29"):
-        found_in(text, span(30, 34))
+    for start, end in ((30, 34), (-40, 4), (8, 4), (4, 10**30)):
+        with pytest.raises(InputError, match=f"from {start} to {end} is not in its text of length 29"):
+            found_in(text, span(start, end), span(7, 11, text="Anna"))
 
 
 @pytest.mark.parametrize(

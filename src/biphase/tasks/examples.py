@@ -480,14 +480,16 @@ def read_spans_of_characters(location: str, value: Any) -> list[CharacterSpan] |
         return None
     spans = []
     for item in value:
-        parts, text = item.get("value") or item if isinstance(item, dict) else item, ""
+        parts: Any = item.get("value") or item if isinstance(item, dict) else item
+        text = ""
         if isinstance(parts, dict):
             label, text = parts.get("label", parts.get("labels")), str(parts.get("text") or "")
             label = label[0] if isinstance(label, list) and len(label) == 1 else label
             parts = [parts.get("start", parts.get("start_offset")), parts.get("end", parts.get("end_offset")), label]
         if not isinstance(parts, list) or [*map(type, parts)] != [int, int, str]:
             raise InputError(f"{location}: {excerpt(parts)} is not a span's start, end and one label: fix or remove it")
-        spans.append(CharacterSpan(*parts, text))
+        start, end, name = parts
+        spans.append(CharacterSpan(start, end, name, text))
     return spans
 
 
@@ -500,29 +502,32 @@ def tag_spans(location: str, text: str, spans: Sequence[CharacterSpan]) -> tuple
     matches = [*WORD.finditer(text)]
     starts, ends = [word.start() for word in matches], [word.end() for word in matches]
     tags = ["O"] * len(matches)
-    for start, end, label in place_spans(location, text, spans):
-        inside = range(bisect_right(ends, start), bisect_left(starts, end))  # the words that end and begin in it
+    for span in place_spans(location, text, spans):
+        # The words that end after the span's start and begin before its end.
+        inside = range(bisect_right(ends, span.start), bisect_left(starts, span.end))
         if any(tags[index] != "O" for index in inside):
-            raise InputError(f"{location}: two spans share a word at {start} ({excerpt(text[start:end])}); drop one")
+            shared = f"two spans share a word at {span.start} ({excerpt(text[span.start : span.end])})"
+            raise InputError(f"{location}: {shared}; drop one")
         for index in inside:
-            tags[index] = f"{'B' if index == inside[0] else 'I'}-{label}"
+            tags[index] = f"{'B' if index == inside[0] else 'I'}-{span.label}"
     return [word[0] for word in matches], tags
 
 
-def place_spans(location: str, text: str, spans: Sequence[CharacterSpan]) -> list[tuple[int, int, str]]:
-    """List the first character, the character after the last, and the label of each span. If only thereby the spans
-    have the texts that they name, reads them as UTF-16 units, which some tools count, and prints that.
+def place_spans(location: str, text: str, spans: Sequence[CharacterSpan]) -> Sequence[CharacterSpan]:
+    """Return spans that count characters. If the spans have the texts that they name only when they are read as UTF-16
+    units, which some tools count, converts them, and prints that.
 
     Raises `InputError` for a span that is not in the text, or that does not have the text that it names.
     """
     units = [index for index, sign in enumerate(text) for _ in range(1 + (sign > "\uffff"))] + [len(text)]
-    odd = next((span for span in spans if not is_marked(text, span.start, span.end, span.text)), None)
+    odd = next((span for span in spans if not is_marked(text, span)), None)
     if odd is None:
-        return [(span.start, span.end, span.label) for span in spans]
-    placed = [(*(units[min(max(at, 0), len(units) - 1)] for at in (span.start, span.end)), span) for span in spans]
-    if any(span.text for span in spans) and all(is_marked(text, start, end, span.text) for start, end, span in placed):
+        return spans
+    are_units = any(span.text for span in spans) and all(0 <= span.start < span.end < len(units) for span in spans)
+    placed = [replace(span, start=units[span.start], end=units[span.end]) for span in spans] if are_units else []
+    if placed and all(is_marked(text, span) for span in placed):
         tell_units(location.rpartition(":")[0])
-        return [(start, end, span.label) for start, end, span in placed]
+        return placed
     where = f"{location}: the span from {odd.start} to {odd.end}"
     if not 0 <= odd.start < odd.end <= len(text):
         raise InputError(f"{where} is not in its text of length {len(text):,}")
@@ -530,11 +535,11 @@ def place_spans(location: str, text: str, spans: Sequence[CharacterSpan]) -> lis
     raise InputError(f"{where} has {excerpt(marked)} in its text, not its own {excerpt(odd.text)}; {remedy}")
 
 
-def is_marked(text: str, start: int, end: int, marked: str) -> bool:
-    """Tell whether these characters are in a text and have the one that was marked. Label Studio writes the latter
-    without some blanks, with a backslash for line ends, and without the rest of words that it has completed."""
-    own, marked = (re.sub(r"\\[nr]|\s", "", part) for part in (text[start:end], marked))
-    return 0 <= start < end <= len(text) and marked in own
+def is_marked(text: str, span: CharacterSpan) -> bool:
+    """Tell whether a span is in a text and has the text that it names. Label Studio names it without some blanks, with
+    a backslash for line ends, and without the rest of words that it has completed."""
+    own, named = (re.sub(r"\\[nr]|\s", "", part) for part in (text[span.start : span.end], span.text))
+    return 0 <= span.start < span.end <= len(text) and named in own
 
 
 @lru_cache
