@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from biphase.config import Strict
-from biphase.corpus.forms import Format, PlacedRow, Row, unfold
+from biphase.corpus.forms import Format, PlacedRow, Row, name_classes, unfold
 from biphase.errors import InputError, clipped, refuse_doubles, told_as
 from biphase.files import parse_json, reading
 
@@ -309,31 +309,6 @@ def choose_columns(path: Path, schema: Any, names: Sequence[str]) -> tuple[list[
     written = {"huggingface": json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))}
     features = find_field(written, "huggingface.info.features")
     return columns, features if isinstance(features, dict) else {}
-
-
-def name_classes(rows: Iterable[Row], features: dict[str, Any]) -> Iterator[Row]:
-    """Replace class numbers by class names in the rows of a data set, by its features."""
-    named = [name for name, feature in features.items() if "ClassLabel" in json.dumps(feature)]
-    for row in rows:
-        for name in named:
-            if name in row:
-                row[name] = with_names(row[name], features[name])
-        yield row
-
-
-def with_names(value: Any, feature: Any) -> Any:
-    """Return a value with names of classes in place of numbers, by its feature, also inside lists and objects. A
-    feature that `datasets` does not write changes nothing."""
-    if isinstance(feature, list) and feature:  # an older form of lists
-        feature = {"feature": feature[0]}
-    if not isinstance(feature, dict):
-        return value
-    if isinstance(value, list):
-        return [with_names(item, feature.get("feature")) for item in value]
-    if isinstance(value, dict):
-        return {name: with_names(inner, feature.get(name)) for name, inner in value.items()}
-    names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
-    return names[value] if isinstance(names, list) and isinstance(value, int) and 0 <= value < len(names) else value
 
 
 def read_dataset(table: Any) -> Iterator[Row]:
