@@ -25,7 +25,7 @@ from biphase.corpus.text import keep_rows
 from biphase.engine.scheduler import Failure
 from biphase.engine.units import Engine, EngineKind
 from biphase.errors import InputError
-from biphase.files import claimed, refuse_existing, refuse_filled, whole_file
+from biphase.files import claimed, new_file, refuse_existing, refuse_filled
 from biphase.finetuning.class_report import ClassReport, draw_confusion, print_report, read_report, report_classes
 from biphase.finetuning.config import CellPlan, FinetuneConfig, plan_cells
 from biphase.finetuning.grid import (
@@ -305,8 +305,8 @@ def track_predictions(network: KeptModel, rows: Iterator[PlacedRow], name: str, 
 
 
 def write_predictions(model: str, file: Path, out: Path | TextIO, template: str | None, device: str) -> None:
-    """Write rows with predictions to a file, which appears only when complete, or to a stream as JSONL. A table keeps
-    the input's form if both have the same ending."""
+    """Write rows with predictions to a `new_file`, or to a stream as JSONL. A table keeps the input's form if both have
+    the same ending."""
     ending = ".jsonl"
     if isinstance(out, Path):
         ending = out.suffix.lower()
@@ -315,7 +315,7 @@ def write_predictions(model: str, file: Path, out: Path | TextIO, template: str 
     form, rows = predict_rows(model, file, template, device)
     if form is not None and ending != ending_of(file):
         form = replace(TABLE_FORMS.get(ending, form), has_mark=form.has_mark)
-    with whole_file(out) if isinstance(out, Path) else nullcontext(out) as sink:
+    with new_file(out) if isinstance(out, Path) else nullcontext(out) as sink:
         write_rows(rows, sink, ending, form)
 
 
