@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from biphase.encoder.models import stamp_model
 from biphase.errors import InputError
 from biphase.finetuning.kept import RECORD, KeptModel, find_kept, read_labelled
 from biphase.finetuning.metrics import Rows, contributions
@@ -100,6 +101,7 @@ def read_test_split(kept: KeptModel, test: Path | None) -> ScoredTask:
     from biphase.finetuning.predict import judge_test
 
     def judge(network: Any = None, folder: Path = kept.folder) -> Rows:
-        return judge_test(kept.model_copy(update={"folder": folder}), data, torch.device("cpu"), network)[1]
+        other = {"folder": folder, "stamps": stamp_model(folder)} if folder != kept.folder else {}
+        return judge_test(kept.model_copy(update=other), data, torch.device("cpu"), network)[1]
 
     return ScoredTask(task.name, task.metric, task.classes, judge)

@@ -30,9 +30,9 @@ from biphase.corpus.rows import (
     renamed,
     rows_of_file,
 )
-from biphase.encoder.models import Encoder, find_folder
+from biphase.encoder.models import Encoder, find_folder, stamp_model
 from biphase.errors import InputError, clipped
-from biphase.files import read_json_as, whole_folder, write_json, write_mark, write_text
+from biphase.files import Stamp, read_json_as, whole_folder, write_json, write_mark, write_text
 from biphase.finetuning.calibration import Calibration
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.scores import Score
@@ -69,6 +69,8 @@ class KeptModel(Strict):
     folder: Path = Field(default=Path(), exclude=True)
     is_ours: bool = Field(default=True, exclude=True)
     """Whether `finetune --keep` wrote the folder."""
+    stamps: Mapping[Path, Stamp | None] = Field(default={}, exclude=True)
+    """The stamps of the folder's files, from before one of them was read."""
     layout: FileLayout = Field(default=FileLayout(), exclude=True)
     """The layout for reading a file of rows."""
 
@@ -151,6 +153,7 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
         InputError: a folder without a head that predicts, or with unknown inputs.
     """
     folder = find_folder(name)
+    stamps = stamp_model(folder)
     config = read_json_as(folder / "config.json", dict[str, Any])
     classes = [str(kind) for kind in config.get("architectures") or []]
     family = next((name for kind in classes for name, record in KINDS.items() if kind.endswith(record.head)), None)
@@ -180,7 +183,8 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
         except ValueError as error:
             raise InputError(f"--{error}") from None
         model = KeptModel.model_construct(task=task, config=FinetuneConfig(), is_ours=False)
-    return model.model_copy(update={"folder": folder, "task": task, "layout": layout_to_predict(task, file)})
+    found = {"folder": folder, "stamps": stamps, "task": task, "layout": layout_to_predict(task, file)}
+    return model.model_copy(update=found)
 
 
 def layout_to_predict(task: Task, file: Path) -> FileLayout:

@@ -12,6 +12,7 @@ import torch
 from biphase.console import err
 from biphase.corpus.rows import LONGEST_TEXT, PlacedRow, Row
 from biphase.corpus.tokenizer import load_tokenizer
+from biphase.encoder.models import unreplaced
 from biphase.encoder.network import load_weights
 from biphase.errors import InputError
 from biphase.finetuning.encoding import CellContext, HashedTokenizer
@@ -54,11 +55,13 @@ def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, devic
 
 
 def load_kept(model: KeptModel, device: torch.device) -> tuple[Any, HashedTokenizer]:
-    """Load a fine-tuned network and its tokenizer, whose `model_max_length` is the longest input of the network."""
-    network: Any = load_weights(auto_class(model.task), model.folder, attention=None).eval().to(device)
+    """Load a fine-tuned network and its tokenizer, whose `model_max_length` is the longest input of the network. Raises
+    `InputError` for weights that are not finite, and for files that were replaced since the record was read."""
+    with unreplaced(model.folder, model.stamps):
+        network: Any = load_weights(auto_class(model.task), model.folder, attention=None).eval().to(device)
+        tokenizer = HashedTokenizer(load_tokenizer(model.folder))
     if not all(bool(weight.isfinite().all()) for weight in network.parameters()):
         raise InputError(f"{model.folder} has weights that are not finite numbers; copy it again from an intact one")
-    tokenizer = HashedTokenizer(load_tokenizer(model.folder))
     limit = position_limit(network) or tokenizer.pretrained.model_max_length  # many tokenizers name none
     tokenizer.pretrained.model_max_length = min(limit, tokenizer.pretrained.model_max_length)
     return network, tokenizer
