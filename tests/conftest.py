@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from pydoc import locate
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +20,19 @@ if TYPE_CHECKING:
 
 DEVICE = os.environ.get("BIPHASE_TEST_DEVICE", "cpu")
 """Where tests compute that would on any device: `cuda` on a GPU, or a simulated one."""
+
+
+def replace_before(target: str, folder: Path, new: Path, patch: pytest.MonkeyPatch) -> None:
+    """Let the folder `new` take the place of another one when a function, named by its module, is first called."""
+    work: Any = locate(target)
+
+    def replace_first(*arguments: Any, **settings: Any) -> Any:
+        if new.exists():
+            folder.rename(folder.with_name(f"{folder.name}.old"))
+            new.rename(folder)
+        return work(*arguments, **settings)
+
+    patch.setattr(target, replace_first)
 
 
 def flip_bit(path: Path) -> None:

@@ -1,6 +1,11 @@
 """What `--keep` writes is loaded by transformers and sentence-transformers alone, and predicts what was scored."""
 
 import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +29,7 @@ from biphase.tasks.examples import input_of, load_examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import Task, task_table
 
-from ..conftest import DEVICE, flip_bit
+from ..conftest import DEVICE, flip_bit, replace_before
 from .conftest import fit_cell, make_cell
 
 
@@ -100,6 +105,64 @@ def test_a_kept_model_that_has_changed_does_not_predict(model_folder: Path, tmp_
     (kept / RECORD).write_text(json.dumps(record))
     with pytest.raises(InputError, match=r"names other classes than config.json"):
         find_kept(str(kept), rows)
+
+
+READERS: dict[str, tuple[str, Callable[[Path, Path], Any]]] = {
+    "predict": ("biphase.finetuning.predict.load_weights", lambda kept, rows: biphase.predict(kept, rows)),
+    "score": ("biphase.finetuning.predict.load_weights", lambda kept, rows: biphase.score(kept, rows)),
+    "check": ("biphase.exporting.golden.load_named", lambda kept, rows: biphase.check(kept)),
+    "encode": ("biphase.finetuning.heads.load_backbone", lambda kept, rows: biphase.encode(kept, ["a dog"])),
+    "finetune": (
+        "biphase.finetuning.heads.load_backbone",
+        lambda kept, rows: biphase.finetune(kept, "snli", data=rows.parent, scores=rows.parent / "made"),
+    ),
+    "trim": (
+        "biphase.api.trimming.copy_model",
+        lambda kept, rows: biphase.trim(kept, str(rows), rows.parent / "made", text_field="premise"),
+    ),
+    "export": (
+        "biphase.api.networks.add_forms",
+        lambda kept, rows: biphase.export(kept, rows.parent / "made", onnx=True),
+    ),
+}
+"""Reader of a model folder → the function before which another model takes its place, and the call."""
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_model_that_is_replaced_while_it_is_read_is_refused(
+    reader: str, model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one with the classes in another order, between the reading of its record and that of its weights."""
+    data = shutil.copytree(data_dirs["snli"], tmp_path / "data")
+    task = task_table()["snli"]
+    kept = keep_untrained(task, model_folder, tmp_path / "kept")
+    other = task.model_copy(update={"classes": task.classes[::-1]})
+    keep_untrained(other, model_folder, tmp_path / "new")
+    target, read = READERS[reader]
+    if reader == "export":
+        monkeypatch.setattr(target, lambda *_, **__: None)
+    replace_before(target, kept, tmp_path / "new", monkeypatch)
+    with pytest.raises(InputError, match=f"^files of {kept} were replaced while it was read: run the command again$"):
+        read(kept, data / "test.jsonl")
+    assert (tmp_path / "kept.old").exists() and not [*tmp_path.glob("data/made/**/*.json")]
+
+
+def test_a_process_that_predicts_refuses_a_model_that_took_the_place(
+    model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    """The process has read the record, and is loading PyTorch."""
+    kept = keep_untrained(task_table()["snli"], model_folder, tmp_path / "kept")
+    shutil.copytree(kept, tmp_path / "new")
+    rows = str(data_dirs["snli"] / "test.jsonl")
+    command = [sys.executable, "-m", "biphase", "predict", str(kept), rows, "--out", str(tmp_path / "out.csv")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text() and process.poll() is None:
+            time.sleep(0.01)
+        kept.rename(tmp_path / "old")
+        (tmp_path / "new").rename(kept)
+        said = process.communicate()[1]
+    assert f"files of {kept} were replaced while it was read: run the command again" in " ".join(said.split())
+    assert process.returncode == 2 and not (tmp_path / "out.csv").exists()
 
 
 @pytest.fixture

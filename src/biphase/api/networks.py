@@ -14,7 +14,7 @@ from biphase.corpus.packing import open_text
 from biphase.corpus.text import TxtDocuments, are_names, check_place, find_text_sources, name_sources, sample_texts
 from biphase.embedding.questions import By, read_request
 from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names
-from biphase.encoder.models import find_folder, stamp_model, unreplaced
+from biphase.encoder.models import Stamps, find_folder, stamp_model, unreplaced
 from biphase.errors import InputError, clipped, refuse_doubles
 from biphase.files import read_json, refuse_filled, refuse_foreign, write_json
 from biphase.hub import fetch_model
@@ -136,19 +136,14 @@ def export(
     if is_run and (Path(run) / "config.json").exists():
         raise InputError(f"{run} is a model folder already: with `onnx`, `gguf` or `as_`, copy it for other programs")
     source = find_checkpoint(run) if is_run else find_folder(run)
-    read_folder = source / "model" if is_run else source
-    stamps = stamp_model(read_folder)
+    stamps = stamp_model(source)
     if merge is not None and not is_run:
         raise InputError(f"{run} is not a run: merge is for a run that began with a decoder")
     if to_hub is not None:
         check_repository(to_hub)
     if test is not None and not (int8 and Path(test).exists()):
         raise InputError(f"test: {test} does not exist" if int8 else "`test` measures the loss of `int8`: give both")
-
-    def complete(part: Path) -> None:
-        with unreplaced(read_folder, stamps):
-            complete_export(part, as_, onnx, int8, test, gguf)
-
+    complete = partial(complete_export, source, stamps, as_=as_, onnx=onnx, int8=int8, test=test, gguf=gguf)
     if is_run:
         from biphase.exporting.model import export_checkpoint
 
@@ -162,7 +157,13 @@ def export(
     return Path(folder)
 
 
-def complete_export(folder: Path, as_: str | None, onnx: bool, int8: bool, test: str | Path | None, gguf: bool) -> None:
+def complete_export(source: Path, stamps: Stamps, folder: Path, **wanted: Any) -> None:
+    """Add the requested files to the copy of a source, which must still have the stamps from before it was read."""
+    with unreplaced(source, stamps):
+        add_forms(folder, **wanted)
+
+
+def add_forms(folder: Path, as_: str | None, onnx: bool, int8: bool, test: str | Path | None, gguf: bool) -> None:
     """Add the requested files to an exported folder. Raises `InputError` for missing packages."""
     from biphase.exporting.golden import write_golden
 

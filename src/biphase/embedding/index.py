@@ -353,7 +353,7 @@ def rank_passages(index: Index, files: IndexFiles, request: Request, by: By) -> 
     if by != "embeddings":
         rankings.append(query_bm25(files.words, texts, num_each, stems_of(index.manifest.language), is_searched_N))
     if by != "bm25":
-        embedder = index.embedder or load_model(index)
+        embedder = index.embedder or load_index_model(index)
         queries_QD = embedders.encode_batch(embedders.encoder_of(embedder, "query"), texts).cpu()
         searched = None if is_searched_N is None else np.flatnonzero(is_searched_N)
         rows_ND = torch.from_numpy(files.rows_ND)
@@ -363,7 +363,7 @@ def rank_passages(index: Index, files: IndexFiles, request: Request, by: By) -> 
     return [fuse_rankings(words, vectors, num_hits, lowest=0.0) for words, vectors in zip(*rankings, strict=True)]
 
 
-def load_model(index: Index) -> SentenceTransformer:
+def load_index_model(index: Index) -> SentenceTransformer:
     """Load the model of an index. Raises `InputError` if it has changed since the index was opened."""
     with unreplaced(find_folder(index.model)):
         if embedders.hash_embedder(index.model) != index.manifest.model_hash:

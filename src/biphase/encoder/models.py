@@ -25,12 +25,14 @@ IDENTIFYING_FILES = (
     *("config.json", "*.safetensors", INDEX),
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "*.model", "vocab*", "merges*"),
 )
+Stamps = Mapping[Path, Stamp | None]
+"""The stamps of a model folder's files; None for a file that vanished meanwhile."""
 STAMPED_FILES = (
     *(*IDENTIFYING_FILES, MARK, "biphase.json", "golden.json", "modules.json", "*sentence*.json"),
-    *("[0-9]_*/*", "onnx/*"),
+    *("[0-9]_*/*", "onnx/*", "model/*"),
 )
-"""The files of a model folder that a reader may open: also a kept model's record, golden vectors, further modules and
-ONNX files."""
+"""The files of a model folder that a reader may open: also a kept model's record, golden vectors, further modules,
+ONNX files, and the model in a checkpoint."""
 
 fetch_once = lru_cache(fetch_model)
 """`fetch_model`, cached because a grid asks for the same model again and again."""
@@ -53,7 +55,7 @@ class Encoder:
     """The network without a head; None before it is loaded."""
     tokenizer: Any = field(default=None, compare=False, repr=False)
     """Its `finetuning.encoding.HashedTokenizer`; None before it is loaded."""
-    stamps: Mapping[Path, Stamp | None] = field(default_factory=dict, compare=False, repr=False)
+    stamps: Stamps = field(default_factory=dict, compare=False, repr=False)
     """The stamps of its files (`stamp_model`), from before they were read."""
 
 
@@ -118,13 +120,13 @@ def list_files(folder: Path, patterns: Iterable[str]) -> list[Path]:
     return sorted({*chain(*map(folder.glob, patterns))})
 
 
-def stamp_model(folder: Path) -> dict[Path, Stamp | None]:
-    """Return the stamps of all files of a model folder that a reader may open; None for one that vanishes meanwhile."""
+def stamp_model(folder: Path) -> Stamps:
+    """Return the stamps of all files of a model folder that a reader may open."""
     return {path: stamp_of(path) if path.exists() else None for path in list_files(folder, STAMPED_FILES)}
 
 
 @contextmanager
-def unreplaced(folder: Path, stamps: Mapping[Path, Stamp | None] | None = None) -> Iterator[Path]:
+def unreplaced(folder: Path, stamps: Stamps | None = None) -> Iterator[Path]:
     """Yield a model folder for a block that reads it. Raises `InputError` at the end if one of its files was replaced
     since it was stamped: before the block, unless `stamps` are from an earlier reader of the same files. What was read
     would then be a mixture of two models."""

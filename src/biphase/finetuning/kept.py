@@ -30,9 +30,9 @@ from biphase.corpus.rows import (
     renamed,
     rows_of_file,
 )
-from biphase.encoder.models import Encoder, find_folder, stamp_model
+from biphase.encoder.models import Encoder, Stamps, find_folder, stamp_model
 from biphase.errors import InputError, clipped
-from biphase.files import Stamp, read_json_as, whole_folder, write_json, write_mark, write_text
+from biphase.files import read_json_as, whole_folder, write_json, write_mark, write_text
 from biphase.finetuning.calibration import Calibration
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.scores import Score
@@ -69,7 +69,7 @@ class KeptModel(Strict):
     folder: Path = Field(default=Path(), exclude=True)
     is_ours: bool = Field(default=True, exclude=True)
     """Whether `finetune --keep` wrote the folder."""
-    stamps: Mapping[Path, Stamp | None] = Field(default={}, exclude=True)
+    stamps: Stamps = Field(default={}, exclude=True)
     """The stamps of the folder's files, from before one of them was read."""
     layout: FileLayout = Field(default=FileLayout(), exclude=True)
     """The layout for reading a file of rows."""
