@@ -15,9 +15,10 @@ import pytest
 import torch
 import transformers
 import yaml
+from tokenizers import Tokenizer
 
 import biphase
-from biphase.corpus.tokenizer import load_tokenizer
+from biphase.corpus.tokenizer import load_tokenizer, train_tokenizer
 from biphase.encoder.models import identify
 from biphase.errors import InputError
 from biphase.files import MARK
@@ -105,6 +106,71 @@ def test_a_kept_model_that_has_changed_does_not_predict(model_folder: Path, tmp_
     (kept / RECORD).write_text(json.dumps(record))
     with pytest.raises(InputError, match=r"names other classes than config.json"):
         find_kept(str(kept), rows)
+
+
+def make_tokenizer(kind: str) -> Any:
+    """Make a small tokenizer of a type's own class, as transformers would."""
+    texts = ["the dog sees a cat and the boys see girls", "[MASK] <s> </s> <|endoftext|>"]
+    if kind == "bert":
+        names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        letters = sorted({*"".join(texts).replace(" ", "").lower(), *"it.~"})
+        pieces = [*names, *letters, *(f"##{letter}" for letter in letters), "dog", "cat"]
+        return transformers.BertTokenizer(vocab={piece: id for id, piece in enumerate(pieces)})
+    tokenizer = train_tokenizer(texts, 280)
+    if kind == "eurobert":
+        return tokenizer
+    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    first = {"gpt2": ["<|endoftext|>"], "qwen2": []}[kind]  # Qwen's special tokens are in no vocabulary
+    pieces = first + [piece for piece in model["vocab"] if not piece.startswith("<|")]
+    merges = [tuple(pair) for pair in model["merges"]]
+    make = {"gpt2": transformers.GPT2Tokenizer, "qwen2": transformers.Qwen2Tokenizer}[kind]
+    made: Any = make(vocab={piece: id for id, piece in enumerate(pieces)}, merges=merges)
+    made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    return made
+
+
+@pytest.mark.parametrize("kind", ["bert", "eurobert", "gpt2", "qwen2"])
+def test_names_of_special_tokens_are_letters_for_every_program(kind: str, tmp_path: Path) -> None:
+    """As they were in training, and all other texts are read as before."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    tokenizer = make_tokenizer(kind)
+    widths = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    widths |= {"n_embd": 16, "n_head": 2, "intermediate_size": 32, "num_hidden_layers": 2, "n_layer": 2}
+    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("pad", "cls", "sep", "bos", "eos")}
+    if kind == "gpt2":
+        widths = {key: value for key, value in widths.items() if key.startswith("n_")}
+    config = transformers.AutoConfig.for_model(kind, **widths, **ids, vocab_size=len(tokenizer) + 2)
+    torch.manual_seed(0)
+    transformers.AutoModel.from_config(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    rows = [{"text": f"{text} {number}", "label": text} for text in ("boys", "girls") for number in range(8)]
+    data = {"train": rows, "validation": rows[::3], "test": rows[::2]}
+    settings = {"max_steps": 1, "learning_rate": 1e-2, "device": "cpu", "scores": tmp_path / "scores"}
+    biphase.finetune(tmp_path / "model", "who", data=data, keep=tmp_path / "kept", **settings)
+    plain = ["the dog sees a cat", "a"]
+    names = [str(token) for token in tokenizer.all_special_tokens]
+    texts = [*plain, *names, " ".join(names), f"it{names[0]}.", "[MASK] [SEP] <s> </s> <|endoftext|> <|mask|>"]
+    served = biphase.export(tmp_path / "kept", tmp_path / "served", onnx=True)
+    predicted = biphase.predict(tmp_path / "kept", texts)["probabilities"]
+    classify = transformers.pipeline("text-classification", str(served), device="cpu", top_k=None)
+    session = onnxruntime.InferenceSession(str(served / "onnx" / "model.onnx"))
+    alone = Tokenizer.from_file(str(served / "tokenizer.json"))
+    for text, ours, theirs in zip(texts, predicted, classify(texts), strict=True):
+        assert {part["label"]: part["score"] for part in theirs} == pytest.approx(ours, abs=2e-5)
+        read = np.array([alone.encode(text).ids])
+        [logits] = session.run(["logits"], {"input_ids": read, "attention_mask": np.ones_like(read)})
+        shares = np.exp(logits[0]) / np.exp(logits[0]).sum()
+        assert dict(zip(config_labels(served), shares.tolist(), strict=True)) == pytest.approx(ours, abs=2e-5)
+    before = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    again = transformers.AutoTokenizer.from_pretrained(served)
+    for text in plain:
+        spelled = again(text, add_special_tokens=False)["input_ids"]
+        assert spelled == before(text, add_special_tokens=False)["input_ids"]
+    assert all(again.convert_tokens_to_ids(name) == before.convert_tokens_to_ids(name) for name in names)
+
+
+def config_labels(folder: Path) -> list[str]:
+    return list(json.loads((folder / "config.json").read_text())["id2label"].values())
 
 
 READERS: dict[str, tuple[str, Callable[[Path, Path], Any]]] = {

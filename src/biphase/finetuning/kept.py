@@ -5,6 +5,7 @@ in each line. This module checks folder and file before PyTorch and the network 
 """
 
 import copy
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,6 +31,7 @@ from biphase.corpus.rows import (
     renamed,
     rows_of_file,
 )
+from biphase.corpus.tokenizer import SPLIT_TEXTS
 from biphase.encoder.models import Encoder, Stamps, find_folder, stamp_model
 from biphase.errors import InputError, clipped
 from biphase.files import read_json_as, whole_folder, write_json, write_mark, write_text
@@ -95,6 +97,7 @@ def keep_network(model: Any, encoder: Encoder, cell: "CellContext", folder: Path
             prompts = {name: template.removesuffix("{text}") for name, template in templates.items()}
             write_sentence_transformer(part, model, cell.config.max_length, prompts=prompts)
         save_encoder(part, model, tokenizer)
+        spell_special_tokens(part)
         record = KeptModel(cell=score.cell, task=cell.task, config=cell.config, calibration=cell.calibration)
         if cell.task.family == "question_answering":
             longest = cell.config.max_answer_tokens or test.max_answer_tokens
@@ -104,6 +107,37 @@ def keep_network(model: Any, encoder: Encoder, cell: "CellContext", folder: Path
         write_golden(part)
         write_text(part / "README.md", card)
         write_mark(part, "fine-tuned model")
+
+
+def spell_special_tokens(folder: Path) -> None:
+    """Make every program that opens a folder's tokenizer read the name of a special token in a text, such as `[MASK]`,
+    as letters, because fine-tuning did (`HashedTokenizer.tokenize`). Templates still add special tokens, by their ids.
+
+    transformers has a setting for this. Others find in texts the added tokens of `tokenizer.json`; special ones move
+    from there to the model's vocabulary. They stay where that would change how texts are read: a Unigram model finds
+    its pieces in texts, so only those that it has already can leave the list.
+    """
+    from tokenizers import Tokenizer
+
+    settings = read_json_as(folder / "tokenizer_config.json", dict[str, Any])
+    write_json(folder / "tokenizer_config.json", settings | {"split_special_tokens": True})
+    path = folder / "tokenizer.json"
+    spelling = Tokenizer.from_file(str(path))
+    spelling.encode_special_tokens = True
+    state = json.loads(spelling.to_str())
+    vocab, added = state["model"]["vocab"], state["added_tokens"]
+    if isinstance(vocab, dict):
+        state["model"]["vocab"] = vocab = {entry["content"]: entry["id"] for entry in added} | vocab
+    pieces = vocab if isinstance(vocab, dict) else {piece for piece, _ in vocab}
+    state["added_tokens"] = [entry for entry in added if not entry["special"] or entry["content"] not in pieces]
+    spelled = Tokenizer.from_str(json.dumps(state))
+    names = [entry["content"] for entry in added]
+    texts = [*SPLIT_TEXTS, *names, *(f"a{name}b {name}." for name in names)]
+    ours, theirs = (
+        [encode(text, add_special_tokens=False).ids for text in texts] for encode in (spelled.encode, spelling.encode)
+    )
+    if ours == theirs:
+        spelled.save(str(path))
 
 
 def card_text(cell: "CellContext", encoder: Encoder, model: Any, score: Score) -> str:

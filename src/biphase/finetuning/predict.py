@@ -5,16 +5,18 @@ with a head for classification goes through transformers' pipelines, and so does
 """
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 
 from biphase.console import err
 from biphase.corpus.rows import LONGEST_TEXT, PlacedRow, Row
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.models import unreplaced
 from biphase.encoder.network import load_weights
-from biphase.errors import InputError
+from biphase.errors import InputError, clipped
 from biphase.finetuning.encoding import CellContext, HashedTokenizer
 from biphase.finetuning.families import family_module, predict_inputs
 from biphase.finetuning.families.question_answering import encode_questions
@@ -38,11 +40,13 @@ def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, devic
     network, tokenizer = load_kept(model, device)
     limit = tokenizer.pretrained.model_max_length
     predict = family_module(model.task, model.config).predict
-    num_rows = num_cut = num_empty = 0
+    tokens = list_read_tokens(model.folder) if model.is_ours else []
+    num_rows = num_cut = num_empty = num_naming = 0
     for chunk in in_chunks(rows):
         named = [(location, with_task_names(model.task, model.layout, row)) for location, row in chunk]
         predicted = predict(model, network, tokenizer, named)
         num_rows, num_cut = num_rows + len(chunk), num_cut + predicted.num_cut
+        num_naming += sum(any(token in str(row) for token in tokens) for _, row in chunk)
         for (location, row), prediction in zip(chunk, predicted.rows, strict=True):
             if doubles := sorted(row.keys() & prediction.keys()):
                 raise InputError(f"{location}: the file has a column '{doubles[0]}' already; rename it")
@@ -52,6 +56,18 @@ def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, devic
         err.print(f"{name}: {num_empty:,} of {num_rows:,} rows have no text: nothing is predicted for them")
     if num_cut:
         err.print(f"{name}: {num_cut:,} of {num_rows:,} rows were too long and cut at {limit:,} tokens")
+    if num_naming:
+        how = "biphase reads these names as letters, as in training; other programs may read them as the tokens"
+        err.print(
+            f"{name}: {num_naming:,} of {num_rows:,} rows name special tokens ({clipped(', '.join(tokens))}): {how}"
+        )
+
+
+def list_read_tokens(folder: Path) -> list[str]:
+    """List the special tokens that programs find in texts by `tokenizer.json` alone. `kept.spell_special_tokens` leaves
+    none but those that a Unigram model lacks; a folder of an earlier version has all."""
+    added = Tokenizer.from_file(str(folder / "tokenizer.json")).get_added_tokens_decoder()
+    return [token.content for token in added.values() if token.special]
 
 
 def load_kept(model: KeptModel, device: torch.device) -> tuple[Any, HashedTokenizer]:
