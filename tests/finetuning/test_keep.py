@@ -25,7 +25,8 @@ from biphase.files import MARK
 from biphase.finetuning.config import FinetuneConfig, settle_config
 from biphase.finetuning.encoding import CellContext
 from biphase.finetuning.heads import TaskNetwork, check_keepable, copy_backbone, load_encoder, to_transformers
-from biphase.finetuning.kept import RECORD, find_kept, keep_network
+from biphase.finetuning.kept import RECORD, find_kept, keep_network, spell_special_tokens
+from biphase.finetuning.predict import list_read_tokens
 from biphase.tasks.examples import input_of, load_examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import Task, task_table
@@ -167,6 +168,25 @@ def test_names_of_special_tokens_are_letters_for_every_program(kind: str, tmp_pa
         spelled = again(text, add_special_tokens=False)["input_ids"]
         assert spelled == before(text, add_special_tokens=False)["input_ids"]
     assert all(again.convert_tokens_to_ids(name) == before.convert_tokens_to_ids(name) for name in names)
+
+
+def test_special_tokens_that_stay_are_counted(model_folder: Path, tmp_path: Path, capsys: Any) -> None:
+    """A Unigram model cannot take up a token, and a folder of an earlier version has all of them in its list."""
+    names = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
+    pieces = [*((name, 0.0) for name in names), *((letter, -9.0) for letter in "▁[]MASKdog")]
+    transformers.DebertaV2Tokenizer(vocab=pieces).save_pretrained(tmp_path / "deberta")
+    spell_special_tokens(tmp_path / "deberta")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "deberta")
+    assert tokenizer.mask_token_id not in tokenizer("dog [MASK]")["input_ids"]
+    assert list_read_tokens(tmp_path / "deberta") == ["[MASK]"]
+    kept = keep_untrained(task_table()["snli"], model_folder, tmp_path / "kept")
+    rows = [{"premise": f"a dog {name}", "hypothesis": "a cat"} for name in ("", "<|mask|>", "<|pad|><|mask|>")]
+    given = biphase.predict(kept, rows, device=DEVICE)
+    assert "special tokens" not in capsys.readouterr().err
+    load_tokenizer(model_folder).save_pretrained(kept)
+    (kept / MARK).unlink()
+    assert biphase.predict(kept, rows, device=DEVICE).equals(given)
+    assert "2 of 3 rows name special tokens (<|end_of_text|>, <|mask|>" in " ".join(capsys.readouterr().err.split())
 
 
 def config_labels(folder: Path) -> list[str]:

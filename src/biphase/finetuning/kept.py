@@ -122,9 +122,8 @@ def spell_special_tokens(folder: Path) -> None:
     settings = read_json_as(folder / "tokenizer_config.json", dict[str, Any])
     write_json(folder / "tokenizer_config.json", settings | {"split_special_tokens": True})
     path = folder / "tokenizer.json"
-    spelling = Tokenizer.from_file(str(path))
-    spelling.encode_special_tokens = True
-    state = json.loads(spelling.to_str())
+    tokenizer = Tokenizer.from_file(str(path))
+    state = json.loads(tokenizer.to_str())
     vocab, added = state["model"]["vocab"], state["added_tokens"]
     if isinstance(vocab, dict):
         state["model"]["vocab"] = vocab = {entry["content"]: entry["id"] for entry in added} | vocab
@@ -133,10 +132,11 @@ def spell_special_tokens(folder: Path) -> None:
     spelled = Tokenizer.from_str(json.dumps(state))
     names = [entry["content"] for entry in added]
     texts = [*SPLIT_TEXTS, *names, *(f"a{name}b {name}." for name in names)]
-    ours, theirs = (
-        [encode(text, add_special_tokens=False).ids for text in texts] for encode in (spelled.encode, spelling.encode)
-    )
-    if ours == theirs:
+    readings = []
+    for backend in (tokenizer, spelled):
+        backend.encode_special_tokens = True
+        readings.append([backend.encode(text, add_special_tokens=False).ids for text in texts])
+    if readings[0] == readings[1]:
         spelled.save(str(path))
 
 
