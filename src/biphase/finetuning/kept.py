@@ -5,6 +5,7 @@ in each line. This module checks folder and file before PyTorch and the network 
 """
 
 import copy
+import hashlib
 import json
 import re
 from collections import defaultdict
@@ -14,6 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pydantic import Field
 
 from biphase.config import Strict
@@ -34,7 +36,7 @@ from biphase.corpus.rows import (
 from biphase.corpus.tokenizer import SPLIT_TEXTS
 from biphase.encoder.models import Encoder, Stamps, find_folder, stamp_model
 from biphase.errors import InputError, clipped
-from biphase.files import read_json_as, whole_folder, write_json, write_mark, write_text
+from biphase.files import read_json_as, reading, whole_folder, write_json, write_mark, write_text
 from biphase.finetuning.calibration import Calibration
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.scores import Score
@@ -49,6 +51,9 @@ if TYPE_CHECKING:
 
 RECORD = "biphase.json"
 """The file of a kept folder that describes its inputs."""
+
+TRAINED = "trained_rows.npy"
+"""The file of a kept folder with the hashes of the inputs that trained or validated it; `push` does not send it."""
 
 TEXT = "text"
 """The column of running text, unless a template names one."""
@@ -77,9 +82,11 @@ class KeptModel(Strict):
     """The layout for reading a file of rows."""
 
 
-def keep_network(model: Any, encoder: Encoder, cell: "CellContext", folder: Path, score: Score, test: Any) -> None:
+def keep_network(
+    model: Any, encoder: Encoder, cell: "CellContext", folder: Path, score: Score, test: Any, inputs: Iterable[Any] = ()
+) -> None:
     """Write a trained network (of `to_transformers`) as a model folder with labels, tokenizer and card, whole or not at
-    all. The new folder replaces an earlier one. `test` is the encoded test split."""
+    all. The new folder replaces an earlier one. `test` is the encoded test split; `inputs` trained or validated it."""
     from biphase.exporting.golden import write_golden
     from biphase.exporting.model import close_texts, save_encoder, write_sentence_transformer
 
@@ -104,9 +111,30 @@ def keep_network(model: Any, encoder: Encoder, cell: "CellContext", folder: Path
             config = cell.config.model_copy(update={"max_answer_tokens": longest})
             record = record.model_copy(update={"config": config, "has_unanswerable": test.has_unanswerable})
         write_json(part / RECORD, record.model_dump(mode="json"))
+        np.save(part / TRAINED, np.unique(hash_inputs(inputs)))
         write_golden(part)
         write_text(part / "README.md", card)
         write_mark(part, "fine-tuned model")
+
+
+def hash_inputs(inputs: Iterable[Any]) -> np.ndarray:
+    """Hash inputs, as `input_of` in `tasks/examples.py` returns them, to 8 bytes each."""
+    texts = (json.dumps(value, ensure_ascii=False).encode() for value in inputs)
+    return np.array([int.from_bytes(hashlib.sha256(text).digest()[:8], "little") for text in texts], dtype=np.uint64)
+
+
+def read_trained(folder: Path) -> np.ndarray:
+    """Read the hashes of the inputs that trained or validated a kept model; none for another folder, and for a copy,
+    which does not have them."""
+    if not (folder / TRAINED).exists():
+        return np.zeros(0, dtype=np.uint64)
+    with reading(folder / TRAINED, "fine-tune it again with --keep"):
+        return np.load(folder / TRAINED, allow_pickle=False)
+
+
+def count_trained(inputs: Iterable[Any], trained_hashes: np.ndarray) -> int:
+    """Count the inputs whose hashes are among those of `read_trained`."""
+    return int(np.isin(hash_inputs(inputs), trained_hashes).sum()) if len(trained_hashes) else 0
 
 
 def spell_special_tokens(folder: Path) -> None:

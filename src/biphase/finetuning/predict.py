@@ -4,6 +4,7 @@ A folder that `finetune --keep` wrote describes its inputs, and predicts as it d
 with a head for classification goes through transformers' pipelines, and so does running text to tag.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from biphase.finetuning.encoding import CellContext, HashedTokenizer
 from biphase.finetuning.families import family_module, predict_inputs
 from biphase.finetuning.families.question_answering import encode_questions
 from biphase.finetuning.heads import auto_class
-from biphase.finetuning.kept import KeptModel, with_task_names
+from biphase.finetuning.kept import KeptModel, count_trained, read_trained, with_task_names
 from biphase.finetuning.metrics import Metrics, Rows
 from biphase.hub import position_limit
 from biphase.tasks.splits import Collection, TaskData
@@ -34,33 +35,34 @@ ROWS_AT_ONCE = 512
 def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, device: torch.device) -> Iterator[Row]:
     """Yield the rows of the file `name` with their predictions, in order, on demand.
 
-    Prints at the end how many rows were cut. Raises `InputError` for a row that lacks a column, or has one with the
-    name of a prediction.
+    Prints at the end how many rows were cut, have no text, name special tokens, or trained the model. Raises
+    `InputError` for a row that lacks a column, or has one with the name of a prediction.
     """
+    trained_hashes, tokens = read_trained(model.folder), list_read_tokens(model.folder) if model.is_ours else []
     network, tokenizer = load_kept(model, device)
-    limit = tokenizer.pretrained.model_max_length
     predict = family_module(model.task, model.config).predict
-    tokens = list_read_tokens(model.folder) if model.is_ours else []
-    num_rows = num_cut = num_empty = num_naming = 0
+    counts = Counter[str]()
     for chunk in in_chunks(rows):
         named = [(location, with_task_names(model.task, model.layout, row)) for location, row in chunk]
         predicted = predict(model, network, tokenizer, named)
-        num_rows, num_cut = num_rows + len(chunk), num_cut + predicted.num_cut
-        num_naming += sum(any(token in str(row) for token in tokens) for _, row in chunk)
+        num_naming = sum(any(token in str(row) for token in tokens) for _, row in chunk)
+        num_trained = count_trained(predicted.inputs, trained_hashes)
+        counts.update(rows=len(chunk), cut=predicted.num_cut, naming=num_naming, trained=num_trained)
         for (location, row), prediction in zip(chunk, predicted.rows, strict=True):
             if doubles := sorted(row.keys() & prediction.keys()):
                 raise InputError(f"{location}: the file has a column '{doubles[0]}' already; rename it")
-            num_empty += prediction.get("predicted", "") is None
+            counts["empty"] += prediction.get("predicted", "") is None
             yield row | prediction
-    if num_empty:
-        err.print(f"{name}: {num_empty:,} of {num_rows:,} rows have no text: nothing is predicted for them")
-    if num_cut:
-        err.print(f"{name}: {num_cut:,} of {num_rows:,} rows were too long and cut at {limit:,} tokens")
-    if num_naming:
-        how = "biphase reads these names as letters, as in training; other programs may read them as the tokens"
-        err.print(
-            f"{name}: {num_naming:,} of {num_rows:,} rows name special tokens ({clipped(', '.join(tokens))}): {how}"
-        )
+    endings = {
+        "empty": "have no text: nothing is predicted for them",
+        "cut": f"were too long and cut at {tokenizer.pretrained.model_max_length:,} tokens",
+        "naming": f"name special tokens ({clipped(', '.join(tokens))}): biphase reads these names as letters, as in "
+        "training; other programs may read them as the tokens",
+        "trained": "trained or validated this model, which may know their answers",
+    }
+    for key, ending in endings.items():
+        if counts[key]:
+            err.print(f"{name}: {counts[key]:,} of {counts['rows']:,} rows {ending}")
 
 
 def list_read_tokens(folder: Path) -> list[str]:
