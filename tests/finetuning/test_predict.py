@@ -26,7 +26,7 @@ from biphase.finetuning import predict as predicting
 from biphase.finetuning.families import token_classification
 from biphase.finetuning.families.token_classification import encode_words, join_touching, spans_of_tags
 from biphase.finetuning.heads import load_encoder
-from biphase.finetuning.kept import TRAINED, find_kept, open_rows
+from biphase.finetuning.kept import TRAINED_ROWS, find_kept, open_rows
 from biphase.finetuning.predict import predict_placed
 from biphase.finetuning.scores import read_examples, read_score
 from biphase.tasks.examples import LabelledText, Question, TaggedWords, input_of
@@ -89,7 +89,7 @@ def test_rows_that_trained_a_model_are_told(
     kept, data, _ = fit_and_keep(task, model_folder, data_dirs[task], tmp_path, **settings)
     chosen = [data.train[index] for index in draw_indices(len(data.train), 12)]
     seen = {str(input_of(example)) for example in [*chosen, *data.validation]}
-    assert len(np.load(kept / TRAINED)) == len(seen) and (kept / TRAINED).stat().st_size < 500
+    assert len(np.load(kept / TRAINED_ROWS)) == len(seen) and (kept / TRAINED_ROWS).stat().st_size < 500
     for name, split in (("train", data.train), ("test", data.test)):
         rows = []
         for example in split:

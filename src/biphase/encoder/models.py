@@ -29,10 +29,10 @@ Stamps = Mapping[Path, Stamp | None]
 """The stamps of a model folder's files; None for a file that vanished meanwhile."""
 STAMPED_FILES = (
     *(*IDENTIFYING_FILES, MARK, "biphase.json", "golden.json", "trained_rows.npy", "modules.json", "*sentence*.json"),
-    *("[0-9]_*/*", "onnx/*", "model/*"),
+    *("[0-9]_*/*", "model/*"),
 )
 """The files of a model folder that a reader may open: also a kept model's records, golden vectors, further modules,
-ONNX files, and the model in a checkpoint."""
+and the model in a checkpoint."""
 
 fetch_once = lru_cache(fetch_model)
 """`fetch_model`, cached because a grid asks for the same model again and again."""

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 RECORD = "biphase.json"
 """The file of a kept folder that describes its inputs."""
 
-TRAINED = "trained_rows.npy"
+TRAINED_ROWS = "trained_rows.npy"
 """The file of a kept folder with the hashes of the inputs that trained or validated it; `push` does not send it."""
 
 TEXT = "text"
@@ -111,7 +111,7 @@ def keep_network(
             config = cell.config.model_copy(update={"max_answer_tokens": longest})
             record = record.model_copy(update={"config": config, "has_unanswerable": test.has_unanswerable})
         write_json(part / RECORD, record.model_dump(mode="json"))
-        np.save(part / TRAINED, np.unique(hash_inputs(inputs)))
+        np.save(part / TRAINED_ROWS, np.unique(hash_inputs(inputs)))
         write_golden(part)
         write_text(part / "README.md", card)
         write_mark(part, "fine-tuned model")
@@ -126,10 +126,10 @@ def hash_inputs(inputs: Iterable[Any]) -> np.ndarray:
 def read_trained(folder: Path) -> np.ndarray:
     """Read the hashes of the inputs that trained or validated a kept model; none for another folder, and for a copy,
     which does not have them."""
-    if not (folder / TRAINED).exists():
+    if not (folder / TRAINED_ROWS).exists():
         return np.zeros(0, dtype=np.uint64)
-    with reading(folder / TRAINED, "fine-tune it again with --keep"):
-        return np.load(folder / TRAINED, allow_pickle=False)
+    with reading(folder / TRAINED_ROWS, "fine-tune it again with --keep"):
+        return np.load(folder / TRAINED_ROWS, allow_pickle=False)
 
 
 def count_trained(inputs: Iterable[Any], trained_hashes: np.ndarray) -> int:
