@@ -28,7 +28,7 @@ IDENTIFYING_FILES = (
 Stamps = Mapping[Path, Stamp | None]
 """The stamps of a model folder's files; None for a file that vanished meanwhile."""
 STAMPED_FILES = (
-    *(*IDENTIFYING_FILES, MARK, "biphase.json", "golden.json", "trained_rows.npy", "modules.json", "*sentence*.json"),
+    *(*IDENTIFYING_FILES, MARK, "biphase.json", "golden.json", "trained_rows.u64", "modules.json", "*sentence*.json"),
     *("[0-9]_*/*", "model/*"),
 )
 """The files of a model folder that a reader may open: also a kept model's records, golden vectors, further modules,

@@ -52,8 +52,9 @@ if TYPE_CHECKING:
 RECORD = "biphase.json"
 """The file of a kept folder that describes its inputs."""
 
-TRAINED_ROWS = "trained_rows.npy"
-"""The file of a kept folder with the hashes of the inputs that trained or validated it; `push` does not send it."""
+TRAINED_ROWS = "trained_rows.u64"
+"""The file of a kept folder with the hashes of the inputs that trained or validated it, 8 bytes each, lowest byte first;
+`push` does not send it."""
 
 TEXT = "text"
 """The column of running text, unless a template names one."""
@@ -111,7 +112,7 @@ def keep_network(
             config = cell.config.model_copy(update={"max_answer_tokens": longest})
             record = record.model_copy(update={"config": config, "has_unanswerable": test.has_unanswerable})
         write_json(part / RECORD, record.model_dump(mode="json"))
-        np.save(part / TRAINED_ROWS, np.unique(hash_inputs(inputs)))
+        np.unique(hash_inputs(inputs)).tofile(part / TRAINED_ROWS)
         write_golden(part)
         write_text(part / "README.md", card)
         write_mark(part, "fine-tuned model")
@@ -120,16 +121,16 @@ def keep_network(
 def hash_inputs(inputs: Iterable[Any]) -> np.ndarray:
     """Hash inputs, as `input_of` in `tasks/examples.py` returns them, to 8 bytes each."""
     texts = (json.dumps(value, ensure_ascii=False).encode() for value in inputs)
-    return np.array([int.from_bytes(hashlib.sha256(text).digest()[:8], "little") for text in texts], dtype=np.uint64)
+    return np.array([int.from_bytes(hashlib.sha256(text).digest()[:8], "little") for text in texts], dtype="<u8")
 
 
 def read_trained(folder: Path) -> np.ndarray:
     """Read the hashes of the inputs that trained or validated a kept model; none for another folder, and for a copy,
     which does not have them."""
     if not (folder / TRAINED_ROWS).exists():
-        return np.zeros(0, dtype=np.uint64)
+        return np.zeros(0, dtype="<u8")
     with reading(folder / TRAINED_ROWS, "fine-tune it again with --keep"):
-        return np.load(folder / TRAINED_ROWS, allow_pickle=False)
+        return np.fromfile(folder / TRAINED_ROWS, dtype="<u8")
 
 
 def count_trained(inputs: Iterable[Any], trained_hashes: np.ndarray) -> int:

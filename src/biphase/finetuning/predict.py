@@ -18,6 +18,7 @@ from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.models import unreplaced
 from biphase.encoder.network import load_weights
 from biphase.errors import InputError, clipped
+from biphase.files import reading
 from biphase.finetuning.encoding import CellContext, HashedTokenizer
 from biphase.finetuning.families import family_module, predict_inputs
 from biphase.finetuning.families.question_answering import encode_questions
@@ -68,7 +69,11 @@ def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, devic
 def list_read_tokens(folder: Path) -> list[str]:
     """List the special tokens that programs find in texts by `tokenizer.json` alone. `kept.spell_special_tokens` leaves
     none but those that a Unigram model lacks; a folder of an earlier version has all."""
-    added = Tokenizer.from_file(str(folder / "tokenizer.json")).get_added_tokens_decoder()
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        return []
+    with reading(path, "copy it again from an intact one"):
+        added = Tokenizer.from_file(str(path)).get_added_tokens_decoder()
     return [token.content for token in added.values() if token.special]
 
 
