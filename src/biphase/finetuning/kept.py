@@ -53,7 +53,7 @@ RECORD = "biphase.json"
 """The file of a kept folder that describes its inputs."""
 
 TRAINED_ROWS = "trained_rows.u64"
-"""The file of a kept folder with the hashes of the inputs that trained or validated it, 8 bytes each, lowest byte first;
+"""The file of a kept folder with the hashes of the inputs that trained or validated it, 8 bytes each (little endian);
 `push` does not send it."""
 
 TEXT = "text"
