@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from pydoc import locate
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,6 +32,19 @@ def full_disk(num_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def replace_before(target: str, folder: Path, new: Path, patch: pytest.MonkeyPatch) -> None:
+    """Let the folder `new` take the place of another one when a function, named by its module, is first called."""
+    work: Any = locate(target)
+
+    def replace_first(*arguments: Any, **settings: Any) -> Any:
+        if new.exists():
+            folder.rename(folder.with_name(f"{folder.name}.old"))
+            new.rename(folder)
+        return work(*arguments, **settings)
+
+    patch.setattr(target, replace_first)
 
 
 def flip_bit(path: Path) -> None:

@@ -37,7 +37,7 @@ from biphase.encoder import search
 from biphase.errors import InputError, StoppedError
 from biphase.files import MARK
 
-from ..conftest import DEVICE, flip_bit
+from ..conftest import DEVICE, flip_bit, replace_before
 
 Make = Callable[..., EmbeddingRecipe]
 
@@ -120,6 +120,16 @@ def test_nothing_is_written_through_a_link(make: Make, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="trainer is a link"):
         train_embedder(recipe, tmp_path / "runs")
     assert (tmp_path / "mine" / "checkpoint-9").is_dir()
+
+
+def test_a_model_that_is_replaced_before_it_is_hashed_is_refused(
+    make: Make, encoder_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run would go by the name of another model's."""
+    model, new = (shutil.copytree(encoder_folder, tmp_path / name) for name in ("model", "new"))
+    replace_before("biphase.embedding.training.open_stages", model, new, monkeypatch)
+    with pytest.raises(InputError, match=f"files of {model} were replaced while it was read"):
+        train_embedder(make(f"model={model}"), tmp_path / "runs")
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -1,6 +1,7 @@
 """Scores of embeddings are those of other people's code; an index answers, and only with its own model."""
 
 import json
+import shutil
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from biphase.embedding.model import embed_pieces, load_embedder
 from biphase.errors import InputError
 from biphase.files import MARK
 
-from ..conftest import flip_bit
+from ..conftest import flip_bit, replace_before
 
 
 @pytest.fixture
@@ -418,6 +419,44 @@ def test_a_cross_encoder_orders_passages_anew(encoder_folder: Path, papers: Path
     save_file({name: weights[name] for name in weights if "classifier" not in name}, ranker / "model.safetensors")
     with pytest.raises(InputError, match="classifier"):
         search(papers, "flow", rerank=ranker)
+
+
+def test_a_question_beside_an_update_is_answered_by_one_index(
+    encoder_folder: Path, papers: Path, ranker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the index that was opened, while its model loads. An index that is replaced while it is opened is refused, and
+    so is a model that is replaced while it is loaded."""
+    index, model = papers.with_name("papers.jsonl.index"), shutil.copytree(encoder_folder, tmp_path / "model")
+
+    def ask() -> Any:
+        return search(index, "flow of heat", by="both", rerank=ranker)
+
+    search(papers, "flow of heat", model=model)
+    old = ask()
+    shutil.copytree(index, tmp_path / "old")
+    write_rows(papers, [{"id": "new", "text": "Something else."}, *PAPERS[::-1]])
+    search(papers, "flow of heat")
+    new = ask()
+    shutil.copytree(index, tmp_path / "new")
+    assert not new.equals(old) and set(new["id"]) > set(old["id"])
+    for target, replaced, said in (
+        ("model.load_embedder", index, ""),
+        ("index.open_bm25", index, f"{index} was replaced while it was opened: run the command again"),
+        ("model.load_embedder", model, f"files of {model} were replaced while it was read: run the command again"),
+        ("index.load_weights", ranker, f"files of {ranker} were replaced while it was read: run the command again"),
+    ):
+        shutil.rmtree(index)
+        shutil.copytree(tmp_path / "old", index)
+        other = shutil.copytree(tmp_path / "new" if replaced == index else replaced, tmp_path / "other")
+        with monkeypatch.context() as patch:
+            replace_before(f"biphase.embedding.{target}", replaced, other, patch)
+            if said:
+                with pytest.raises(InputError, match=f"^{said}$"):
+                    ask()
+            else:
+                assert ask().equals(old)
+        assert not other.exists()
+        shutil.rmtree(f"{replaced}.old")
 
 
 def test_embeddings_that_find_no_passage_by_its_own_words_do_not_rank(

@@ -16,6 +16,7 @@ import pytest
 import torch
 import transformers
 
+import biphase
 from biphase.api.finetuning import write_predictions
 from biphase.api.tables import refuse_ending, write_rows
 from biphase.cli.app import run_command
@@ -26,11 +27,12 @@ from biphase.finetuning import predict as predicting
 from biphase.finetuning.families import token_classification
 from biphase.finetuning.families.token_classification import encode_words, join_touching, spans_of_tags
 from biphase.finetuning.heads import load_encoder
-from biphase.finetuning.kept import find_kept, open_rows
+from biphase.finetuning.kept import TRAINED_ROWS, find_kept, open_rows
 from biphase.finetuning.predict import predict_placed
 from biphase.finetuning.scores import read_examples, read_score
-from biphase.tasks.examples import input_of
+from biphase.tasks.examples import LabelledText, Question, TaggedWords, input_of
 from biphase.tasks.spec import Task, task_table
+from biphase.tasks.splits import draw_indices
 
 from ..conftest import DEVICE, full_disk
 from .conftest import write_jsonl
@@ -77,6 +79,42 @@ def test_texts_as_scored_and_as_the_pipeline(model_folder: Path, data_dirs: dict
             predict_all(kept, tmp_path / "rows.jsonl")
     with pytest.raises(InputError, match="a line is one text"):
         predict_all(kept, tmp_path / "rows.txt")
+
+
+@pytest.mark.parametrize("task", ["snli", "wnut17", "squad_v2"])
+def test_rows_that_trained_a_model_are_told(
+    task: str, model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path, capsys: Any
+) -> None:
+    """By their inputs, whatever their labels say now; examples that were left out of a subset are new."""
+    settings: dict[str, Any] = {"max_steps": 1, "learning_rate": 1e-4, "max_train_examples": 12}
+    kept, data, _ = fit_and_keep(task, model_folder, data_dirs[task], tmp_path, **settings)
+    chosen = [data.train[index] for index in draw_indices(len(data.train), 12)]
+    seen = {str(input_of(example)) for example in [*chosen, *data.validation]}
+    assert (kept / TRAINED_ROWS).stat().st_size == 8 * len(seen)
+    for name, split in (("train", data.train), ("test", data.test)):
+        rows = []
+        for example in split:
+            match example:
+                case LabelledText():
+                    (text, (first, second)) = example.texts[0]
+                    rows.append({"premise": text[slice(*first)], "hypothesis": text[slice(*second)], "label": 0})
+                case TaggedWords():
+                    rows.append({"tokens": example.words, "ner_tags": ["O"] * len(example.words)})
+                case Question():
+                    rows.append({"question": example.question, "context": example.context, "id": example.id})
+        write_jsonl(tmp_path / f"{name}.jsonl", rows)
+        num_seen = sum(str(input_of(example)) in seen for example in split)
+        assert num_seen >= 12 if name == "train" else num_seen < len(rows)
+        capsys.readouterr()
+        predict_all(kept, tmp_path / f"{name}.jsonl")
+        told = f"{name}.jsonl: {num_seen} of {len(rows)} rows trained or validated this model"
+        assert (told in " ".join(capsys.readouterr().err.split())) == (num_seen > 0)
+        if task == "squad_v2":
+            continue
+        score = biphase.score(kept, tmp_path / f"{name}.jsonl", device=DEVICE)
+        assert score.num_trained == num_seen and ("trained or validated" in repr(score)) == (num_seen > 0)
+        told = f"{num_seen} of {len(rows)} examples trained or validated this model: the score says too much"
+        assert (told in " ".join(capsys.readouterr().err.split())) == (num_seen > 0)
 
 
 def test_words_as_scored_and_texts_as_the_pipeline(

@@ -19,7 +19,7 @@ from scipy import special
 from biphase import console
 from biphase.api.networks import needs_extra
 from biphase.config import ModelName
-from biphase.encoder.models import find_folder
+from biphase.encoder.models import find_folder, unreplaced
 from biphase.errors import InputError, clipped, first_line, first_of, told_as
 from biphase.files import parse_json, read_json_as
 
@@ -79,8 +79,9 @@ def check(folder: ModelName, server: str | None = None, *, timeout: float = 60.0
     """
     if server is not None and not server.startswith(("http://", "https://")):
         raise InputError(f"server {server} is not an address: give one such as http://localhost:8000")
-    path, feature = find_folder(str(folder)), f"to compute the outputs of {folder}"
-    with told_as(f"cannot compute the outputs of {folder}"), needs_extra("embeddings", feature):
+    feature = f"to compute the outputs of {folder}"
+    opened = unreplaced(find_folder(str(folder)))
+    with told_as(f"cannot compute the outputs of {folder}"), needs_extra("embeddings", feature), opened as path:
         from biphase.exporting.golden import GOLDEN, Golden, load_answering, make_golden
 
         if (path / GOLDEN).exists():

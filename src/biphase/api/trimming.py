@@ -6,6 +6,7 @@ from pathlib import Path
 
 from biphase.api.worth import find_task_data, tell_loss
 from biphase.console import told_if_slow
+from biphase.encoder.models import stamp_model, unreplaced
 from biphase.exporting.card import add_chapter
 from biphase.exporting.golden import write_golden
 from biphase.exporting.onnx import copy_model
@@ -38,9 +39,14 @@ def trim_folder(
         FailedProofError: the copy tokenizes a text of kept tokens differently, or computes another output for it.
     """
     task = find_task_data(source, test)
+    stamps = stamp_model(source)
     ids = choose_ids(source, read_texts(), minimum_count)
 
     def trim(part: Path) -> None:
+        with unreplaced(source, stamps):
+            trim_copy(part)
+
+    def trim_copy(part: Path) -> None:
         whole, smaller = trim_weights(part, ids)
         trim_tokenizer(part, ids)
         trim_id_records(part, ids)

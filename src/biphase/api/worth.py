@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from biphase.device import processor_name
+from biphase.encoder.models import stamp_model
 from biphase.errors import InputError
 from biphase.finetuning.kept import RECORD, KeptModel, find_kept, read_labelled
 from biphase.finetuning.metrics import Rows, contributions
@@ -115,6 +116,7 @@ def read_test_split(kept: KeptModel, test: Path | None) -> ScoredTask:
     from biphase.finetuning.predict import judge_test
 
     def judge(network: Any = None, folder: Path = kept.folder) -> Rows:
-        return judge_test(kept.model_copy(update={"folder": folder}), data, torch.device("cpu"), network)[1]
+        other = {"folder": folder, "stamps": stamp_model(folder)} if folder != kept.folder else {}
+        return judge_test(kept.model_copy(update=other), data, torch.device("cpu"), network)[1]
 
     return ScoredTask(task.name, task.metric, task.classes, judge)

@@ -29,7 +29,7 @@ from biphase.corpus.tokenizer import load_tokenizer
 from biphase.embedding.pairs import PIECE_ROWS, to_arrow
 from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, lay_out
-from biphase.encoder.models import find_folder, hash_model
+from biphase.encoder.models import find_folder, hash_model, unreplaced
 from biphase.encoder.network import PaddedBackbone, load_backbone
 from biphase.encoder.packed import packed_hidden
 from biphase.encoder.search import find_nearest, in_pieces
@@ -400,9 +400,14 @@ def load_embedder(name: str) -> SentenceTransformer:
     Raises `InputError` for a model that cannot be loaded, or needs its own code or a pickle.
     """
     console.err.print(f"loading {name}")
-    folder = find_folder(name)
-    if not (folder / "modules.json").exists():
-        return make_embedder(name, None, "mean")
+    with unreplaced(find_folder(name)) as folder:
+        if not (folder / "modules.json").exists():
+            return make_embedder(name, None, "mean")
+        return load_modules(folder, name)
+
+
+def load_modules(folder: Path, name: str) -> SentenceTransformer:
+    """Load the modules of an embedding model, with a packed network if that gives the same embeddings."""
     list_module_files(folder)
     texts = ["a", "What a text of some more words says."]
     with told_as(f"{name} cannot be loaded as an embedding model"):

@@ -5,7 +5,8 @@ loads a model or PyTorch, so that planning a grid of thousands of cells takes no
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
@@ -24,6 +25,14 @@ IDENTIFYING_FILES = (
     *("config.json", "*.safetensors", INDEX),
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "*.model", "vocab*", "merges*"),
 )
+Stamps = Mapping[Path, Stamp | None]
+"""The stamps of a model folder's files; None for a file that vanished meanwhile."""
+STAMPED_FILES = (
+    *(*IDENTIFYING_FILES, MARK, "biphase.json", "golden.json", "trained_rows.u64", "modules.json", "*sentence*.json"),
+    *("[0-9]_*/*", "model/*"),
+)
+"""The files of a model folder that a reader may open: also a kept model's records, golden vectors, further modules,
+and the model in a checkpoint."""
 
 fetch_once = lru_cache(fetch_model)
 """`fetch_model`, cached because a grid asks for the same model again and again."""
@@ -46,14 +55,15 @@ class Encoder:
     """The network without a head; None before it is loaded."""
     tokenizer: Any = field(default=None, compare=False, repr=False)
     """Its `finetuning.encoding.HashedTokenizer`; None before it is loaded."""
-    stamps: Mapping[Path, Stamp] = field(default_factory=dict, compare=False, repr=False)
-    """The stamps of the hashed files, from before they were hashed."""
+    stamps: Stamps = field(default_factory=dict, compare=False, repr=False)
+    """The stamps of its files (`stamp_model`), from before they were read."""
 
 
 def identify(name: str) -> Encoder:
     """Read the facts that name a model's cells. Raises `InputError` for a folder that lacks something that fine-tuning
     needs."""
     folder = find_folder(name)
+    stamps = stamp_model(folder)
     # `count_positions` needs some fields of the configuration. The file has them, unless it relies on a default of its
     # type, or on another name.
     try:
@@ -65,7 +75,6 @@ def identify(name: str) -> Encoder:
         config: Any = SimpleNamespace(**{"model_type": None, "pad_token_id": None} | content)
     else:
         config = load_model_config(folder)
-    stamps = stamp_model(folder)
     return Encoder(name, hash_model(folder), count_positions(config), folder, stamps=stamps)
 
 
@@ -88,7 +97,8 @@ def find_folder(name: str) -> Path:
     if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
         raise InputError(f"{name} has no tokenizer files (tokenizer.json or the like); save its tokenizer beside it")
     if is_here:  # folders of the Hub have no mark, and the Hub checks its own hashes
-        refuse_damaged(folder, f"make it again, or delete {MARK} where you changed it yourself")
+        with unreplaced(folder):
+            refuse_damaged(folder, f"make it again, or delete {MARK} where you changed it yourself")
     return folder
 
 
@@ -105,15 +115,33 @@ def find_ranker(name: str) -> Path:
     return folder
 
 
-def stamp_model(folder: Path) -> dict[Path, Stamp]:
-    """Return the stamps of all files that decide an encoder's results, in order."""
-    return {path: stamp_of(path) for path in sorted({*chain(*map(folder.glob, IDENTIFYING_FILES))})}
+def list_files(folder: Path, patterns: Iterable[str]) -> list[Path]:
+    """List the files in a folder that match one of the patterns, sorted."""
+    return sorted({*chain(*map(folder.glob, patterns))})
+
+
+def stamp_model(folder: Path) -> Stamps:
+    """Return the stamps of all files of a model folder that a reader may open."""
+    return {path: stamp_of(path) if path.exists() else None for path in list_files(folder, STAMPED_FILES)}
+
+
+@contextmanager
+def unreplaced(folder: Path, stamps: Stamps | None = None) -> Iterator[Path]:
+    """Yield a model folder for a block that reads it. Raises `InputError` at the end if one of its files was replaced
+    since it was stamped: before the block, unless `stamps` are from an earlier reader of the same files. What was read
+    would then be a mixture of two models."""
+    stamps = stamps or stamp_model(folder)
+    try:
+        yield folder
+    finally:  # in place of any error that a mixture caused
+        if stamp_model(folder) != stamps:
+            raise InputError(f"files of {folder} were replaced while it was read: run the command again")
 
 
 def hash_model(folder: Path) -> str:
     """Hash all files that decide an encoder's results. Raises `InputError` for a changed file of a checkpoint of
     ours."""
-    files = stamp_model(folder)
+    files = list_files(folder, IDENTIFYING_FILES)
     checkpoint = folder.parent
     if folder.name == "model" and (checkpoint / "manifest.json").exists():
         remedy = f"delete {checkpoint} and rerun its run"

@@ -158,13 +158,16 @@ def choose_weights(
     return BestWeights(value, step, {name: weight.cpu().clone() for name, weight in named if weight.requires_grad})
 
 
-def choose_items(split: EncodedSplit, config: FinetuneConfig) -> tuple[np.ndarray, int]:
-    """List the items to train on, of all examples or a subset, and count the updates."""
+def choose_examples(split: EncodedSplit, config: FinetuneConfig) -> np.ndarray:
+    """Choose the examples to train on, ascending: all or a subset."""
     if config.shots is None:
-        examples = draw_indices(split.num_examples, config.max_train_examples or split.num_examples)
-    else:
-        examples = draw_shots(split.strata, config.shots, config.seed)
-    items = split.items_of(examples)
+        return draw_indices(split.num_examples, config.max_train_examples or split.num_examples)
+    return draw_shots(split.strata, config.shots, config.seed)
+
+
+def choose_items(split: EncodedSplit, config: FinetuneConfig) -> tuple[np.ndarray, int]:
+    """List the items to train on, and count the updates."""
+    items = split.items_of(choose_examples(split, config))
     if config.shots is not None and config.epochs == 1:
         return items, config.max_steps
     return items, min(config.max_steps, config.epochs * math.ceil(len(items) / config.batch_size))
@@ -300,6 +303,15 @@ def add_inputs(predictions: Mapping[str, Rows], data: TaskData | Collection) -> 
             row["input"] = text
 
 
+def list_trained(plan: CellPlan, train: EncodedSplit) -> list[Any]:
+    """List the inputs of the examples that train a cell's network or validate it; none in retrieval."""
+    if plan.task.kind.is_search:
+        return []
+    data = load_examples(plan.evaluation, bool(plan.config.judged_only), plan.config.max_eval_examples)
+    inputs = inputs_of(data, "train")
+    return [*(inputs[index] for index in choose_examples(train, plan.config)), *inputs_of(data, "validation")]
+
+
 def train_copy(
     encoder: Encoder, cell: CellContext, trained: Mapping[Any, EncodedSplit], splits: Iterable[EncodedSplit]
 ) -> tuple[nn.Module, list[float], dict[str, Any]]:
@@ -363,4 +375,5 @@ def run_cells(plans: Sequence[CellPlan], out: Path | None, keep: Path | None) ->
                 cell = calibrate_cell(network, encoded[0], cell)
                 model = to_transformers(network, encoder, cell)
                 refuse_replaced(plan.model)
-                keep_network(model, encoder, cell, keep, score, encoded[0]["test"])
+                inputs = list_trained(plan, trained["train"])
+                keep_network(model, encoder, cell, keep, score, encoded[0]["test"], inputs)

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from biphase.console import err
 from biphase.corpus.tokenizer import NEW_NAMES, find_tokenizer, misreading_class
-from biphase.encoder.models import Encoder, identify, stamp_model
+from biphase.encoder.models import Encoder, identify, stamp_model, unreplaced
 from biphase.encoder.network import dropout_shares, fresh_backbone, load_backbone, pad_batch, without_padding
 from biphase.encoder.packed import packed_hidden
 from biphase.encoder.proofs import agree, telling_tokens
@@ -52,8 +52,9 @@ def load_encoder(name: str) -> Encoder:
 @lru_cache(maxsize=1)
 def open_encoder(model: Encoder) -> Encoder:
     """Load an identified model. The last one stays in memory."""
-    backbone = load_backbone(model.folder)
-    pretrained = find_tokenizer(model.folder, str(model.folder))
+    with unreplaced(model.folder, model.stamps):
+        backbone = load_backbone(model.folder)
+        pretrained = find_tokenizer(model.folder, str(model.folder))
     assert pretrained is not None, "a model that was found has a tokenizer"
     tokenizer = HashedTokenizer(pretrained)
     config: Any = backbone.config

@@ -5,6 +5,8 @@ in each line. This module checks folder and file before PyTorch and the network 
 """
 
 import copy
+import hashlib
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,6 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pydantic import Field
 
 from biphase.config import Strict
@@ -30,9 +33,10 @@ from biphase.corpus.rows import (
     renamed,
     rows_of_file,
 )
-from biphase.encoder.models import Encoder, find_folder
+from biphase.corpus.tokenizer import SPLIT_TEXTS
+from biphase.encoder.models import Encoder, Stamps, find_folder, stamp_model
 from biphase.errors import InputError, clipped
-from biphase.files import read_json_as, whole_folder, write_json, write_mark, write_text
+from biphase.files import read_json_as, reading, whole_folder, write_json, write_mark, write_text
 from biphase.finetuning.calibration import Calibration
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.scores import Score
@@ -47,6 +51,10 @@ if TYPE_CHECKING:
 
 RECORD = "biphase.json"
 """The file of a kept folder that describes its inputs."""
+
+TRAINED_ROWS = "trained_rows.u64"
+"""The file of a kept folder with the hashes of the inputs that trained or validated it, 8 bytes each (little endian);
+`push` does not send it."""
 
 TEXT = "text"
 """The column of running text, unless a template names one."""
@@ -69,13 +77,17 @@ class KeptModel(Strict):
     folder: Path = Field(default=Path(), exclude=True)
     is_ours: bool = Field(default=True, exclude=True)
     """Whether `finetune --keep` wrote the folder."""
+    stamps: Stamps = Field(default={}, exclude=True)
+    """The stamps of the folder's files, from before one of them was read."""
     layout: FileLayout = Field(default=FileLayout(), exclude=True)
     """The layout for reading a file of rows."""
 
 
-def keep_network(model: Any, encoder: Encoder, cell: "CellContext", folder: Path, score: Score, test: Any) -> None:
+def keep_network(
+    model: Any, encoder: Encoder, cell: "CellContext", folder: Path, score: Score, test: Any, inputs: Iterable[Any] = ()
+) -> None:
     """Write a trained network (of `to_transformers`) as a model folder with labels, tokenizer and card, whole or not at
-    all. The new folder replaces an earlier one. `test` is the encoded test split."""
+    all. The new folder replaces an earlier one. `test` is the encoded test split; `inputs` trained or validated it."""
     from biphase.exporting.golden import write_golden
     from biphase.exporting.model import close_texts, save_encoder, write_sentence_transformer
 
@@ -93,15 +105,68 @@ def keep_network(model: Any, encoder: Encoder, cell: "CellContext", folder: Path
             prompts = {name: template.removesuffix("{text}") for name, template in templates.items()}
             write_sentence_transformer(part, model, cell.config.max_length, prompts=prompts)
         save_encoder(part, model, tokenizer)
+        spell_special_tokens(part)
         record = KeptModel(cell=score.cell, task=cell.task, config=cell.config, calibration=cell.calibration)
         if cell.task.family == "question_answering":
             longest = cell.config.max_answer_tokens or test.max_answer_tokens
             config = cell.config.model_copy(update={"max_answer_tokens": longest})
             record = record.model_copy(update={"config": config, "has_unanswerable": test.has_unanswerable})
         write_json(part / RECORD, record.model_dump(mode="json"))
+        np.unique(hash_inputs(inputs)).tofile(part / TRAINED_ROWS)
         write_golden(part)
         write_text(part / "README.md", card)
         write_mark(part, "fine-tuned model")
+
+
+def hash_inputs(inputs: Iterable[Any]) -> np.ndarray:
+    """Hash inputs, as `input_of` in `tasks/examples.py` returns them, to 8 bytes each."""
+    texts = (json.dumps(value, ensure_ascii=False).encode() for value in inputs)
+    return np.array([int.from_bytes(hashlib.sha256(text).digest()[:8], "little") for text in texts], dtype="<u8")
+
+
+def read_trained(folder: Path) -> np.ndarray:
+    """Read the hashes of the inputs that trained or validated a kept model; none for another folder, and for a copy,
+    which does not have them."""
+    if not (folder / TRAINED_ROWS).exists():
+        return np.zeros(0, dtype="<u8")
+    with reading(folder / TRAINED_ROWS, "fine-tune it again with --keep"):
+        return np.fromfile(folder / TRAINED_ROWS, dtype="<u8")
+
+
+def count_trained(inputs: Iterable[Any], trained_hashes: np.ndarray) -> int:
+    """Count the inputs whose hashes are among those of `read_trained`."""
+    return int(np.isin(hash_inputs(inputs), trained_hashes).sum()) if len(trained_hashes) else 0
+
+
+def spell_special_tokens(folder: Path) -> None:
+    """Make every program that opens a folder's tokenizer read the name of a special token in a text, such as `[MASK]`,
+    as letters, because fine-tuning did (`HashedTokenizer.tokenize`). Templates still add special tokens, by their ids.
+
+    transformers has a setting for this. Others find in texts the added tokens of `tokenizer.json`; special ones move
+    from there to the model's vocabulary. They stay where that would change how texts are read: a Unigram model finds
+    its pieces in texts, so only those that it has already can leave the list.
+    """
+    from tokenizers import Tokenizer
+
+    settings = read_json_as(folder / "tokenizer_config.json", dict[str, Any])
+    write_json(folder / "tokenizer_config.json", settings | {"split_special_tokens": True})
+    path = folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    state = json.loads(tokenizer.to_str())
+    vocab, added = state["model"]["vocab"], state["added_tokens"]
+    if isinstance(vocab, dict):
+        state["model"]["vocab"] = vocab = {entry["content"]: entry["id"] for entry in added} | vocab
+    pieces = vocab if isinstance(vocab, dict) else {piece for piece, _ in vocab}
+    state["added_tokens"] = [entry for entry in added if not entry["special"] or entry["content"] not in pieces]
+    spelled = Tokenizer.from_str(json.dumps(state))
+    names = [entry["content"] for entry in added]
+    texts = [*SPLIT_TEXTS, *names, *(f"a{name}b {name}." for name in names)]
+    readings = []
+    for backend in (tokenizer, spelled):
+        backend.encode_special_tokens = True
+        readings.append([backend.encode(text, add_special_tokens=False).ids for text in texts])
+    if readings[0] == readings[1]:
+        spelled.save(str(path))
 
 
 def card_text(cell: "CellContext", encoder: Encoder, model: Any, score: Score) -> str:
@@ -151,6 +216,7 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
         InputError: a folder without a head that predicts, or with unknown inputs.
     """
     folder = find_folder(name)
+    stamps = stamp_model(folder)
     config = read_json_as(folder / "config.json", dict[str, Any])
     classes = [str(kind) for kind in config.get("architectures") or []]
     family = next((name for kind in classes for name, record in KINDS.items() if kind.endswith(record.head)), None)
@@ -180,7 +246,8 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
         except ValueError as error:
             raise InputError(f"--{error}") from None
         model = KeptModel.model_construct(task=task, config=FinetuneConfig(), is_ours=False)
-    return model.model_copy(update={"folder": folder, "task": task, "layout": layout_to_predict(task, file)})
+    found = {"folder": folder, "stamps": stamps, "task": task, "layout": layout_to_predict(task, file)}
+    return model.model_copy(update=found)
 
 
 def layout_to_predict(task: Task, file: Path) -> FileLayout:
