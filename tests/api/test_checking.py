@@ -183,6 +183,8 @@ def slow(path: str, body: Any) -> tuple[int, Any]:
         (lambda *_: (200, b"<html><body>Welcome</body></html>"), "does not answer with embeddings but with '<html>"),
         (lambda *_: (200, {"data": "x"}), 'does not answer with embeddings but with \'{"data"'),
         (lambda *_: (200, [["a", 1]]), "does not answer with embeddings"),
+        (lambda *_: (200, f"[[1{'0' * 400}]]".encode()), "does not answer with embeddings"),
+        (lambda *_: (200, b"[" * 5000), "does not answer with embeddings"),
         (lambda *_: (200, b""), "does not answer with embeddings"),
         (lambda *_: (200, [[0.5] * 7] * 3), r"\[3, 7\], and .* finite ones of shape \[3, 32\]"),
         (lambda *_: (200, [[0.5] * 32] * 2), r"\[2, 32\], and"),
@@ -191,7 +193,20 @@ def slow(path: str, body: Any) -> tuple[int, Any]:
         (lambda *_: (500, b"out of memory"), "/v1/embeddings 500 'out of memory'"),
         (slow, "timed out"),
     ],
-    ids=["html", "another form", "words", "nothing", "another width", "two", "nan", "404", "500", "slow"],
+    ids=[
+        "html",
+        "another form",
+        "words",
+        "beyond floats",
+        "deep",
+        "nothing",
+        "another width",
+        "two",
+        "nan",
+        "404",
+        "500",
+        "slow",
+    ],
 )
 def test_nonsense_is_told_in_one_line(answer: Answer, words: str, encoder: Path) -> None:
     with pytest.raises(InputError, match=words) as told:

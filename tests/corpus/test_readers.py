@@ -2,14 +2,17 @@
 
 import gzip
 import json
+import math
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 import zstandard
 
 import biphase.corpus.rows as readers
-from biphase.corpus.rows import read_json_file, read_json_lines, read_text_lines
+from biphase.corpus.rows import as_number, read_json_file, read_json_lines, read_text_lines
+from biphase.embedding.questions import parse_filter
 from biphase.errors import InputError
 
 PACKINGS: list[tuple[str, Callable[[bytes], bytes]]] = [
@@ -79,3 +82,17 @@ def test_a_line_is_bounded(ending: str, pack: Callable, tmp_path: Path, monkeypa
     assert [len(next(lines)[1]) for _ in range(2)] == [6, 1000]
     with pytest.raises(InputError, match=r"a\.txt.*:3: the line has more than 1,000 bytes; split it"):
         next(lines)
+
+
+def test_numbers_that_no_float_holds_are_infinite() -> None:
+    """An integer of any length, as JSON allows, is what the same digits in a table are."""
+    for value, number in (
+        (10**400, math.inf),
+        ("1" * 400, math.inf),
+        (-(10**400), -math.inf),
+        ("1e3", 1000),
+        (" 2 ", 2),
+    ):
+        assert as_number(value) == number
+    assert [as_number(value) for value in (True, None, "two", [1], Decimal("sNaN"))] == [None] * 5
+    assert parse_filter("year>2001").holds({"year": 10**400}) and not parse_filter("year<2001").holds({"year": 10**400})

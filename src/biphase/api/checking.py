@@ -21,7 +21,7 @@ from biphase.api.networks import needs_extra
 from biphase.config import ModelName
 from biphase.encoder.models import find_folder
 from biphase.errors import InputError, clipped, first_line, first_of, told_as
-from biphase.files import read_json_as
+from biphase.files import parse_json, read_json_as
 
 if TYPE_CHECKING:
     from biphase.exporting.golden import Golden
@@ -210,14 +210,14 @@ def compare_lengths(answered: np.ndarray, expected: np.ndarray) -> tuple[str, st
 def read_answer(by: str, text: bytes, labels: Sequence[str]) -> np.ndarray:
     """Read a server's answer as [texts, numbers]: vectors, or scores in the order of `labels`."""
     try:
-        rows = json.loads(text)
+        rows = parse_json(text.decode())
         if isinstance(rows, dict):
             rows = [row["embedding"] for row in sorted(rows["data"], key=lambda row: row["index"])]
         if labels:
             named = [{item["label"]: item["score"] for item in row} if isinstance(row, list) else row for row in rows]
             rows = [[row[label] for label in labels] for row in named]
         return np.array(rows, dtype=np.float64)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError):
         what = f"scores of {first_of(labels)}" if labels else "embeddings"
         raise InputError(f"{by} does not answer with {what} but with {quote(text)}") from None
 
@@ -249,7 +249,7 @@ def find_served_name(base: str, timeout: float) -> str | None:
     """Ask an OpenAI-like server for the name of its first model; return None if it names none."""
     status, text = send(f"{base}/v1/models", None, timeout)
     try:
-        return str(json.loads(text)["data"][0]["id"]) if status == OK else None
+        return str(parse_json(text.decode())["data"][0]["id"]) if status == OK else None
     except (ValueError, KeyError, TypeError, IndexError):
         return None
 

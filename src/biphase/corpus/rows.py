@@ -8,6 +8,7 @@ import csv
 import io
 import itertools
 import json
+import math
 import sys
 import warnings
 import zipfile
@@ -182,6 +183,25 @@ def check_text(location: str, name: str, value: Any) -> str:
     with told_as(f"{location}: column '{name}' is not valid Unicode", "remove it"):
         value.encode()
     return value
+
+
+def as_number(value: Any) -> float | None:
+    """Read a number, or a text that is one, as in tables. An integer beyond floats is infinite, as such a text is. None
+    for anything else."""
+    try:
+        return None if isinstance(value, bool) else float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+    except (ArithmeticError, TypeError, ValueError):
+        return None
+
+
+def read_number(location: str, name: str, value: Any) -> float:
+    """Return a field's value if it is a finite number, or a text that is one. Raises `InputError` for anything else."""
+    number = as_number(value)
+    if number is None or not math.isfinite(number):
+        raise InputError(f"{location}: '{name}' is {excerpt(value)}, not a number: fix the row or remove it")
+    return number
 
 
 def excerpt(value: Any) -> str:

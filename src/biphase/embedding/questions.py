@@ -7,11 +7,19 @@ from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from biphase.corpus.rows import PlacedRow, Row, column, ending_of, read_text_lines, rows_in_memory, rows_of_file
+from biphase.corpus.rows import (
+    PlacedRow,
+    Row,
+    as_number,
+    column,
+    ending_of,
+    read_text_lines,
+    rows_in_memory,
+    rows_of_file,
+)
 from biphase.corpus.text import are_names
 from biphase.encoder.models import find_ranker
 from biphase.errors import InputError, nearest
-from biphase.tasks.examples import as_number
 
 By = Literal["both", "bm25", "embeddings"]
 """The ranking of passages: by BM25, by their embeddings, or by both."""

@@ -4,11 +4,9 @@ Splits that the source lacks are drawn, as `spec.Splits` says. Labels and tags b
 tags are in IOB2, answers are exact spans of their context, and documents have no prefixes.
 """
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache, partial
@@ -18,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from biphase.console import err
-from biphase.corpus.rows import SHORT_ROW, TASK_REMEDY, PlacedRow, Row, column, excerpt
+from biphase.corpus.rows import SHORT_ROW, TASK_REMEDY, PlacedRow, Row, column, excerpt, read_number
 from biphase.errors import InputError, first_of, refuse_doubles
 from biphase.tasks import spec
 from biphase.tasks.sources import TaskSource, read_rows, text_column
@@ -63,21 +61,6 @@ def canonical_label(value: Any) -> str | Decimal:
     if WRITTEN_NUMBER.fullmatch(text):
         return Decimal(text)
     return text.lower() if text.lower() in ("true", "false") else text
-
-
-def read_number(location: str, name: str, value: Any) -> float:
-    """Read a label that is a finite number. Raises `InputError` for anything else."""
-    number = as_number(value)
-    if number is None or not math.isfinite(number):
-        raise InputError(f"{location}: '{name}' is {excerpt(value)}, not a number")
-    return number
-
-
-def as_number(value: Any) -> float | None:
-    """Read a number, or a text that is one, as in tables. None for anything else."""
-    with suppress(TypeError, ValueError):
-        return None if isinstance(value, bool) else float(value)
-    return None
 
 
 def label_indices(task: spec.Task, location: str, value: Any) -> tuple[int, ...]:
