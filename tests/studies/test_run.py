@@ -32,6 +32,7 @@ from biphase.studies.folder import (
     claim_study_folder,
     drop_checkpoints,
     find_record,
+    reach_step,
     read_runs,
     read_state,
     study_text,
@@ -194,6 +195,37 @@ def test_an_archive_gives_the_page_again(
     subprocess.run(command, cwd=clean, check=True, capture_output=True)
     told = "assume samples of .* tokens .assumed: shards is not here"
     assert re.search(told, (clean / "mine" / "index.html").read_text(encoding="utf-8")), "an archive made by hand"
+
+
+@pytest.mark.parametrize("linked", ["runs/*/metrics.jsonl", "scores/*/*/score.json", "runs/*/steps", "scores/*"])
+def test_a_link_in_a_study_of_somebody_else_is_not_followed(
+    linked: str, plan: Plan, finished: Path, tmp_path: Path
+) -> None:
+    """Not to a file that an archive would publish, nor to checkpoints that would be deleted."""
+    place, secret = copy_of(finished, tmp_path / "study"), tmp_path / "secret"
+    path = next(place.glob(linked))
+    shutil.move(path, secret)
+    path.symlink_to(secret)
+    before = hash_below(secret) if secret.is_dir() else file_hash(secret)
+    for ask in (read_runs, read_state):
+        with pytest.raises(InputError, match=f"{path.name} is a link, and biphase follows none there; remove it"):
+            ask(plan, place)
+    with pytest.raises(InputError, match=f"{path.name} is a link"):
+        run_study(plan, claim_study_folder(place, plan.study), HERE)
+    assert before == (hash_below(secret) if secret.is_dir() else file_hash(secret))
+
+
+def test_a_checkpoint_of_another_run_is_not_scored(plan: Plan, finished: Path, tmp_path: Path) -> None:
+    """Also if the run's own folder claims to be the other one's."""
+    place = copy_of(finished, tmp_path / "study")
+    own, other = trained_folder(place, "tiny-clm-12"), trained_folder(place, "tiny-mlm40-12")
+    assert reach_step(place, plan.runs["tiny-clm-12"], 12).endswith(f"{own.name}@12")
+    for name in ("steps", "environment.json"):
+        shutil.rmtree(own / name) if (own / name).is_dir() else (own / name).unlink()
+    shutil.copytree(other / "steps", own / "steps")
+    shutil.copy(other / "environment.json", own)
+    with pytest.raises(InputError, match=f"{own.name}@12 is a checkpoint of {other.name}, not of {own.name}: delete"):
+        reach_step(place, plan.runs["tiny-clm-12"], 12)
 
 
 def test_costs_by_device(plan: Plan, finished: Path, tmp_path: Path) -> None:
