@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from biphase import machine
-from biphase.api.studies import study
+from biphase.api.studies import OpenStudy, study
 from biphase.config import parse_config
 from biphase.corpus.shards import read_shard_manifest
 from biphase.engine import scheduler, units
@@ -166,8 +166,15 @@ def test_an_archive_gives_the_page_again(
     for name in ("one.tar.gz", "two.tar.gz", "three.tar.xz"):
         opened.bundle(name)
     assert file_hash(Path("one.tar.gz")) == file_hash(Path("two.tar.gz")), "equal folders give equal archives"
+    assert not [*tmp_path.glob(".*.part")]
     with pytest.raises(InputError, match=r"one.tar.gz already exists; choose another name"):
         opened.bundle("one.tar.gz")
+    Path(".four.tar.gz.part").symlink_to("tiny.yaml")
+    with pytest.raises(OSError, match="symbolic links"):
+        opened.bundle("four.tar.gz")
+    assert Path("tiny.yaml").read_text(encoding="utf-8") == study_text(moved.study)
+    with locked(tmp_path / ".five.tar.gz.lock.staged.part"), pytest.raises(BusyError, match=r"is writing five\.tar\.gz"):
+        opened.bundle("five.tar.gz")
     with pytest.raises(InputError, match=r"one.zip: the name of an archive ends in .tar.gz or .tar.xz"):
         opened.bundle("one.zip")
     shutil.move("before", tmp_path / "kept")
@@ -181,6 +188,8 @@ def test_an_archive_gives_the_page_again(
             members = archive.getmembers()
             assert all(member.isfile() and member.name.startswith("study-tiny/") for member in members)
             archive.extractall(clean, filter="data")
+        for path in filter(Path.is_file, clean.rglob("*")):
+            assert str(tmp_path.parent).encode() not in path.read_bytes(), f"{path} tells where its author lives"
         logged = {path.parent.name.rpartition("-")[0] for path in clean.glob("study-tiny/runs/*/metrics.jsonl")}
         assert logged == {*plan.runs} and not [*clean.rglob("*.safetensors"), *clean.rglob("*.jsonl.zst")]
         command = [sys.executable, "-m", "biphase", "study", "report", "study-tiny", "--report", "mine"]
@@ -191,10 +200,20 @@ def test_an_archive_gives_the_page_again(
     assert r"author = {A. Žena \& B\_C and {The Team}}" in citation and r"title = {{A\_B \& 50 \%}}" in citation
     page = (tmp_path / "kept" / "index.html").read_text(encoding="utf-8")
     assert "assumed" not in page and "1 × cpu" in page and "How to cite" in page
+    assert f"# ./{words_dir.name}: your copy of the data of wnut17" in page and "biphase study run tiny.yaml" in page
+    again = study(clean / "study-tiny").bundle(tmp_path / "again.tar.xz")
+    assert file_hash(again) == file_hash(Path("three.tar.xz")), "an archive of an unpacked archive"
     (clean / "study-tiny" / "bundle.json").unlink()
     subprocess.run(command, cwd=clean, check=True, capture_output=True)
     told = "assume samples of .* tokens .assumed: shards is not here"
     assert re.search(told, (clean / "mine" / "index.html").read_text(encoding="utf-8")), "an archive made by hand"
+
+
+def test_a_study_without_a_score_is_no_archive(plan: Plan, tmp_path: Path) -> None:
+    folder = claim_study_folder(tmp_path / "study", plan.study)
+    with pytest.raises(InputError, match=r"the study's folder .*study has no finished score to publish yet"):
+        OpenStudy(plan, folder, ()).bundle(tmp_path / "one.tar.gz")
+    assert [path.name for path in tmp_path.iterdir()] == ["study"]
 
 
 @pytest.mark.parametrize("linked", ["runs/*/metrics.jsonl", "scores/*/*/score.json", "runs/*/steps", "scores/*"])
