@@ -173,7 +173,7 @@ def test_an_archive_gives_the_page_again(
     with pytest.raises(OSError, match="symbolic links"):
         opened.bundle("four.tar.gz")
     assert Path("tiny.yaml").read_text(encoding="utf-8") == study_text(moved.study)
-    with locked(tmp_path / ".five.tar.gz.lock.staged.part"), pytest.raises(BusyError, match=r"is writing five\.tar\.gz"):
+    with locked(tmp_path / ".five.tar.gz.lock.staged.part"), pytest.raises(BusyError, match="is writing five"):
         opened.bundle("five.tar.gz")
     with pytest.raises(InputError, match=r"one.zip: the name of an archive ends in .tar.gz or .tar.xz"):
         opened.bundle("one.zip")
