@@ -38,7 +38,16 @@ from biphase.studies.folder import (
     study_text,
 )
 from biphase.studies.plan import Plan, plan_study, train_name
-from biphase.studies.report import arm_of_model, collect_results, list_costs, list_notes, read_evidence, report_study
+from biphase.studies.report import (
+    arm_of_model,
+    as_published,
+    collect_results,
+    list_costs,
+    list_notes,
+    list_texts,
+    read_evidence,
+    report_study,
+)
 from biphase.studies.run import measure_units, run_study, status, study_units
 from biphase.studies.spec import Study
 
@@ -209,6 +218,15 @@ def test_an_archive_gives_the_page_again(
     assert re.search(told, (clean / "mine" / "index.html").read_text(encoding="utf-8")), "an archive made by hand"
 
 
+def test_commands_of_older_archives_name_a_checkout() -> None:
+    """biphase is on no index; the build of PyTorch for CPUs has its own."""
+    assert [*as_published("pip install biphase==0.1.0 torch==2.13.0+cpu transformers==5.24.0")] == [
+        "pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu",
+        "pip install . transformers==5.24.0  # in a checkout of biphase 0.1.0",
+    ]
+    assert [*as_published("biphase study run /home/ann/a.yaml")] == ["biphase study run ./a.yaml"]
+
+
 def test_a_study_without_a_score_is_no_archive(plan: Plan, tmp_path: Path) -> None:
     folder = claim_study_folder(tmp_path / "study", plan.study)
     with pytest.raises(InputError, match=r"the study's folder .*study has no finished score to publish yet"):
@@ -340,7 +358,8 @@ def test_results_in_the_papers_terms(plan: Plan, finished: Path) -> None:
 
 
 def test_report(plan: Plan, finished: Path, tmp_path: Path) -> None:
-    page, *_ = report_study(plan, finished, tmp_path / "report", ["biphase study run study.yaml a.b=1"])
+    commands = [*list_texts(read_runs(plan, finished)), "biphase study run study.yaml a.b=1"]
+    page, *_ = report_study(plan, finished, tmp_path / "report", commands)
     text = page.read_text(encoding="utf-8")
     assert "Does anything work?" in text and "biphase study run study.yaml a.b=1" in text
     assert re.search(
@@ -349,6 +368,7 @@ def test_report(plan: Plan, finished: Path, tmp_path: Path) -> None:
         r".*# trained on .*: [\d,]+ documents, [\d,]+ tokens, fingerprint [0-9a-f]{16}; tokenizer [0-9a-f]{16}.*\n"
         r"biphase tokenizer train train.jsonl --vocab-size \d+ --out tokenizer\n"
         r"biphase prepare train.jsonl --tokenizer tokenizer --out .* --validation validation.jsonl\n"
+        r".*# ./words\d*: your copy of the data of wnut17.*\n"
         r"biphase study run study.yaml a.b=1\n",
         text,
     )
