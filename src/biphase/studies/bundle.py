@@ -150,7 +150,7 @@ def gzip_file(file: IO[bytes], mode: Literal["wb"]) -> gzip.GzipFile:
     return gzip.GzipFile("", mode, fileobj=file, mtime=DATE)
 
 
-def write_archive(folder: Path, file: IO[bytes], pack: Callable[..., IO[bytes]]) -> None:
+def write_archive(folder: Path, file: IO[bytes], pack: Callable[..., Any]) -> None:
     """Write all files below a folder into an archive, in order, all with the same time, owner and mode."""
     with pack(file, "wb") as packed, tarfile.open(fileobj=packed, mode="w") as archive:
         for path in files_below(folder):
