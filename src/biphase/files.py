@@ -504,11 +504,10 @@ def refuse_foreign(path: Path, kind: str) -> None:
 
 
 def refuse_links(*paths: Path) -> None:
-    """Raise `InputError` for a link in place of a file or folder of ours: writing through it could change other
-    files."""
+    """Raise `InputError` for a link in place of a file or folder of ours: it could lead to other files."""
     for path in paths:
         if path.is_symlink():
-            raise InputError(f"{path} is a link, and biphase does not write through links; remove it")
+            raise InputError(f"{path} is a link, and biphase follows none there; remove it")
 
 
 def sync(path: Path) -> None:

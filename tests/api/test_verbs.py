@@ -333,6 +333,11 @@ def test_a_table_holds_no_formulas() -> None:
         "-",
         "+33 1 23",
         "-1-1",
+        "\n=1",
+        "＝1",
+        "＠x",
+        "－a",
+        "＋3",
     ]
     expected = [
         "'=1+1",
@@ -352,6 +357,11 @@ def test_a_table_holds_no_formulas() -> None:
         "-",
         "+33 1 23",
         "'-1-1",
+        "'\n=1",
+        "'＝1",
+        "'＠x",
+        "'－a",
+        "＋3",
     ]
     sink = io.StringIO(newline="")
     write_table([{"=head": text, "probabilities": {"-a": 0.5}} for text in texts], sink, TableForm())

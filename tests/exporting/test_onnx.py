@@ -30,7 +30,7 @@ from biphase.errors import InputError
 from biphase.exporting import onnx as onnx_files
 from biphase.exporting.model import export_checkpoint, save_encoder, set_direction
 from biphase.exporting.plain import load_named
-from biphase.files import MARK
+from biphase.files import MARK, file_hash
 from biphase.pretraining.loop import train
 
 from ..conftest import flip_bit, full_disk
@@ -169,6 +169,24 @@ def test_a_graph_that_holds_for_its_example_alone_is_not_written(
         biphase.export(source, tmp_path / "out", onnx=True)
     assert not (tmp_path / "out").exists()
     assert not (source / "onnx").exists()
+
+
+def test_a_copy_follows_no_link_out_of_its_folder(encoder: Path, tmp_path: Path) -> None:
+    """The Hub's cache links the files of a commit to the blobs beside it."""
+    commit = tmp_path / "models--a--b" / "snapshots" / ("c" * 40)
+    shutil.copytree(encoder, commit)
+    (blobs := tmp_path / "models--a--b" / "blobs").mkdir()
+    shutil.move(commit / "model.safetensors", blobs / "d")
+    (commit / "model.safetensors").symlink_to("../../blobs/d")
+    onnx_files.copy_model(commit, tmp_path / "copy", lambda part: None)
+    assert file_hash(tmp_path / "copy" / "model.safetensors") == file_hash(encoder / "model.safetensors")
+    (tmp_path / "secret").write_text("secret")
+    for target in (tmp_path / "secret", "../../../secret"):
+        (link := commit / "LICENSE").symlink_to(target)
+        with pytest.raises(InputError, match=f"{link.name} is a link to a file outside of its folder: put the file"):
+            onnx_files.copy_model(commit, tmp_path / "other", lambda part: None)
+        assert not (tmp_path / "other").exists()
+        link.unlink()
 
 
 def test_mistakes_are_told_in_one_line(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

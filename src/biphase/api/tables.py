@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -15,7 +14,7 @@ from typing import Any, TextIO
 
 from biphase import console
 from biphase.api.networks import needs_extra
-from biphase.corpus.rows import BYTE_ORDER_MARK, Row, TableForm
+from biphase.corpus.rows import BYTE_ORDER_MARK, Row, TableForm, as_inert
 from biphase.errors import InputError, first_line, told_as
 
 TABLE_FORMS = {".csv": TableForm(), ".tsv": TableForm("\t", csv.QUOTE_ALL)}
@@ -107,8 +106,7 @@ def write_sheet(rows: Iterable[Row], sink: TextIO) -> None:
 
 
 def write_table(rows: Iterable[Row], sink: TextIO, form: TableForm) -> None:
-    """Write rows as .csv or .tsv. Put an apostrophe before a text that a spreadsheet would compute, as OWASP
-    recommends."""
+    """Write rows as .csv or .tsv, with texts as `as_inert` returns them."""
     quote, num_inert = None if form.quoting == csv.QUOTE_NONE else '"', 0
     shape: Any = {"delimiter": form.delimiter, "lineterminator": "\r\n", "quotechar": quote}  # also quotes a lone \r
     lines: Any = SimpleNamespace(write=lambda line: sink.write(line[:-2] + form.line_end))
@@ -129,8 +127,4 @@ def show_cell(value: Any, form: TableForm) -> Any:
     """Return a value as a cell of a .csv or .tsv table, with the table's decimal mark."""
     if isinstance(value, float):
         return str(value).replace(".", form.decimal)
-    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
-
-
-FORMULA = re.compile(r"[=@\t\r]|[-+](?![\d\s.,()]*([eE][-+]?\d+)?$)")
-"""The beginning of a text that a spreadsheet would compute, but not of a number, a telephone number or a dash."""
+    return as_inert(value)

@@ -65,15 +65,20 @@ class OnnxNetwork:
 
 def copy_model(source: Path, folder: Path, complete: Callable[[Path], None]) -> None:
     """Copy the model files of a folder, and let `complete` add to the copy. Raises `InputError` for a target that is
-    not empty."""
+    not empty, and for a link that leaves the folder, except into its own repository in the Hub's cache."""
     if (source / "onnx").exists():
         raise InputError(f"{source} has ONNX files already (in onnx/): give the folder it was made from")
+    places = [source.resolve()]
+    if places[0].parent.name == "snapshots":
+        places.append((places[0].parents[1] / "blobs").resolve())
     kind = read_json_as(source / MARK, FolderMark).biphase if (source / MARK).exists() else "model"
     with whole_folder(folder) as part:
         refuse_filled(folder)  # another process may have written it in the meantime
         for path in files_below(source):
             name = path.relative_to(source)
             if MODEL_FILES.fullmatch(name.as_posix()):
+                if not any(path.resolve().is_relative_to(place) for place in places):
+                    raise InputError(f"{path} is a link to a file outside of its folder: put the file in its place")
                 (part / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, part / name)
         complete(part)
