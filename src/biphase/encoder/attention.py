@@ -229,7 +229,7 @@ def layer_window(module: Any) -> int | None:
     A heterogeneous configuration makes that of a layer anew at each reading, so the module keeps the window.
     """
     if not hasattr(module, "configured_window"):
-        config = getattr(module, "config", None)
+        config: Any = getattr(module, "config", None)
         layer = config.per_layer_config[module.layer_idx] if getattr(config, "is_heterogeneous", False) else config
         module.configured_window = getattr(layer, "sliding_window", None)
     return module.configured_window

@@ -201,12 +201,12 @@ class LanguageModelHead:
         owner_name, owner = next((name, part) for name, part in network.named_modules() if output in part.children())
         # The innermost, because OPT calls the decoder inside its backbone.
         *_, backbone = (part for part in network.base_model.modules() if isinstance(part, PreTrainedModel))
-        self.bare: Any = with_parts(network, {backbone: GivenStates(), output: nn.Identity()})
-        self.bare.config = copy.copy(network.config)
+        bare: Any = with_parts(network, {backbone: GivenStates(), output: nn.Identity()})
+        bare.config = copy.copy(network.config)
         # The loss applies the cap, and adds a bias that lies beside the output embeddings, such as ESM's.
-        vars(self.bare.config)["final_logit_softcapping"] = None
-        vars(self.bare.get_submodule(owner_name))["bias"] = 0.0
-        self.output, self.biased = output, owner if output.bias is None else output
+        vars(bare.config)["final_logit_softcapping"] = None
+        vars(bare.get_submodule(owner_name))["bias"] = 0.0
+        self.bare, self.output, self.biased = bare, output, owner if output.bias is None else output
         self.softcap = getattr(network.config, "final_logit_softcapping", None)
 
     def __call__(self, hidden_ND: Tensor) -> Tensor:
