@@ -224,6 +224,38 @@ def test_a_pickle_among_the_modules_is_refused(wide_teacher: Path, place: str) -
         load_embedder(str(wide_teacher))
 
 
+def test_a_pickle_that_the_settings_ask_for_is_refused(wide_teacher: Path) -> None:
+    torch.save({}, wide_teacher / "pytorch_model.bin")
+    path = wide_teacher / "sentence_bert_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_args": {"use_safetensors": False}}))
+    for read in (load_embedder, hash_embedder):
+        with pytest.raises(InputError, match=r"sentence_bert_config\.json is damaged \(model_args.use_safetensors"):
+            read(str(wide_teacher))
+    dense = wide_teacher / "2_Dense"
+    (dense / "model.safetensors").rename(dense / "other.safetensors")
+    torch.save({}, dense / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"2_Dense has no weights .*, and pickles are never opened"):
+        hash_embedder(str(wide_teacher))
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("2_Dense/config.json", {"activation_function": "torch.nn.modules.module.Module"}, "activation_function"),
+        ("config_sentence_transformers.json", {"prompts": [{}]}, "prompts"),
+        ("config_sentence_transformers.json", {"prompts": {"query": 3}}, r"prompts\.query"),
+        ("config_sentence_transformers.json", {"prompts": "query: "}, "prompts"),
+    ],
+)
+def test_settings_of_modules_are_typed_and_name_known_functions(
+    file: str, change: dict[str, Any], words: str, wide_teacher: Path
+) -> None:
+    path = wide_teacher / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(InputError, match=rf"{file} is damaged \({words}"):
+        load_embedder(str(wide_teacher))
+
+
 def test_a_module_elsewhere_and_modules_of_another_form_are_refused(wide_teacher: Path) -> None:
     (wide_teacher / "linked").symlink_to(place_dense(wide_teacher, "../dense"))
     for text in ((wide_teacher / "modules.json").read_text(), '[{"path": "linked", "type": "x"}]'):

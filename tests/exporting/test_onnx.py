@@ -205,6 +205,17 @@ def test_mistakes_are_told_in_one_line(encoder: Path, tmp_path: Path, monkeypatc
     assert not out.exists()
 
 
+@pytest.mark.parametrize(("kind", "words"), [("T", "tokenizer_class"), ("TTokenizer", "tokenizer .* cannot be loaded")])
+def test_a_tokenizer_that_is_code_is_told_in_one_line(kind: str, words: str, encoder: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(encoder, tmp_path / "copy")
+    (source / ".biphase.json").unlink()
+    code = {"tokenizer_class": kind, "auto_map": {"AutoTokenizer": ["t.T", None]}}
+    (source / "tokenizer_config.json").write_text(json.dumps(code))
+    with pytest.raises(InputError, match=words) as told:
+        biphase.export(source, tmp_path / "out", onnx=True)
+    assert "\n" not in str(told.value)
+
+
 def test_a_damaged_file_is_told(encoder: Path, tmp_path: Path) -> None:
     folder = biphase.export(encoder, tmp_path / "out", onnx=True)
     with pytest.raises(InputError, match="has ONNX files already"):

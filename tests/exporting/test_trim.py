@@ -298,6 +298,20 @@ def test_what_is_not_proved_is_not_written(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("architectures", [None, ["OddForMaskedLM"]])
+def test_a_model_whose_class_is_not_named(architectures: Any, wordpiece: Any, tmp_path: Path) -> None:
+    source = make_model(tmp_path / "source", wordpiece, "bert", "")
+    path = source / "config.json"
+    config = json.loads(path.read_text()) | {"architectures": architectures}
+    path.write_text(json.dumps(config))
+    folder = biphase.trim(source, TEXTS, tmp_path / "out")
+    assert json.loads((folder / "config.json").read_text())["vocab_size"] < config["vocab_size"]
+    for dtype in (0, "hub"):
+        path.write_text(json.dumps(config | {"dtype": dtype}))
+        with pytest.raises(InputError, match=r"config\.json is damaged \(dtype"):
+            biphase.trim(source, TEXTS, tmp_path / "again")
+
+
 def test_refusals(wordpiece: Any, tmp_path: Path) -> None:
     source = make_model(tmp_path / "source", wordpiece, "bert")
     (tmp_path / "blank.txt").write_text("\n\n")

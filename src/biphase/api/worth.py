@@ -87,13 +87,12 @@ def find_task_data(folder: Path, test: Path | None) -> ScoredTask | None:
     if not is_embedder:
         raise InputError("`test` scores fine-tuned and embedding models, and this model is neither: leave it out")
     from biphase.embedding.evaluation import read_judged_set, score_embedder
+    from biphase.exporting.plain import load_sentence_transformer
 
     judged, source = read_judged_set(test), folder
 
     def judge(network: Any = None, folder: Path = source) -> Rows:
-        from sentence_transformers import SentenceTransformer
-
-        embedder: Any = SentenceTransformer(str(folder), device="cpu", trust_remote_code=False)
+        embedder = load_sentence_transformer(folder, "cpu")
         if network is not None:
             embedder.forward = lambda features, **_: {"sentence_embedding": network(**features).sentence_embedding}
         return score_embedder(embedder, judged)[1]

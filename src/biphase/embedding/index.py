@@ -37,6 +37,7 @@ from biphase.corpus.text import (
     read_documents,
     sample_language,
 )
+from biphase.corpus.tokenizer import load_auto_tokenizer
 from biphase.embedding import model as embedders
 from biphase.embedding.pairs import hash_text
 from biphase.embedding.questions import By, Filter, Request
@@ -44,6 +45,7 @@ from biphase.encoder.models import find_folder, find_ranker, unreplaced
 from biphase.encoder.network import load_weights
 from biphase.encoder.search import fuse_rankings
 from biphase.errors import InputError, clipped, told_as
+from biphase.exporting.plain import list_module_files, read_embedder_file
 from biphase.files import Stamp, content_hash, own_folder, read_json_as, reading, refuse_damaged, stamp_of, write_json
 from biphase.run import split_reference
 from biphase.tasks.bm25 import index_bm25, open_bm25, query_bm25, stems_of
@@ -399,6 +401,11 @@ def rank_again(ranker: CrossEncoder, name: str, question: str, passages: Sequenc
 def load_ranker(name: str) -> CrossEncoder:
     """Load a cross-encoder that gives one score. Raises `InputError` for one that cannot be loaded, or lacks weights,
     because these would be random."""
-    with unreplaced(find_ranker(name)) as folder, told_as(f"{name} cannot be loaded as a cross-encoder"):
+    with unreplaced(find_ranker(name)) as folder:
+        list_module_files(folder)
+        read_embedder_file(folder)
         load_weights(AutoModelForSequenceClassification, folder, attention=None)
-        return CrossEncoder(str(folder), trust_remote_code=False, model_kwargs={"dtype": torch.float32})
+        load_auto_tokenizer(folder)
+        settings: Any = {"dtype": torch.float32, "use_safetensors": True}
+        with told_as(f"{name} cannot be loaded as a cross-encoder"):
+            return CrossEncoder(str(folder), trust_remote_code=False, model_kwargs=settings)

@@ -17,7 +17,15 @@ from typing import Any
 from biphase.corpus.tokenizer import TOKENIZER_FILES
 from biphase.errors import InputError
 from biphase.files import MARK, Stamp, content_hash, read_json_as, refuse_changed, refuse_damaged, stamp_of
-from biphase.hub import AFTER_PADDING, INDEX, count_positions, fetch_model, load_model_config, refuse_pickles
+from biphase.hub import (
+    AFTER_PADDING,
+    INDEX,
+    count_positions,
+    fetch_model,
+    load_model_config,
+    read_config,
+    refuse_pickles,
+)
 from biphase.run import find_model, read_checkpoint_manifest
 from biphase.tasks.sources import hash_part
 
@@ -81,8 +89,8 @@ def identify(name: str) -> Encoder:
 def find_folder(name: str) -> Path:
     """Find the folder of a model; download a Hub model once (`biphase.hub`).
 
-    Raises `InputError` naming missing files (configuration, safetensors weights, tokenizer), and changed ones of a
-    folder that biphase wrote.
+    Raises `InputError` naming missing files (configuration, safetensors weights, tokenizer), a configuration that names
+    what is never run, and changed files of a folder that biphase wrote.
     """
     address = find_model(name)
     folder = Path(address)
@@ -93,6 +101,7 @@ def find_folder(name: str) -> Path:
         folder = fetch_once(address)
     if not (folder / "config.json").exists():
         raise InputError(f"{name} has no config.json: it is not a Hugging Face model folder")
+    read_config(folder)
     refuse_pickles(folder)
     if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
         raise InputError(f"{name} has no tokenizer files (tokenizer.json or the like); save its tokenizer beside it")
@@ -106,12 +115,11 @@ def find_ranker(name: str) -> Path:
     """Find the folder of a model that ranks pairs of texts. Raises `InputError` as `find_folder` does, and for a model
     without a head that gives one score."""
     folder = find_folder(name)
-    config = read_json_as(folder / "config.json", dict[str, Any])
-    kinds = config.get("architectures") or ["a network without a head"]
-    num_scores = len(config.get("id2label") or (0, 1))
-    if not str(kinds[0]).endswith("ForSequenceClassification") or num_scores != 1:
+    config = read_config(folder)
+    if not config.kind.endswith("ForSequenceClassification") or len(config.id2label or (0, 1)) != 1:
         remedy = f"train one: biphase finetune {name} TASK ranking=pairs --keep RANKER"
-        raise InputError(f"{name} is {kinds[0]}, which has no head with one score for a pair of texts; {remedy}")
+        kind = config.kind or "a network without a head"
+        raise InputError(f"{name} is {kind}, which has no head with one score for a pair of texts; {remedy}")
     return folder
 
 

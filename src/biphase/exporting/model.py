@@ -191,7 +191,8 @@ def check_export(folder: Path, kind: Any, network: PreTrainedModel, causal: bool
     The logits must equal the packed network's. Two texts that differ in their last token show the direction. Windows,
     if any, are narrowed in both. Raises `FailedProofError`.
     """
-    reloaded = kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
+    settings: Any = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
+    reloaded = kind.from_pretrained(folder, **settings).eval()
     if proofs.window_of(reloaded.config) != proofs.window_of(network.config):
         raise FailedProofError(f"{folder}: its window differs from that in training")
     longest = position_limit(network) or 2**31

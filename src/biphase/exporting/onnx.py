@@ -22,10 +22,28 @@ from torch import Tensor
 from transformers.utils import ModelOutput
 
 from biphase.console import told_if_slow
+from biphase.corpus.tokenizer import load_pretrained_tokenizer
 from biphase.errors import InputError, told_as
-from biphase.exporting.plain import TEXTS_AT_ONCE, TOKEN_OUTPUTS, Features, NamedOutputs, load_named, prove_outputs
+from biphase.exporting.plain import (
+    TEXTS_AT_ONCE,
+    TOKEN_OUTPUTS,
+    Features,
+    NamedOutputs,
+    load_named,
+    prove_outputs,
+    text_limits,
+)
 from biphase.exporting.push import MODEL_FILES
-from biphase.files import MARK, FolderMark, files_below, read_json_as, refuse_filled, whole_folder, write_mark
+from biphase.files import (
+    MARK,
+    FolderMark,
+    files_below,
+    read_json_as,
+    refuse_filled,
+    whole_folder,
+    write_json,
+    write_mark,
+)
 
 ONNX_FILE, INT8_FILE = "onnx/model.onnx", "onnx/model_quantized.onnx"
 OPSET = 18
@@ -81,8 +99,20 @@ def copy_model(source: Path, folder: Path, complete: Callable[[Path], None]) -> 
                     raise InputError(f"{path} is a link to a file outside of its folder: put the file in its place")
                 (part / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, part / name)
+        join_limits(part)
         complete(part)
         write_mark(part, kind)
+
+
+def join_limits(folder: Path) -> None:
+    """Make a folder's tokenizer and sentence-transformers cut texts at the same number of tokens: the smallest of
+    theirs and the network's."""
+    limits = text_limits(folder, load_pretrained_tokenizer(folder))
+    lengths = {"tokenizer_config.json": "model_max_length", "sentence_bert_config.json": "max_seq_length"}
+    for path, key in [(folder / name, key) for name, key in lengths.items() if limits]:
+        settings = read_json_as(path, dict[str, Any]) if path.exists() else {}
+        if (path.exists() or path.name.startswith("tokenizer")) and settings.get(key) != min(limits.values()):
+            write_json(path, settings | {key: min(limits.values())})
 
 
 @dataclass(frozen=True)
