@@ -185,7 +185,7 @@ def prove_outputs(compute: Compute, reference: Compute, network: NamedOutputs, n
 # The modules of sentence-transformers
 
 
-MODULES = (
+EMBEDDING_MODULES = (
     *("CNN", "Dense", "Dropout", "LSTM", "LayerNorm", "Normalize", "Pooling", "StaticEmbedding", "Transformer"),
     "WeightedLayerPooling",
 )
@@ -291,8 +291,8 @@ def check_module(folder: Path, module: ModuleEntry) -> None:
     """Raise `InputError` for a module of an embedding model that biphase does not run, and for settings by which it
     would run or open anything else."""
     place, kind = folder / module.path, module.type.rpartition(".")[2]
-    if not module.type.startswith("sentence_transformers.") or kind not in MODULES:
-        raise InputError(f"{folder} has the module '{module.type}'; biphase runs only {', '.join(MODULES)}")
+    if not module.type.startswith("sentence_transformers.") or kind not in EMBEDDING_MODULES:
+        raise InputError(f"{folder} has the module '{module.type}'; biphase runs only {', '.join(EMBEDDING_MODULES)}")
     if kind == "Dense":
         read_json_as(place / "config.json", DenseFile, NAMED)
     if kind != "Transformer":
