@@ -6,10 +6,12 @@ The text is the beginning of L. Frank Baum's "The Marvelous Land of Oz" (1904), 
 import gc
 import json
 import os
+import resource
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from pydoc import locate
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +21,30 @@ if TYPE_CHECKING:
 
 DEVICE = os.environ.get("BIPHASE_TEST_DEVICE", "cpu")
 """Where tests compute that would on any device: `cuda` on a GPU, or a simulated one."""
+
+
+@contextmanager
+def full_disk(num_bytes: int) -> Iterator[None]:
+    """No file may grow past so many bytes in the block, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def replace_before(target: str, folder: Path, new: Path, patch: pytest.MonkeyPatch) -> None:
+    """Let the folder `new` take the place of another one when a function, named by its module, is first called."""
+    work: Any = locate(target)
+
+    def replace_first(*arguments: Any, **settings: Any) -> Any:
+        if new.exists():
+            folder.rename(folder.with_name(f"{folder.name}.old"))
+            new.rename(folder)
+        return work(*arguments, **settings)
+
+    patch.setattr(target, replace_first)
 
 
 def flip_bit(path: Path) -> None:

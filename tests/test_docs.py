@@ -78,6 +78,23 @@ def test_every_block_is_run_or_says_why_not() -> None:
             assert len(lines) == len(list(calls(block.code))), f"{block.page}: what is run is biphase alone: {lines}"
 
 
+def test_shares_of_compute_are_in_the_tables_of_our_studies() -> None:
+    """So no page keeps an interval of an older computation; the log has the digits of its time."""
+    tables = "".join(path.read_text() for path in ROOT.glob("studies/results/*/tables/compute-equivalents-*.md"))
+    told = [
+        (page.name, share)
+        for page in (ROOT / "README.md", ROOT / "docs/how_to/objective.md", ROOT / "src/biphase/studies/rules.yaml")
+        for share in re.findall(r"(?<!\S)\d\.\d\d \[\d\.\d\d, \d\.\d\d\]", " ".join(page.read_text().split()))
+    ]
+    assert len(told) > 10
+    assert [row for row in told if row[1] not in tables] == []
+
+
+def test_entries_of_the_log_are_newest_first() -> None:
+    dates = re.findall(r"^## (\d{4}-\d\d-\d\d) ", (ROOT / "docs" / "LOG.md").read_text(), re.MULTILINE)
+    assert len(dates) > 50 and dates == sorted(dates, reverse=True)
+
+
 def test_commands_that_are_not_run_exist() -> None:
     for block in blocks():
         if block.language == "bash":

@@ -5,6 +5,7 @@ import fcntl
 import os
 import shutil
 import signal
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from biphase.files import (
     is_locked,
     locked,
     make_once,
+    new_file,
     own_folder,
     read_json,
     read_json_as,
@@ -80,6 +82,39 @@ def test_two_at_one_place_do_not_mix(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a"]
 
 
+def test_two_at_one_place_do_not_mix_where_folders_have_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS locks files, but answers EBADF for a folder."""
+    lock = fcntl.flock
+
+    def lock_files(descriptor: int, how: int) -> None:
+        if stat.S_ISDIR(os.fstat(getattr(descriptor, "fileno", lambda: descriptor)()).st_mode):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        lock(descriptor, how)
+
+    monkeypatch.setattr(files.fcntl, "flock", lock_files)
+    test_two_at_one_place_do_not_mix(tmp_path)
+
+
+def test_a_new_file_replaces_none(tmp_path: Path) -> None:
+    """Two writers ask at the same time whether the file exists; the second is told, and the first one's file stays."""
+    with new_file(tmp_path / "a.csv") as first:
+        first.write("first")
+        with pytest.raises(InputError, match=r"another process is writing .*a\.csv"), new_file(tmp_path / "a.csv"):
+            pytest.fail("it is taken")
+    with pytest.raises(InputError, match=r"a\.csv already exists"), new_file(tmp_path / "a.csv"):
+        pytest.fail("it is taken")
+    assert (tmp_path / "a.csv").read_text() == "first"
+    other = tmp_path / f"b-{os.getpid()}.csv"
+    told = pytest.raises(InputError, match=f"by another program meanwhile, and stays; {other} is the new")
+    with told, new_file(tmp_path / "b.csv") as second:
+        second.write("ours")
+        (tmp_path / "b.csv").write_text("theirs")
+    assert (tmp_path / "b.csv").read_text() == "theirs" and other.read_text() == "ours"
+    assert names(tmp_path) == ["a.csv", other.name, "b.csv"]
+
+
 def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
     (tmp_path / ".b.part").mkdir()
     (tmp_path / ".b.part" / "junk").write_text("")
@@ -134,7 +169,7 @@ def test_a_lock_is_held_by_one_and_never_written_through_a_link(tmp_path: Path) 
         pass
     assert names(tmp_path / "elsewhere") == []
     (tmp_path / ".made.part").symlink_to(tmp_path, target_is_directory=True)
-    with pytest.raises(OSError, match="Not a directory"), whole_folder(tmp_path / "made"):
+    with pytest.raises(InputError, match=r"\.made\.part is a link"), whole_folder(tmp_path / "made"):
         pass
     assert (tmp_path / "theirs").read_text() == "kept"
 

@@ -131,9 +131,15 @@ def test_signals_are_noted_in_the_main_thread() -> None:
     before = signal.getsignal(signal.SIGTERM)
     noted: list[int] = []
     asked = [signal.SIGTERM, signal.SIGTERM, signal.SIGHUP]
-    with pytest.raises(KeyboardInterrupt), machine.stop_signals(noted.append):
-        for number in (*asked, signal.SIGINT):
-            signal.raise_signal(number)
+    heeded = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}  # nohup and & ignore them
+    handlers = {number: signal.signal(number, handler) for number, handler in heeded.items()}
+    try:
+        with pytest.raises(KeyboardInterrupt), machine.stop_signals(noted.append):
+            for number in (*asked, signal.SIGINT):
+                signal.raise_signal(number)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     assert noted == asked and signal.getsignal(signal.SIGTERM) is before
     worked = []
 

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -42,7 +43,9 @@ def test_everything_is_in_the_wheel(wheel: Path) -> None:
 
 def test_the_citation_is_of_this_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert citation["version"] == __version__ and citation["abstract"] and citation["keywords"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert citation["version"] == __version__ and citation["license"] == project["license"]
+    assert citation["abstract"] == project["description"] and citation["keywords"] == project["keywords"]
 
 
 def test_names_of_what_is_bundled_are_of_one_thing() -> None:

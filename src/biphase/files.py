@@ -13,7 +13,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import chain
@@ -170,6 +170,28 @@ def whole_file(path: Path) -> Iterator[TextIO]:
             raise
 
 
+@contextmanager
+def new_file(path: Path) -> Iterator[TextIO]:
+    """Open a `whole_file` that replaces nothing. If another program writes a file of this name meanwhile, this one gets
+    another name, which the error tells.
+
+    Raises:
+        InputError: a file of this name exists, or another process is writing it.
+    """
+    refuse_existing(path)
+    part = path.with_name(f".{path.name}.part")
+    if is_locked(part):
+        raise InputError(f"another process is writing {path}; choose another name")
+    with whole_file(path) as file:
+        refuse_existing(path)  # a process that held the lock has written it
+        yield file
+        if path.exists():
+            other = path.with_name(f"{path.stem}-{os.getpid()}{path.suffix}")
+            file.flush()
+            os.replace(part, other)
+            raise InputError(f"{path} was written by another program meanwhile, and stays; {other} is the new file")
+
+
 def open_alone(path: Path, *, wait: bool = True) -> int:
     """Open and lock a file for writing, never through a link; create it if it is missing. Returns a file descriptor.
 
@@ -308,43 +330,25 @@ def whole_folder(path: Path, *, is_lasting: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def claimed(path: Path, ending: str = "part") -> Iterator[Path]:
-    """Claim the path of a future folder by an empty, locked folder beside it, and remove that folder at the end unless
-    the block renamed it. Clears the leftovers of a killed process in it. NFS cannot lock folders, so there the claim
-    keeps nobody out.
+    """Claim the path of a future folder, and yield an empty folder beside it, which is removed at the end unless the
+    block renamed it. A locked file beside both keeps other processes out, because NFS does not lock folders.
 
     Args:
         ending: the suffix of that folder's name; choose another one for work that ends with a `whole_folder` at `path`.
 
     Raises `BusyError` if another process holds the claim.
     """
-    part = path.with_name(f".{path.name}.{ending}")
-    part.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):
+    part, lock = (path.with_name(f".{path.name}.{suffix}") for suffix in (ending, f"lock.{ending}"))
+    with locked(lock, busy=f"another process is writing {path}: wait for it, or give another place"):
+        refuse_links(part)
+        if part.exists():  # a killed process left it
+            shutil.rmtree(part)
         part.mkdir()
-    busy = BusyError(f"another process is writing {path}: wait for it, or give another place")
-    with ExitStack() as held:
-        try:
-            descriptor = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            held.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, FileNotFoundError):  # the latter if that process ends at this moment
-            raise busy from None
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-        if not is_at(descriptor, part):
-            raise busy
-        for leftover in part.iterdir():
-            shutil.rmtree(leftover) if leftover.is_dir() and not leftover.is_symlink() else leftover.unlink()
         try:
             yield part
         finally:
-            if is_at(descriptor, part):
-                shutil.rmtree(part, ignore_errors=True)
-
-
-NO_LOCKS = (errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Errors of file systems that do not lock folders; NFS gives the first."""
+            shutil.rmtree(part, ignore_errors=True)
+            lock.unlink(missing_ok=True)
 
 
 RUST_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
@@ -500,11 +504,10 @@ def refuse_foreign(path: Path, kind: str) -> None:
 
 
 def refuse_links(*paths: Path) -> None:
-    """Raise `InputError` for a link in place of a file or folder of ours: writing through it could change other
-    files."""
+    """Raise `InputError` for a link in place of a file or folder of ours: it could lead to other files."""
     for path in paths:
         if path.is_symlink():
-            raise InputError(f"{path} is a link, and biphase does not write through links; remove it")
+            raise InputError(f"{path} is a link, and biphase follows none there; remove it")
 
 
 def sync(path: Path) -> None:

@@ -7,13 +7,16 @@ began with. Pickled weights are refused, and code is never run.
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from biphase import console
-from biphase.errors import InputError, find_stop, first_line, is_raised_here, told_as
+from biphase.errors import InputError, clipped, find_stop, first_line, is_raised_here, told_as
 from biphase.files import content_hash, hash_stamped, read_json_as, stamp_of, validate_record
 
 if TYPE_CHECKING:
@@ -29,6 +32,26 @@ KNOWN_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "module
 
 INDEX = "model.safetensors.index.json"
 """The file that lists the parts of large weights."""
+
+TOKENIZER_CLASS = r"^\w*(Tokenizer|TokenizerFast|Backend)$"
+"""The names of classes for tokenizers; transformers would load any class of its own."""
+NAMED = "save the model again, without it; biphase runs and opens nothing else that a model folder names"
+"""The remedy for a record of a model folder that is damaged, or names what biphase does not run or open."""
+
+Activation = Annotated[
+    str,
+    Field(pattern=r"^torch\.nn\.(modules\.[a-z]+\.)?(ELU|GELU|Identity|LeakyReLU|ReLU|SiLU|Sigmoid|Softplus|Tanh)$"),
+]
+"""An activation function that a model folder may name."""
+
+OTHER_FILES = ("configuration_files", "gguf_file", "transformers_weights")
+"""Keys by which transformers opens another file than biphase reads and hashes."""
+IMPLEMENTATIONS = (
+    *(None, "batched_mm", "eager", "flash_attention_2", "flash_attention_3", "flex_attention", "grouped_mm", "sdpa"),
+)
+"""The implementations of attention and experts that a model folder may name. transformers runs any other name as a
+kernel of the Hub."""
+Dtype = Annotated[str, Field(pattern=r"^b?float\d+\w*$")]
 
 MADE_ONE_BY_ONE, MOST_MADE = re.compile(r"(layers?|groups?|experts?|blocks?|group_num)$"), 1_000
 """Names of counts in a configuration, and the largest count that is accepted: transformers would make any number of
@@ -174,6 +197,53 @@ def model_name(source: str | Path) -> str:
     return repository.removeprefix("models--").replace("--", "/") if is_cached else str(source)
 
 
+@dataclass(frozen=True)
+class RankerSettings:
+    """What sentence-transformers writes into the config.json of a cross-encoder."""
+
+    activation_fn: Activation | None = None
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """The keys of a model's config.json that biphase reads, and those by which another library runs something."""
+
+    architectures: list[str] | None = None
+    id2label: dict[str, str | int] | None = None
+    dtype: Dtype | None = None
+    torch_dtype: Dtype | None = None
+    tokenizer_class: Annotated[str, Field(pattern=TOKENIZER_CLASS)] | None = None
+    sentence_transformers: RankerSettings | None = None
+    sbert_ce_default_activation_function: Activation | None = None
+
+    @property
+    def kind(self) -> str:
+        """The name of its class; "" if it has none."""
+        return next(iter(self.architectures or []), "")
+
+
+def read_config(folder: Path) -> ConfigFile:
+    """Read the config.json of a model folder. Raises `InputError` for a damaged one, and for one that names another
+    file, a kernel of the Hub or an unknown activation function."""
+    path = folder / "config.json"
+    content = read_json_as(path, dict[str, Any], NAMED)
+    refuse_named(path, content)
+    return validate_record(path, content, ConfigFile, NAMED)
+
+
+def refuse_named(path: Path, content: dict[str, Any]) -> None:
+    """Raise `InputError` for settings, also nested ones, that name another file or a kernel of the Hub."""
+    for key, value in content.items():
+        if key in OTHER_FILES and value:
+            raise InputError(f"{path} names another file ({key}: {clipped(str(value), 60)}); {NAMED}")
+        if key.endswith("_implementation"):
+            for name in value.values() if isinstance(value, dict) else [value]:
+                if name not in IMPLEMENTATIONS:
+                    raise InputError(f"{path} names a kernel of the Hub ({key}: {clipped(str(name), 60)}); {NAMED}")
+        elif isinstance(value, dict):
+            refuse_named(path, value)
+
+
 def load_model_config(source: str | Path) -> "PretrainedConfig":
     """Load the configuration of a model's text network.
 
@@ -212,6 +282,8 @@ def load_whole_config(source: str | Path) -> "PretrainedConfig":
     with told_as(f"cannot read a model configuration from {name}"):
         content: Any = PretrainedConfig.get_config_dict(str(source))[0]
         refuse_own_code(name, validate_record(Path(source, "config.json"), content, dict[str, Any], "save it again"))
+        if Path(source).is_dir():
+            read_config(Path(source))
         published: PretrainedConfig = AutoConfig.from_pretrained(str(source), trust_remote_code=False)
         config = published.get_text_config()
     quantized = getattr(published, "quantization_config", None) or getattr(config, "quantization_config", None)
@@ -306,6 +378,8 @@ def refuse_pickles(source: str | Path) -> None:
             raise InputError(f"{index} is damaged (it has no weight_map); save the model again")
         for name in sorted({str(name) for name in weight_map.values()} - weight_files):
             raise InputError(f"{index} names '{name}', which is no *.safetensors file beside it; save the model again")
-    if not weight_files:
+    if not index.exists() and "model.safetensors" not in weight_files:
         remedy = "choose a folder or revision that has them (refs/pr may), or write them by model.save_pretrained"
-        raise InputError(f"{model_name(source)} has no weights (*.safetensors), and pickles are never opened: {remedy}")
+        raise InputError(
+            f"{model_name(source)} has no weights (model.safetensors), and pickles are never opened: {remedy}"
+        )

@@ -8,15 +8,18 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from biphase.errors import SOURCE, InputError
+from biphase.files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 INK, GRID = "#1a1a1a", "#dcdcdc"
 """The colours of text and axes, and of grid lines; a page with a dark background replaces both."""
@@ -62,6 +65,14 @@ def check_picture(path: Path) -> None:
     """Raise `InputError` for a file name without a picture's ending."""
     if path.suffix not in PICTURE_FORMATS:
         raise InputError(f"{path}: a picture ends in {', '.join(PICTURE_FORMATS)}")
+
+
+def save_picture(figure: "Figure", path: Path) -> None:
+    """Write a whole picture, in the format of the ending; equal figures give equal bytes of SVG."""
+    content, metadata = BytesIO(), {"Date": None} if path.suffix == ".svg" else None
+    figure.savefig(content, format=path.suffix[1:], dpi=150, metadata=metadata)
+    with whole_file(path) as file:
+        file.buffer.write(content.getbuffer())
 
 
 def plot_losses(

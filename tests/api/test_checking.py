@@ -2,11 +2,12 @@
 its mistake by name."""
 
 import json
+import shutil
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,7 +73,9 @@ def openai(vectors: Any) -> Answer:
             return 200, {"data": [{"id": "its-name"}]}
         if path != "/v1/embeddings":
             return 404, {"detail": "Not Found"}
-        assert body == {"model": "its-name", "input": list(TEXTS)}
+        assert body["model"] == "its-name" and body["input"][: len(TEXTS)] == list(TEXTS)
+        if len(body["input"]) != len(rows):
+            return 400, {"detail": "too long"}
         return 200, {"object": "list", "data": rows[::-1]}
 
     return answer
@@ -120,9 +123,11 @@ def test_an_exported_encoder_has_the_means_of_transformers(encoder: Path) -> Non
     from sentence_transformers import SentenceTransformer
 
     written = golden(encoder)
-    assert (written.output, written.texts) == ("embedding", list(TEXTS))
-    assert written.ids == AutoTokenizer.from_pretrained(encoder)(written.texts, truncation=True)["input_ids"]
+    assert (written.output, written.texts[:-1]) == ("embedding", list(TEXTS))
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    assert written.ids == tokenizer(written.texts, truncation=True)["input_ids"]
     assert len({len(row) for row in written.ids}) == 3
+    assert len(written.ids[-1]) == written.cut_at < len(tokenizer(written.texts[-1])["input_ids"])
     expected = [rows.mean(0) for rows in hidden_states(AutoModel.from_pretrained(encoder), written.ids)]
     np.testing.assert_allclose(written.values, expected, rtol=1e-5, atol=1e-6)
     theirs = SentenceTransformer(str(encoder), device="cpu").encode(written.texts)
@@ -163,10 +168,10 @@ def test_other_mistakes_are_named(encoder: Path) -> None:
 
 
 def test_tei_is_asked_by_its_route(encoder: Path) -> None:
-    values = golden(encoder).values
+    values, texts = golden(encoder).values, golden(encoder).texts
 
     def answer(path: str, body: Any) -> tuple[int, Any]:
-        return (200, values) if path == "/embed" and body == {"inputs": list(TEXTS)} else (404, b"")
+        return (200, values) if path == "/embed" and body == {"inputs": texts} else (404, b"")
 
     assert ask(encoder, answer).by.endswith("/embed")
     assert ask(encoder, answer, "/embed/").is_equal
@@ -183,15 +188,30 @@ def slow(path: str, body: Any) -> tuple[int, Any]:
         (lambda *_: (200, b"<html><body>Welcome</body></html>"), "does not answer with embeddings but with '<html>"),
         (lambda *_: (200, {"data": "x"}), 'does not answer with embeddings but with \'{"data"'),
         (lambda *_: (200, [["a", 1]]), "does not answer with embeddings"),
+        (lambda *_: (200, f"[[1{'0' * 400}]]".encode()), "does not answer with embeddings"),
+        (lambda *_: (200, b"[" * 5000), "does not answer with embeddings"),
         (lambda *_: (200, b""), "does not answer with embeddings"),
-        (lambda *_: (200, [[0.5] * 7] * 3), r"\[3, 7\], and .* finite ones of shape \[3, 32\]"),
+        (lambda *_: (200, [[0.5] * 7] * 4), r"\[4, 7\], and .* finite ones of shape \[4, 32\]"),
         (lambda *_: (200, [[0.5] * 32] * 2), r"\[2, 32\], and"),
-        (lambda *_: (200, [[float("nan")] * 32] * 3), "finite ones"),
+        (lambda *_: (200, [[float("nan")] * 32] * 4), "finite ones"),
         (lambda *_: (404, {"detail": "Not Found"}), "/v1/embeddings 404 .*; /embed 404"),
         (lambda *_: (500, b"out of memory"), "/v1/embeddings 500 'out of memory'"),
         (slow, "timed out"),
     ],
-    ids=["html", "another form", "words", "nothing", "another width", "two", "nan", "404", "500", "slow"],
+    ids=[
+        "html",
+        "another form",
+        "words",
+        "beyond floats",
+        "deep",
+        "nothing",
+        "another width",
+        "two",
+        "nan",
+        "404",
+        "500",
+        "slow",
+    ],
 )
 def test_nonsense_is_told_in_one_line(answer: Answer, words: str, encoder: Path) -> None:
     with pytest.raises(InputError, match=words) as told:
@@ -224,26 +244,27 @@ def make_classifier(encoder: Path, folder: Path, num_labels: int = 3, **settings
 def logits_of(folder: Path) -> torch.Tensor:
     """By transformers alone, padded."""
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    return model(
-        **AutoTokenizer.from_pretrained(folder)(list(TEXTS), padding=True, truncation=True, return_tensors="pt")
-    ).logits
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    limit = min(tokenizer.model_max_length, model.config.max_position_embeddings)
+    texts: Any = golden(folder).texts
+    return model(**tokenizer(texts, padding=True, truncation=True, max_length=limit, return_tensors="pt")).logits
 
 
 def test_classes_by_tei_and_by_the_service_of_the_how_to(encoder: Path, tmp_path: Path) -> None:
     folder = make_classifier(encoder, tmp_path / "classifier")
-    logits, names = logits_of(folder), ["boy", "girl", "witch"]
+    logits, names, texts = logits_of(folder), ["boy", "girl", "witch"], golden(folder).texts
     np.testing.assert_allclose(golden(folder).values, logits, rtol=1e-4, atol=1e-5)
     shares = logits.softmax(1).tolist()
 
     def tei(path: str, body: Any) -> tuple[int, Any]:
         if path != "/predict" or not isinstance(body, dict):
             return 422, {}
-        assert body == {"inputs": [[text] for text in TEXTS]}
+        assert body == {"inputs": [[text] for text in texts]}
         rows = [[{"label": name, "score": share} for name, share in zip(names, row, strict=True)] for row in shares]
         return 200, [sorted(row, key=lambda entry: -entry["score"]) for row in rows]
 
     def how_to(answers: Any) -> Answer:
-        return lambda path, body: (200, answers) if path == "/predict" and body == list(TEXTS) else (422, {})
+        return lambda path, body: (200, answers) if path == "/predict" and body == texts else (422, {})
 
     assert ask(folder, tei).is_equal
     assert ask(folder, how_to([dict(zip(names, row, strict=True)) for row in shares]), "/predict").is_equal
@@ -293,12 +314,13 @@ def test_an_embedding_model_with_prompts_a_dense_layer_and_normalization(encoder
 
     folder = make_embedder(encoder, tmp_path / "embedder")
     model = SentenceTransformer(str(folder), device="cpu")
-    right = model.encode(list(TEXTS))
+    texts: Any = golden(folder).texts
+    right = model.encode(texts)
     np.testing.assert_allclose(golden(folder).values, right, rtol=1e-4, atol=1e-6)
     assert [check.verdict for check in biphase.check(folder)] == ["equal"]
     assert ask(folder, openai(right)).verdict == "equal"
     assert "does the server normalize as the folder does?" in ask(folder, openai(2.5 * right)).verdict
-    check = ask(folder, openai(model.encode(list(TEXTS), prompt_name="query")))
+    check = ask(folder, openai(model.encode(texts, prompt_name="query")))
     assert check.verdict == "the server's answer is what this network would give with the prompt 'query'"
 
 
@@ -368,6 +390,104 @@ def test_damaged_golden_vectors_are_told(content: str, encoder: Path, tmp_path: 
     (tmp_path / GOLDEN).write_text(content)
     with pytest.raises(InputError, match=r"golden\.json"):
         biphase.check(tmp_path)
+
+
+def hold(connection: socket.socket, sent: bytes, pause: float) -> None:
+    with suppress(OSError):  # the other side goes away
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n")
+        for _ in range(10_000):
+            connection.sendall(sent)
+            time.sleep(pause)
+
+
+@pytest.mark.parametrize(
+    ("sent", "pause", "words"),
+    [
+        (b"X", 0.1, r"no whole answer in 1\.5 s"),
+        (b"\r\n" + b" " * 2**20, 0, "sends more than 33,554,432 bytes"),
+    ],
+    ids=["drips", "floods"],
+)
+def test_a_server_without_an_end_is_told(sent: bytes, pause: float, words: str, encoder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with suppress(OSError):
+                hold(server.accept()[0], sent, pause)
+
+        threading.Thread(target=serve, daemon=True).start()
+        started = time.monotonic()
+        with pytest.raises(InputError, match=words):
+            biphase.check(encoder, f"http://127.0.0.1:{server.getsockname()[1]}", timeout=1.5 if pause else 60)
+    assert time.monotonic() - started < 30
+
+
+def test_an_error_that_is_cut_short_is_the_servers(encoder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            for _ in range(9):
+                with suppress(OSError), server.accept()[0] as connection:
+                    connection.recv(65536)
+                    connection.sendall(b"HTTP/1.1 500 Error\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nout of")
+
+        threading.Thread(target=serve, daemon=True).start()
+        with pytest.raises(InputError, match=r"^http://127\.0\.0\.1:\d+/v1/\w+ does not answer"):
+            biphase.check(encoder, f"http://127.0.0.1:{server.getsockname()[1]}", timeout=10)
+
+
+def test_a_password_is_not_shown(encoder: Path) -> None:
+    for address in ("http://ann:secret@127.0.0.1:1/v1", "ann:secret@localhost:8000"):
+        with pytest.raises(InputError, match="is not an address alone") as told:
+            biphase.check(encoder, address)
+        assert "secret" not in str(told.value)
+
+
+def test_a_server_that_refuses_the_text_that_is_cut_is_asked_for_the_others(encoder: Path, capsys: Any) -> None:
+    check = ask(encoder, openai(golden(encoder).values[:-1]))
+    assert check.is_equal and len(check.texts) == 3
+    assert "refuses a text that the model cuts at 64 tokens" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"ids": []}, {"values": []}, {"texts": ["x"]}, {"texts": [], "ids": [], "values": []}),
+        *({"ids": [[]] * 4}, {"values": [[]] * 4}, {"values": [[1.0], [1.0, 2.0], [1.0], [1.0]]}),
+        *({"values": [[[1.0]], [1.0], [1.0], [1.0]]}, {"ids": [[10**400]] * 4}, {"cut_at": -1}),
+    ],
+)
+def test_lists_of_unequal_lengths_in_golden_vectors_are_told(
+    change: dict[str, Any], encoder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(encoder, folder)
+    (folder / ".biphase.json").unlink()
+    (folder / GOLDEN).write_text(json.dumps(vars(golden(encoder)) | change))
+    for options in ({}, {"server": "http://127.0.0.1:1"}):
+        with pytest.raises(InputError, match=r"golden\.json is damaged"):
+            biphase.check(folder, **options)
+
+
+def test_a_copy_cuts_texts_at_the_smallest_of_the_lengths(encoder: Path, tmp_path: Path, capsys: Any) -> None:
+    pytest.importorskip("onnxruntime")
+    folder = make_embedder(encoder, tmp_path / "embedder")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.model_max_length = 60
+    tokenizer.save_pretrained(folder)
+    path = folder / "sentence_bert_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_seq_length": 32}))
+    write_golden(folder)
+    warning = "sentence-transformers cuts texts at 32 tokens, other programs at 60: vectors differ"
+    assert warning in biphase.inspect(folder)["warnings"]
+    biphase.check(folder)
+    assert warning in " ".join(capsys.readouterr().err.split())
+    served = biphase.export(folder, tmp_path / "served", onnx=True)
+    assert AutoTokenizer.from_pretrained(served).model_max_length == 32
+    assert biphase.inspect(served)["longest_text"] == {"positions": 64, "sentence_transformers": 32, "tokenizer": 32}
+    assert [check.is_equal for check in biphase.check(served)] == [True, True]
+    assert golden(served).cut_at == 32 == len(golden(served).ids[-1])
 
 
 def test_tokens_that_the_network_has_not_are_told(encoder: Path, tmp_path: Path) -> None:

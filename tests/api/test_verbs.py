@@ -333,6 +333,11 @@ def test_a_table_holds_no_formulas() -> None:
         "-",
         "+33 1 23",
         "-1-1",
+        "\n=1",
+        "＝1",
+        "＠x",
+        "－a",
+        "＋3",
     ]
     expected = [
         "'=1+1",
@@ -352,6 +357,11 @@ def test_a_table_holds_no_formulas() -> None:
         "-",
         "+33 1 23",
         "'-1-1",
+        "'\n=1",
+        "'＝1",
+        "'＠x",
+        "'－a",
+        "＋3",
     ]
     sink = io.StringIO(newline="")
     write_table([{"=head": text, "probabilities": {"-a": 0.5}} for text in texts], sink, TableForm())
@@ -476,7 +486,7 @@ def test_a_training_that_diverged_keeps_nothing(
     plan = SimpleNamespace(is_finished=lambda out: True)
     monkeypatch.setattr("biphase.finetuning.keeping.fit_and_keep", lambda *arguments: score)
     monkeypatch.setattr("biphase.api.finetuning.plan_cells", lambda *arguments: [plan])
-    monkeypatch.setattr("biphase.finetuning.heads.plan_to_keep", lambda plan: plan)
+    monkeypatch.setattr("biphase.finetuning.keeping.plan_to_keep", lambda plan: plan)
     biphase.finetune("encoder", "snli", keep=tmp_path / "kept")
     said = capsys.readouterr()
     assert said.err == f"{tmp_path}/snli-0: scores and predictions; it diverged, and no model is kept\n"

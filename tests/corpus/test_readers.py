@@ -2,14 +2,19 @@
 
 import gzip
 import json
+import math
+import os
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 import zstandard
 
 import biphase.corpus.rows as readers
-from biphase.corpus.rows import read_json_file, read_json_lines, read_text_lines
+from biphase.corpus.rows import as_number, read_json_file, read_json_lines, read_text_lines, rows_of_file
+from biphase.corpus.text import find_text_sources
+from biphase.embedding.questions import parse_filter
 from biphase.errors import InputError
 
 PACKINGS: list[tuple[str, Callable[[bytes], bytes]]] = [
@@ -69,6 +74,28 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_json_file(tmp_path / "b.json")
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "json", "csv", "txt", "parquet", "xlsx", "conllu"])
+def test_a_pipe_is_named_as_such(ending: str, tmp_path: Path) -> None:
+    """Its content would be gone after the first look at it."""
+    path = tmp_path / f"a.{ending}"
+    os.mkfifo(path)
+    for read in (lambda: list(rows_of_file(path)), lambda: find_text_sources(str(path))):
+        with pytest.raises(InputError, match=r"a\..* is a pipe or a device; write its content to a file"):
+            read()
+    with pytest.raises(InputError, match="/dev/null is a pipe or a device"):
+        list(rows_of_file(Path("/dev/null")))
+
+
+@pytest.mark.parametrize(
+    ("first", "told"), [("[" * 5000, "nested more than 100 deep"), ("1" * 5000, "Exceeds the limit .*digits")]
+)
+def test_a_first_line_that_no_parser_likes(first: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(f'{{"a": {first}\n{{"a": 1}}\n')
+    with pytest.raises(InputError, match=rf"a\.json:1: broken JSON \({told}"):
+        list(rows_of_file(path))
+
+
 @pytest.mark.parametrize(("ending", "pack"), PACKINGS)
 def test_a_line_is_bounded(ending: str, pack: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few kilobytes of .zst may hold a line of gigabytes."""
@@ -79,3 +106,17 @@ def test_a_line_is_bounded(ending: str, pack: Callable, tmp_path: Path, monkeypa
     assert [len(next(lines)[1]) for _ in range(2)] == [6, 1000]
     with pytest.raises(InputError, match=r"a\.txt.*:3: the line has more than 1,000 bytes; split it"):
         next(lines)
+
+
+def test_numbers_that_no_float_holds_are_infinite() -> None:
+    """An integer of any length, as JSON allows, is what the same digits in a table are."""
+    for value, number in (
+        (10**400, math.inf),
+        ("1" * 400, math.inf),
+        (-(10**400), -math.inf),
+        ("1e3", 1000),
+        (" 2 ", 2),
+    ):
+        assert as_number(value) == number
+    assert [as_number(value) for value in (True, None, "two", [1], Decimal("sNaN"))] == [None] * 5
+    assert parse_filter("year>2001").holds({"year": 10**400}) and not parse_filter("year<2001").holds({"year": 10**400})

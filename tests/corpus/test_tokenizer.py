@@ -4,6 +4,7 @@ import random
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
 import numpy as np
@@ -232,8 +233,41 @@ def test_code_of_a_repository_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     (tmp_path / "evil.py").write_text("raise SystemExit('ran')")
     (tmp_path / "vocab.json").write_text("{}")
+    with pytest.raises(InputError, match=r"tokenizer_config\.json is damaged \(tokenizer_class"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"tokenizer_class": "EvilTokenizer"}))
     with pytest.raises(InputError, match="cannot be loaded"):
         load_tokenizer(tmp_path)
+
+
+def replacing(*pairs: tuple[dict[str, str], str]) -> dict[str, Any]:
+    steps = [{"type": "Replace", "pattern": pattern, "content": content} for pattern, content in pairs]
+    return {"type": "Sequence", "normalizers": steps}
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "is_refused"),
+    [
+        (replacing(*[({"String": "a"}, "a" * 20)] * 3), True),
+        (replacing(*[({"Regex": "(?=a)"}, "a")] * 10), True),
+        ({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "a" * 40}] * 2}, True),
+        ({"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 9}, True),
+        (replacing(({"String": "``"}, '"'), ({"Regex": " {2,}"}, "\u2581")), False),
+    ],
+    ids=["strings", "empty matches", "prefixes", "bytes", "a usual one"],
+)
+def test_a_tokenizer_that_makes_texts_endless_is_refused_before_it_is_loaded(
+    normalizer: dict[str, Any], is_refused: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    train_tokenizer(["a text"], 300).save_pretrained(tmp_path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": normalizer}))
+    for source in (path, tmp_path):
+        if is_refused:
+            with pytest.raises(InputError, match=r"tokenizer\.json may make a text .* times as long; give one without"):
+                load_tokenizer(source)
+        else:
+            assert load_tokenizer(source)("a ``b")["input_ids"]
 
 
 def test_damaged_tiktoken_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

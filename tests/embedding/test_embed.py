@@ -37,7 +37,7 @@ from biphase.encoder import search
 from biphase.errors import InputError, StoppedError
 from biphase.files import MARK
 
-from ..conftest import DEVICE, flip_bit
+from ..conftest import DEVICE, flip_bit, replace_before
 
 Make = Callable[..., EmbeddingRecipe]
 
@@ -120,6 +120,16 @@ def test_nothing_is_written_through_a_link(make: Make, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="trainer is a link"):
         train_embedder(recipe, tmp_path / "runs")
     assert (tmp_path / "mine" / "checkpoint-9").is_dir()
+
+
+def test_a_model_that_is_replaced_before_it_is_hashed_is_refused(
+    make: Make, encoder_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run would go by the name of another model's."""
+    model, new = (shutil.copytree(encoder_folder, tmp_path / name) for name in ("model", "new"))
+    replace_before("biphase.embedding.training.open_stages", model, new, monkeypatch)
+    with pytest.raises(InputError, match=f"files of {model} were replaced while it was read"):
+        train_embedder(make(f"model={model}"), tmp_path / "runs")
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -211,6 +221,38 @@ def test_a_pickle_among_the_modules_is_refused(wide_teacher: Path, place: str) -
     dense = place_dense(wide_teacher, place)
     (dense / "model.safetensors").rename(dense / "pytorch_model.bin")
     with pytest.raises(InputError, match=f"{place} has no weights .*, and pickles are never opened"):
+        load_embedder(str(wide_teacher))
+
+
+def test_a_pickle_that_the_settings_ask_for_is_refused(wide_teacher: Path) -> None:
+    torch.save({}, wide_teacher / "pytorch_model.bin")
+    path = wide_teacher / "sentence_bert_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_args": {"use_safetensors": False}}))
+    for read in (load_embedder, hash_embedder):
+        with pytest.raises(InputError, match=r"sentence_bert_config\.json is damaged \(model_args.use_safetensors"):
+            read(str(wide_teacher))
+    dense = wide_teacher / "2_Dense"
+    (dense / "model.safetensors").rename(dense / "other.safetensors")
+    torch.save({}, dense / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"2_Dense has no weights .*, and pickles are never opened"):
+        hash_embedder(str(wide_teacher))
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("2_Dense/config.json", {"activation_function": "torch.nn.modules.module.Module"}, "activation_function"),
+        ("config_sentence_transformers.json", {"prompts": [{}]}, "prompts"),
+        ("config_sentence_transformers.json", {"prompts": {"query": 3}}, r"prompts\.query"),
+        ("config_sentence_transformers.json", {"prompts": "query: "}, "prompts"),
+    ],
+)
+def test_settings_of_modules_are_typed_and_name_known_functions(
+    file: str, change: dict[str, Any], words: str, wide_teacher: Path
+) -> None:
+    path = wide_teacher / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(InputError, match=rf"{file} is damaged \({words}"):
         load_embedder(str(wide_teacher))
 
 

@@ -1,6 +1,9 @@
 """Scores of embeddings are those of other people's code; an index answers, and only with its own model."""
 
 import json
+import re
+import shutil
+import time
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +26,11 @@ from sklearn.preprocessing import minmax_scale
 from biphase.api.networks import run_zero_shot, search
 from biphase.embedding.evaluation import read_judged_set, score_arms, score_bm25, score_embedder
 from biphase.embedding.model import embed_pieces, load_embedder
+from biphase.embedding.questions import Filter, parse_filter
 from biphase.errors import InputError
 from biphase.files import MARK
 
-from ..conftest import flip_bit
+from ..conftest import flip_bit, replace_before
 
 
 @pytest.fixture
@@ -418,6 +422,102 @@ def test_a_cross_encoder_orders_passages_anew(encoder_folder: Path, papers: Path
     save_file({name: weights[name] for name in weights if "classifier" not in name}, ranker / "model.safetensors")
     with pytest.raises(InputError, match="classifier"):
         search(papers, "flow", rerank=ranker)
+
+
+def test_a_question_beside_an_update_is_answered_by_one_index(
+    encoder_folder: Path, papers: Path, ranker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the index that was opened, while its model loads. An index that is replaced while it is opened is refused, and
+    so is a model that is replaced while it is loaded."""
+    index, model = papers.with_name("papers.jsonl.index"), shutil.copytree(encoder_folder, tmp_path / "model")
+
+    def ask() -> Any:
+        return search(index, "flow of heat", by="both", rerank=ranker)
+
+    search(papers, "flow of heat", model=model)
+    old = ask()
+    shutil.copytree(index, tmp_path / "old")
+    write_rows(papers, [{"id": "new", "text": "Something else."}, *PAPERS[::-1]])
+    search(papers, "flow of heat")
+    new = ask()
+    shutil.copytree(index, tmp_path / "new")
+    assert not new.equals(old) and set(new["id"]) > set(old["id"])
+    for target, replaced, said in (
+        ("model.load_embedder", index, ""),
+        ("index.open_bm25", index, f"{index} was replaced while it was opened: run the command again"),
+        ("model.load_embedder", model, f"files of {model} were replaced while it was read: run the command again"),
+        ("index.load_weights", ranker, f"files of {ranker} were replaced while it was read: run the command again"),
+    ):
+        shutil.rmtree(index)
+        shutil.copytree(tmp_path / "old", index)
+        other = shutil.copytree(tmp_path / "new" if replaced == index else replaced, tmp_path / "other")
+        with monkeypatch.context() as patch:
+            replace_before(f"biphase.embedding.{target}", replaced, other, patch)
+            if said:
+                with pytest.raises(InputError, match=f"^{said}$"):
+                    ask()
+            else:
+                assert ask().equals(old)
+        assert not other.exists()
+        shutil.rmtree(f"{replaced}.old")
+
+
+RUN = "torch.distributed.run.main"
+NAMED_BY_RANKERS: list[tuple[str, Any, str]] = [
+    ("config.json", {"sentence_transformers": {"activation_fn": RUN}}, "activation_fn"),
+    ("config.json", {"sbert_ce_default_activation_function": RUN}, "sbert_ce_default_activation_function"),
+    ("config.json", {"attn_implementation": "someone/kernel"}, "names a kernel of the Hub"),
+    ("config.json", {"experts_implementation": {"": "someone/kernel"}}, "names a kernel of the Hub"),
+    ("config.json", {"transformers_weights": "other.bin"}, "names another file"),
+    ("config.json", {"architectures": 1.5}, "architectures"),
+    ("config.json", {"id2label": 1e308}, "id2label"),
+    ("config.json", {"dtype": 0}, "dtype"),
+    ("config.json", {"tokenizer_class": "Trainer"}, "tokenizer_class"),
+    ("tokenizer_config.json", {"processor_class": "AutoModel"}, "processor_class"),
+    ("config_sentence_transformers.json", {"activation_fn": RUN}, "activation_fn"),
+    ("sentence_bert_config.json", {"model_args": {"use_safetensors": False}}, "use_safetensors"),
+    ("sentence_bert_config.json", {"config_kwargs": {"sentence_transformers": {}}}, "config_kwargs"),
+    ("sentence_bert_config.json", {"model_kwargs": {"attn_implementation": "a/b"}}, "names a kernel of the Hub"),
+    ("sentence_bert_config.json", {"tokenizer_name_or_path": "other"}, "tokenizer_name_or_path"),
+    ("sentence_bert_config.json", {"modality_config": {"text": {"method": "push_to_hub"}}}, "modality_config"),
+    ("modules.json", [{"idx": 0, "name": "0", "path": "", "type": "os.System"}], "has the module 'os.System'"),
+]
+
+
+@pytest.mark.parametrize(("file", "content", "words"), NAMED_BY_RANKERS)
+def test_what_a_ranker_names_is_neither_run_nor_opened(
+    file: str, content: Any, words: str, encoder_folder: Path, papers: Path, ranker: Path
+) -> None:
+    pytest.importorskip("bm25s")
+    search(papers, "flow", model=encoder_folder)
+    path = ranker / file
+    if isinstance(content, dict):
+        content = (json.loads(path.read_text()) if path.exists() else {}) | content
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=words) as told:
+        search(papers, "flow", rerank=ranker)
+    assert "\n" not in str(told.value)
+
+
+def old_filter(text: str) -> tuple[str, ...] | None:
+    found = re.fullmatch(r"\s*(.+?)\s*(>=|<=|!=|=|>|<)\s*(.*?)\s*", text)
+    return found and found.groups()
+
+
+def test_filters_are_parsed_in_linear_time_by_the_old_grammar() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(3_000):
+        text = "".join(random.choice(list(" ab=<>!12"), size=random.integers(1, 9)))
+        expected = old_filter(text)
+        if expected is None or not expected[0].strip():
+            with pytest.raises(InputError, match="give a column and a value"):
+                parse_filter(text)
+        elif expected[1] in ("=", "!=") or expected[2].strip().isdigit():
+            assert parse_filter(text) == Filter(*expected)
+    started = time.process_time()
+    with pytest.raises(InputError, match="give a column and a value"):
+        parse_filter(" " * 1_000_000 + "x")
+    assert time.process_time() - started < 1
 
 
 def test_embeddings_that_find_no_passage_by_its_own_words_do_not_rank(

@@ -284,7 +284,7 @@ def as_page(rows: dict[str, Row]) -> str:
 
 def shown(cell: str) -> str:
     """A reason without what each of its kind says."""
-    for words in ("the folder: ", "the folder ", " in a way that packed training does not support"):
+    for words in ("the folder: ", "the folder "):
         cell = cell.replace(words, "")
     cell = re.sub(r"no proof that packing changes nothing for (\w+)", r"\1", cell)
     return cell.replace("|", "/")

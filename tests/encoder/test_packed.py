@@ -35,14 +35,14 @@ from transformers import (
     PreTrainedModel,
     Qwen3Config,
     RobertaConfig,
+    RoCBertConfig,
     XLMRobertaConfig,
 )
 
 import biphase.encoder.network as load
-import biphase.encoder.packed as packed
 from biphase.encoder.attention import ATTENTION, Backend, PackedLayout, explain_computing, lay_out, reference_attention
 from biphase.encoder.network import TokenIds, load_backbone, load_model, make_model
-from biphase.encoder.packed import PackedModel, count_flops, packed_hidden
+from biphase.encoder.packed import LanguageModelHead, PackedModel, count_flops, packed_hidden
 from biphase.encoder.proofs import FailedProofError, check_head, find_first_position, probe_causality
 from biphase.errors import InputError
 from biphase.flops import shape_of
@@ -339,6 +339,7 @@ MASKED: dict[str, PretrainedConfig] = {
     "esm": EsmConfig(**NO_GROUPS, mask_token_id=4),
     "modernbert": ModernBertConfig(**NO_GROUPS, local_attention=16),
     "roberta": RobertaConfig(**NO_GROUPS),
+    "roc_bert": RoCBertConfig(**NO_GROUPS, enable_pronunciation=False, enable_shape=False),
     "xlm-roberta": XLMRobertaConfig(**NO_GROUPS),
 }
 
@@ -358,8 +359,8 @@ def test_the_transform_of_a_masked_head(family: str, tmp_path: Path, monkeypatch
     flops = count_flops(model)
     width = model.get_output_embeddings().weight.shape[1]
     assert flops.per_target == 6 * (32 * width + width * V)
-    monkeypatch.setattr(packed, "HEAD_TRANSFORMS", {})
-    with pytest.raises(InputError, match="transforms its logits"):
+    monkeypatch.setattr(LanguageModelHead, "__call__", lambda head, hidden_ND: hidden_ND)
+    with pytest.raises(InputError, match=r"ForMaskedLM: its head (gives token \d of 8 a loss of|needs output emb)"):
         check_head(model)
 
 
@@ -368,9 +369,8 @@ def test_a_head_that_scales_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     config = GraniteConfig(**TINY, logits_scaling=8.0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION)
     check_head(model)
-    monkeypatch.setattr("biphase.encoder.packed.head_input", lambda network, hidden_ND: hidden_ND)
-    monkeypatch.setattr("biphase.encoder.proofs.head_input", lambda network, hidden_ND: hidden_ND)
-    with pytest.raises(InputError, match="GraniteForCausalLM transforms its logits"):
+    monkeypatch.setattr(LanguageModelHead, "__call__", lambda head, hidden_ND: hidden_ND)
+    with pytest.raises(InputError, match="GraniteForCausalLM: its head gives token"):
         check_head(model)
 
 

@@ -185,6 +185,31 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        *(("1_Pooling/config.json", {"pooling_mode": value}) for value in ([None], 3, {})),
+        *(("config_sentence_transformers.json", {"prompts": value}) for value in ([{}], "a", {"query": 1})),
+        *(("sentence_bert_config.json", {"max_seq_length": value}) for value in ("a", [], {})),
+        *(("config.json", {"architectures": value}) for value in (1.5, [None], "BertModel")),
+        *(("config.json", {"id2label": value}) for value in (1e308, [])),
+        ("tokenizer_config.json", {"model_max_length": {}}),
+    ],
+)
+def test_each_record_of_a_folder_is_typed(
+    file: str, change: dict[str, Any], make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = make_model("BertModel", max_position_embeddings=64)
+    write_sentence_transformer(folder, transformers.BertModel.from_pretrained(folder), 32)
+    change_json(folder / file, **change)
+    [key] = change
+    with pytest.raises(InputError, match=rf"{file} is damaged \({key}") as told:
+        biphase.inspect(folder)
+    assert "\n" not in str(told.value)
+    with pytest.raises(InputError, match=rf"{file} is damaged|only a EuroBERT"):
+        biphase.export(folder, tmp_path / "out", as_="llama")
+
+
 @pytest.mark.parametrize("kind", BROKEN)
 def test_broken_folders_are_told_in_one_line(kind: str, make_model: Callable[..., Path]) -> None:
     folder = make_model("BertModel")

@@ -11,6 +11,7 @@ import torch
 import yaml
 from tokenizers.processors import BertProcessing, TemplateProcessing
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
@@ -33,6 +34,8 @@ from transformers import (
     Qwen2ForCausalLM,
     RobertaConfig,
     RobertaForMaskedLM,
+    RoCBertConfig,
+    RoCBertForMaskedLM,
     pipeline,
 )
 
@@ -43,7 +46,7 @@ from biphase.corpus.tokenizer import load_tokenizer, tokenizer_hash
 from biphase.curriculum import OBJECTIVES
 from biphase.encoder.attention import lay_out
 from biphase.encoder.network import load_model
-from biphase.encoder.packed import head_input, packed_hidden
+from biphase.encoder.packed import LanguageModelHead, packed_hidden
 from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.exporting.model import check_export, close_texts, export_checkpoint, set_direction
@@ -87,7 +90,22 @@ FAMILIES: dict[str, Callable[..., PreTrainedModel]] = {
     "modernbert": lambda **tokens: ModernBertForMaskedLM(
         ModernBertConfig(**SIZES, **tokens, cls_token_id=None, sep_token_id=None, local_attention=8)
     ),
+    "roc_bert": lambda **tokens: RoCBertForMaskedLM(
+        RoCBertConfig(**SIZES, **tokens, enable_pronunciation=False, enable_shape=False)
+    ),
+    "neomme": lambda **tokens: newest("neomme", **tokens, num_key_value_heads=2, head_dim=16, embedding_rank=24),
+    "ultrabert": lambda **tokens: newest("ultrabert", **tokens, num_key_value_heads=4, head_dim=8, sliding_window=8),
 }
+
+
+def newest(model_type: str, **settings: Any) -> PreTrainedModel:
+    """A network of a type that older versions of transformers lack."""
+    if model_type not in CONFIG_MAPPING:
+        pytest.skip(f"transformers has no {model_type} yet")
+    network = AutoModelForMaskedLM.from_config(CONFIG_MAPPING[model_type](**SIZES, **settings))
+    for weight in network.parameters():  # NeoMME's blocks begin with zeros, so that no token would reach another
+        weight.data += 0.1 * torch.randn(weight.shape)
+    return network
 
 
 def adapted(family: str, tiny_recipe: Callable[..., Recipe], folder: Path) -> Recipe:
@@ -371,7 +389,7 @@ def test_a_tokenizer_that_transformers_would_take_for_another_is_told(
     assert "SentenceTransformer" not in card
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert", "roc_bert", "neomme", "ultrabert"])
 def test_a_masked_language_model_keeps_its_class(
     tiny_recipe: Callable[..., Recipe], tmp_path: Path, family: str
 ) -> None:
@@ -385,6 +403,6 @@ def test_a_masked_language_model_keeps_its_class(
     positions_T = torch.cat([torch.arange(15), torch.arange(25)])
     with torch.no_grad():
         ours_TD = packed_hidden(network.base_model, TOKENS_T, positions_T, layout)
-        ours_TV = network.get_output_embeddings()(head_input(network, ours_TD))
+        ours_TV = network.get_output_embeddings()(LanguageModelHead(network)(ours_TD))
         theirs = [model(input_ids=part[None]).logits[0] for part in TOKENS_T.split([15, 25])]
     torch.testing.assert_close(ours_TV, torch.cat(theirs), rtol=1e-4, atol=1e-5)

@@ -23,16 +23,17 @@ import transformers
 from transformers import AutoModel, AutoTokenizer
 
 import biphase
+from biphase.api import worth
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.exporting import onnx as onnx_files
 from biphase.exporting.model import export_checkpoint, save_encoder, set_direction
 from biphase.exporting.plain import load_named
-from biphase.files import MARK
+from biphase.files import MARK, file_hash
 from biphase.pretraining.loop import train
 
-from ..conftest import flip_bit
+from ..conftest import flip_bit, full_disk
 from .test_model import FAMILIES, MLM
 
 onnx = pytest.importorskip("onnx")
@@ -82,6 +83,9 @@ KINDS: dict[str, Callable[[Path, Path], Path]] = {
     "an encoder": lambda encoder, folder: encoder,
     "a classifier": lambda encoder, folder: make_kept(encoder, folder, "ForSequenceClassification"),
     "a tagger": lambda encoder, folder: make_kept(encoder, folder, "ForTokenClassification"),
+    "a Llama that tags, with dropout": lambda encoder, folder: make_kept(
+        make_family("llama-tied", encoder, folder.with_name("llama")), folder, "ForTokenClassification"
+    ),
     "an embedding model": make_embedder,
     "an adapted Llama": lambda encoder, folder: make_family("llama-tied", encoder, folder),
     "a ModernBERT": lambda encoder, folder: make_family("modernbert", encoder, folder),
@@ -167,6 +171,24 @@ def test_a_graph_that_holds_for_its_example_alone_is_not_written(
     assert not (source / "onnx").exists()
 
 
+def test_a_copy_follows_no_link_out_of_its_folder(encoder: Path, tmp_path: Path) -> None:
+    """The Hub's cache links the files of a commit to the blobs beside it."""
+    commit = tmp_path / "models--a--b" / "snapshots" / ("c" * 40)
+    shutil.copytree(encoder, commit)
+    (blobs := tmp_path / "models--a--b" / "blobs").mkdir()
+    shutil.move(commit / "model.safetensors", blobs / "d")
+    (commit / "model.safetensors").symlink_to("../../blobs/d")
+    onnx_files.copy_model(commit, tmp_path / "copy", lambda part: None)
+    assert file_hash(tmp_path / "copy" / "model.safetensors") == file_hash(encoder / "model.safetensors")
+    (tmp_path / "secret").write_text("secret")
+    for target in (tmp_path / "secret", "../../../secret"):
+        (link := commit / "LICENSE").symlink_to(target)
+        with pytest.raises(InputError, match=f"{link.name} is a link to a file outside of its folder: put the file"):
+            onnx_files.copy_model(commit, tmp_path / "other", lambda part: None)
+        assert not (tmp_path / "other").exists()
+        link.unlink()
+
+
 def test_mistakes_are_told_in_one_line(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     for options, words in (
@@ -183,10 +205,23 @@ def test_mistakes_are_told_in_one_line(encoder: Path, tmp_path: Path, monkeypatc
     assert not out.exists()
 
 
+@pytest.mark.parametrize(("kind", "words"), [("T", "tokenizer_class"), ("TTokenizer", "tokenizer .* cannot be loaded")])
+def test_a_tokenizer_that_is_code_is_told_in_one_line(kind: str, words: str, encoder: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(encoder, tmp_path / "copy")
+    (source / ".biphase.json").unlink()
+    code = {"tokenizer_class": kind, "auto_map": {"AutoTokenizer": ["t.T", None]}}
+    (source / "tokenizer_config.json").write_text(json.dumps(code))
+    with pytest.raises(InputError, match=words) as told:
+        biphase.export(source, tmp_path / "out", onnx=True)
+    assert "\n" not in str(told.value)
+
+
 def test_a_damaged_file_is_told(encoder: Path, tmp_path: Path) -> None:
     folder = biphase.export(encoder, tmp_path / "out", onnx=True)
     with pytest.raises(InputError, match="has ONNX files already"):
         biphase.export(folder, tmp_path / "again", onnx=True)
+    with full_disk(20_000), pytest.raises(InputError, match=r"model\.onnx cannot be quantized \(.*; is the disk full"):
+        onnx_files.quantize(folder)
     flip_bit(folder / "onnx" / "model.onnx")
     with pytest.raises(InputError, match=r"onnx/model\.onnx is damaged"):
         biphase.load(folder)
@@ -231,13 +266,45 @@ def test_int8_is_scored_on_the_users_task(source: str, kept: SimpleNamespace, tm
     told = re.search(r"accuracy (\S+) points( \[.*\])? \((\S+) → (\S+), 20 test examples of who", card)
     assert told is not None
     assert told[3] == f"{100 * kept.score.metrics['test']['accuracy']:.2f}"
-    assert re.search("times as fast here|no faster here", card)
+    assert re.search(
+        r"smaller; (\d+\.\d times as fast .* texts of \d+ to \d+ tokens|speed not told: the measurements differ)",
+        card,
+    )
     assert (folder / "onnx" / "model_quantized.onnx").stat().st_size < (folder / "onnx" / "model.onnx").stat().st_size
     weights = onnx.load(folder / "onnx" / "model_quantized.onnx").graph.initializer
     scales = [onnx.numpy_helper.to_array(weight) for weight in weights if weight.name.endswith("_scale")]
     assert max(scale.size for scale in scales) == 64  # one for each column of a matrix
     predicted = biphase.predict(folder, kept.test)  # what was copied is whole
     assert len(predicted) == 20
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        ([2.04, 1.96, 2.0], "2.0 times as fast (2.5 by processor time) on 3 texts of 1 to 4 tokens"),
+        (
+            [1.9, 2.0, 2.0],
+            "speed not told: the measurements differ, as on a busy machine",
+        ),  # by the clock a round gives another digit
+    ],
+)
+def test_a_speed_is_told_where_all_rounds_agree(
+    seconds: list[float], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The networks take turns, and the first turn of a round does not count."""
+    turns: list[str] = []
+
+    def time_pass(network: str, batches: object) -> tuple[float, float]:
+        number, turn = divmod(len(turns) // 2, worth.TURNS)
+        turns.append(network)
+        if turn != 1:
+            return (1e-9, 1e-9) if turn == 0 else (9.0, 9.0)
+        return (seconds[number], 2.5) if network == "whole" else (1.0, 1.0)
+
+    monkeypatch.setattr(worth, "time_pass", time_pass)
+    batches = [{"attention_mask": torch.tensor(mask)} for mask in ([[1, 1, 1, 1], [1, 0, 0, 0]], [[1, 1]])]
+    assert worth.tell_speed("whole", "int8", batches).startswith(told)  # type: ignore[arg-type]
+    assert turns == ["whole", "int8"] * (worth.ROUNDS * worth.TURNS)
 
 
 def test_a_loss_that_was_not_measured_is_said(kept: SimpleNamespace, encoder: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import biphase
 from biphase.errors import InputError
-from biphase.exporting.push import LOCAL_PATH, push
+from biphase.exporting.push import LOCAL_PATH, push, without_folders
 from biphase.files import MARK
 from biphase.hub import fetch_model
 from biphase.pretraining.loop import train
@@ -154,3 +154,17 @@ def test_what_is_no_place_on_a_machine(text: str) -> None:
 @pytest.mark.parametrize("text", ["shards: /data/mine", "'~/models/x'", r"D:\data\mine", '"/data/a/b.json"'])
 def test_what_is_one(text: str) -> None:
     assert LOCAL_PATH.search(text)
+    assert not LOCAL_PATH.search(without_folders(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("'evaluation.data_dirs={a: ../shared/data/a, b: /work/b}'", "'evaluation.data_dirs={a: ./a, b: ./b}'"),
+        ("--out ~/studies/mine --report ../../r", "--out ./mine --report ./r"),
+        (r"checkpoint: /srv/runs/1m-12345678@5, D:\data\mine", "checkpoint: ./1m-12345678@5, ./mine"),
+        ("https://a.org/b/c runs/x ./y a../b", "https://a.org/b/c runs/x ./y a../b"),
+    ],
+)
+def test_of_a_place_on_a_machine_its_last_name_is_shown(text: str, shown: str) -> None:
+    assert without_folders(text) == without_folders(shown) == shown

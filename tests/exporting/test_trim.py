@@ -184,6 +184,7 @@ def test_rare_tokens_go_and_other_texts_are_read_all_the_same(wordpiece: Any, tm
     card = (often / "README.md").read_text(encoding="utf-8")
     assert f"occur at least 3 times in {len(TEXTS)} texts (in memory)" in card
     assert f"Of these texts, {sum(text in TEXTS for text in same)} have the same tokens" in card
+    assert "fast" not in card  # only the table of embeddings is smaller
 
 
 def test_single_characters_of_the_scripts_that_occur_stay(tmp_path: Path) -> None:
@@ -295,6 +296,20 @@ def test_what_is_not_proved_is_not_written(
     with pytest.raises(FailedProofError, match=words):
         biphase.trim(source, TEXTS, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("architectures", [None, ["OddForMaskedLM"]])
+def test_a_model_whose_class_is_not_named(architectures: Any, wordpiece: Any, tmp_path: Path) -> None:
+    source = make_model(tmp_path / "source", wordpiece, "bert", "")
+    path = source / "config.json"
+    config = json.loads(path.read_text()) | {"architectures": architectures}
+    path.write_text(json.dumps(config))
+    folder = biphase.trim(source, TEXTS, tmp_path / "out")
+    assert json.loads((folder / "config.json").read_text())["vocab_size"] < config["vocab_size"]
+    for dtype in (0, "hub"):
+        path.write_text(json.dumps(config | {"dtype": dtype}))
+        with pytest.raises(InputError, match=r"config\.json is damaged \(dtype"):
+            biphase.trim(source, TEXTS, tmp_path / "again")
 
 
 def test_refusals(wordpiece: Any, tmp_path: Path) -> None:

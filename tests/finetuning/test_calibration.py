@@ -76,6 +76,16 @@ def test_noise_gives_no_temperature() -> None:
     assert fit_temperature(logits_NC, np.repeat([0, 1, 2], [800, 150, 50])) < 1  # these examples do say otherwise
 
 
+@pytest.mark.parametrize("gap", [0.028, 0.01])
+def test_a_fit_at_the_end_of_its_range_is_no_fit(gap: float) -> None:
+    """A network that has learned nothing prefers one class by a hair, which has more than a third of 120 examples by
+    luck: the best temperature is 0.051, or lower than the search goes. A hundred times the logits have one.
+    """
+    logits_NC, gold_N = np.tile([gap, 0.0, 0.0], (120, 1)), np.repeat([0, 1, 2], [56, 32, 32])
+    assert fit_temperature(logits_NC, gold_N) == 1
+    assert fit_temperature(100 * logits_NC, gold_N) == pytest.approx(100 * gap / np.log(56 / 32), rel=0.05)
+
+
 def test_thresholds_have_the_highest_f1_of_each_class() -> None:
     rng = np.random.default_rng(0)
     gold_NC = rng.random((60, 4)) < [0.1, 0.5, 0.3, 0.0]

@@ -27,7 +27,7 @@ from biphase.finetuning.heads import (
     plan_to_keep,
     to_transformers,
 )
-from biphase.finetuning.kept import keep_network
+from biphase.finetuning.keeping import keep_network
 from biphase.finetuning.scores import read_scores
 from biphase.tasks.spec import find_task
 

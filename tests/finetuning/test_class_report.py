@@ -15,6 +15,7 @@ from biphase.errors import InputError
 from biphase.finetuning.class_report import ClassReport, ClassScore, draw_confusion, print_report, report_classes
 from biphase.finetuning.class_report import tell_report as tell
 
+from ..conftest import full_disk
 from .conftest import fit_cell, make_cell
 from .metrics.test_tagging import SETS, labels_of, read_set, to_rows
 
@@ -123,6 +124,10 @@ def test_what_is_confused_is_drawn(num: int, tmp_path: Path) -> None:
     for ending in ("png", "svg"):
         draw_confusion(report, tmp_path / f"a.{ending}")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG") and "1 $x_1$" in (tmp_path / "a.svg").read_text()
+    for ending in ("png", "svg", "pdf"):
+        with full_disk(3000), pytest.raises(OSError):
+            draw_confusion(report, tmp_path / f"b.{ending}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "a.svg"]
     with pytest.raises(InputError, match=r"a\.gif: a picture ends in \.svg, \.png, \.pdf"):
         draw_confusion(report, tmp_path / "a.gif")
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from biphase.errors import InputError
 from biphase.finetuning.config import PAPER_SEARCH, FinetuneConfig, settle_config
 from biphase.tasks.spec import find_task
 
@@ -26,6 +27,17 @@ def test_what_does_not_matter_stands_at_its_default(task: str, head: str, kept: 
     assert {key for key, value in settled if value != getattr(defaults, key)} == kept
     assert all(getattr(settled, key) == getattr(asked, key) for key in kept)
     assert settle_config(settled, find_task(task), 10**6) == settled
+
+
+def test_a_cross_encoder_has_no_templates() -> None:
+    """A template is refused, unless it is the one that each task has for embeddings."""
+    config, task = FinetuneConfig(ranking="pairs"), find_task("nq")
+    assert settle_config(config, task, 512).ranking == "pairs"
+    own = task.model_copy(update={"query_template": "query: {text}", "document_template": "passage: {text}"})
+    told = "ranking=pairs reads .* as they are, .*: leave query_template and document_template out of nq"
+    with pytest.raises(InputError, match=told):
+        settle_config(config, own, 512)
+    assert settle_config(FinetuneConfig(), own, 512).ranking == "embeddings"
 
 
 def test_no_more_tokens_than_positions() -> None:

@@ -1,6 +1,11 @@
 """What `--keep` writes is loaded by transformers and sentence-transformers alone, and predicts what was scored."""
 
 import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,21 +15,24 @@ import pytest
 import torch
 import transformers
 import yaml
+from tokenizers import Tokenizer
 
 import biphase
-from biphase.corpus.tokenizer import load_tokenizer
+from biphase.corpus.tokenizer import load_tokenizer, train_tokenizer
 from biphase.encoder.models import identify
 from biphase.errors import InputError
 from biphase.files import MARK
 from biphase.finetuning.config import FinetuneConfig, settle_config
 from biphase.finetuning.encoding import CellContext
-from biphase.finetuning.heads import TaskNetwork, check_keepable, copy_backbone, load_encoder, to_transformers
-from biphase.finetuning.kept import RECORD, find_kept, keep_network
+from biphase.finetuning.heads import TaskNetwork, copy_backbone, load_encoder
+from biphase.finetuning.keeping import check_keepable, keep_network, spell_special_tokens, to_transformers
+from biphase.finetuning.kept import RECORD, find_kept
+from biphase.finetuning.predict import list_read_tokens
 from biphase.tasks.examples import input_of, load_examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import Task, task_table
 
-from ..conftest import DEVICE, flip_bit
+from ..conftest import DEVICE, flip_bit, replace_before
 from .conftest import fit_cell, make_cell
 
 
@@ -100,6 +108,148 @@ def test_a_kept_model_that_has_changed_does_not_predict(model_folder: Path, tmp_
     (kept / RECORD).write_text(json.dumps(record))
     with pytest.raises(InputError, match=r"names other classes than config.json"):
         find_kept(str(kept), rows)
+
+
+def make_tokenizer(kind: str) -> Any:
+    """Make a small tokenizer of a type's own class, as transformers would."""
+    texts = ["the dog sees a cat and the boys see girls", "[MASK] <s> </s> <|endoftext|>"]
+    if kind == "bert":
+        names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        letters = sorted({*"".join(texts).replace(" ", "").lower(), *"it.~"})
+        pieces = [*names, *letters, *(f"##{letter}" for letter in letters), "dog", "cat"]
+        return transformers.BertTokenizer(vocab={piece: id for id, piece in enumerate(pieces)})
+    tokenizer = train_tokenizer(texts, 280)
+    if kind == "eurobert":
+        return tokenizer
+    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    first = {"gpt2": ["<|endoftext|>"], "qwen2": []}[kind]  # Qwen's special tokens are in no vocabulary
+    pieces = first + [piece for piece in model["vocab"] if not piece.startswith("<|")]
+    merges = [tuple(pair) for pair in model["merges"]]
+    make = {"gpt2": transformers.GPT2Tokenizer, "qwen2": transformers.Qwen2Tokenizer}[kind]
+    made: Any = make(vocab={piece: id for id, piece in enumerate(pieces)}, merges=merges)
+    made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    return made
+
+
+@pytest.mark.parametrize("kind", ["bert", "eurobert", "gpt2", "qwen2"])
+def test_names_of_special_tokens_are_letters_for_every_program(kind: str, tmp_path: Path) -> None:
+    """As they were in training, and all other texts are read as before."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    tokenizer = make_tokenizer(kind)
+    widths = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    widths |= {"n_embd": 16, "n_head": 2, "intermediate_size": 32, "num_hidden_layers": 2, "n_layer": 2}
+    ids = {f"{role}_token_id": getattr(tokenizer, f"{role}_token_id") for role in ("pad", "cls", "sep", "bos", "eos")}
+    if kind == "gpt2":
+        widths = {key: value for key, value in widths.items() if key.startswith("n_")}
+    config = transformers.AutoConfig.for_model(kind, **widths, **ids, vocab_size=len(tokenizer) + 2)
+    torch.manual_seed(0)
+    transformers.AutoModel.from_config(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    rows = [{"text": f"{text} {number}", "label": text} for text in ("boys", "girls") for number in range(8)]
+    data = {"train": rows, "validation": rows[::3], "test": rows[::2]}
+    settings = {"max_steps": 1, "learning_rate": 1e-2, "device": "cpu", "scores": tmp_path / "scores"}
+    biphase.finetune(tmp_path / "model", "who", data=data, keep=tmp_path / "kept", **settings)
+    plain = ["the dog sees a cat", "a"]
+    names = [str(token) for token in tokenizer.all_special_tokens]
+    texts = [*plain, *names, " ".join(names), f"it{names[0]}.", "[MASK] [SEP] <s> </s> <|endoftext|> <|mask|>"]
+    served = biphase.export(tmp_path / "kept", tmp_path / "served", onnx=True)
+    predicted = biphase.predict(tmp_path / "kept", texts)["probabilities"]
+    classify = transformers.pipeline("text-classification", str(served), device="cpu", top_k=None)
+    session = onnxruntime.InferenceSession(str(served / "onnx" / "model.onnx"))
+    alone = Tokenizer.from_file(str(served / "tokenizer.json"))
+    for text, ours, theirs in zip(texts, predicted, classify(texts), strict=True):
+        assert {part["label"]: part["score"] for part in theirs} == pytest.approx(ours, abs=2e-5)
+        read = np.array([alone.encode(text).ids])
+        [logits] = session.run(["logits"], {"input_ids": read, "attention_mask": np.ones_like(read)})
+        shares = np.exp(logits[0]) / np.exp(logits[0]).sum()
+        assert dict(zip(config_labels(served), shares.tolist(), strict=True)) == pytest.approx(ours, abs=2e-5)
+    before = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    again = transformers.AutoTokenizer.from_pretrained(served)
+    for text in plain:
+        spelled = again(text, add_special_tokens=False)["input_ids"]
+        assert spelled == before(text, add_special_tokens=False)["input_ids"]
+    assert all(again.convert_tokens_to_ids(name) == before.convert_tokens_to_ids(name) for name in names)
+
+
+def test_special_tokens_that_stay_are_counted(model_folder: Path, tmp_path: Path, capsys: Any) -> None:
+    """A Unigram model cannot take up a token, and a folder of an earlier version has all of them in its list."""
+    names = ("[PAD]", "[CLS]", "[SEP]", "[UNK]")
+    pieces = [*((name, 0.0) for name in names), *((letter, -9.0) for letter in "▁[]MASKdog")]
+    transformers.DebertaV2Tokenizer(vocab=pieces).save_pretrained(tmp_path / "deberta")
+    spell_special_tokens(tmp_path / "deberta")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "deberta")
+    assert tokenizer.mask_token_id not in tokenizer("dog [MASK]")["input_ids"]
+    assert list_read_tokens(tmp_path / "deberta") == ["[MASK]"]
+    kept = keep_untrained(task_table()["snli"], model_folder, tmp_path / "kept")
+    rows = [{"premise": f"a dog {name}", "hypothesis": "a cat"} for name in ("", "<|mask|>", "<|pad|><|mask|>")]
+    given = biphase.predict(kept, rows, device=DEVICE)
+    assert "special tokens" not in capsys.readouterr().err
+    load_tokenizer(model_folder).save_pretrained(kept)
+    (kept / MARK).unlink()
+    assert biphase.predict(kept, rows, device=DEVICE).equals(given)
+    assert "2 of 3 rows name special tokens (<|end_of_text|>, <|mask|>" in " ".join(capsys.readouterr().err.split())
+
+
+def config_labels(folder: Path) -> list[str]:
+    return list(json.loads((folder / "config.json").read_text())["id2label"].values())
+
+
+READERS: dict[str, tuple[str, Callable[[Path, Path], Any]]] = {
+    "predict": ("biphase.finetuning.predict.load_weights", lambda kept, rows: biphase.predict(kept, rows)),
+    "score": ("biphase.finetuning.predict.load_weights", lambda kept, rows: biphase.score(kept, rows)),
+    "check": ("biphase.exporting.golden.load_named", lambda kept, rows: biphase.check(kept)),
+    "encode": ("biphase.finetuning.heads.load_backbone", lambda kept, rows: biphase.encode(kept, ["a dog"])),
+    "finetune": (
+        "biphase.finetuning.heads.load_backbone",
+        lambda kept, rows: biphase.finetune(kept, "snli", data=rows.parent, scores=rows.parent / "made"),
+    ),
+    "trim": (
+        "biphase.api.trimming.copy_model",
+        lambda kept, rows: biphase.trim(kept, str(rows), rows.parent / "made", text_field="premise"),
+    ),
+    "export": (
+        "biphase.api.networks.add_forms",
+        lambda kept, rows: biphase.export(kept, rows.parent / "made", onnx=True),
+    ),
+}
+"""Reader of a model folder → the function before which another model takes its place, and the call."""
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_model_that_is_replaced_while_it_is_read_is_refused(
+    reader: str, model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one with the classes in another order, between the reading of its record and that of its weights."""
+    data = shutil.copytree(data_dirs["snli"], tmp_path / "data")
+    task = task_table()["snli"]
+    kept = keep_untrained(task, model_folder, tmp_path / "kept")
+    other = task.model_copy(update={"classes": task.classes[::-1]})
+    keep_untrained(other, model_folder, tmp_path / "new")
+    target, read = READERS[reader]
+    if reader == "export":
+        monkeypatch.setattr(target, lambda *_, **__: None)
+    replace_before(target, kept, tmp_path / "new", monkeypatch)
+    with pytest.raises(InputError, match=f"^files of {kept} were replaced while it was read: run the command again$"):
+        read(kept, data / "test.jsonl")
+    assert (tmp_path / "kept.old").exists() and not [*tmp_path.glob("data/made/**/*.json")]
+
+
+def test_a_process_that_predicts_refuses_a_model_that_took_the_place(
+    model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    """The process has read the record, and is loading PyTorch."""
+    kept = keep_untrained(task_table()["snli"], model_folder, tmp_path / "kept")
+    shutil.copytree(kept, tmp_path / "new")
+    rows = str(data_dirs["snli"] / "test.jsonl")
+    command = [sys.executable, "-m", "biphase", "predict", str(kept), rows, "--out", str(tmp_path / "out.csv")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text() and process.poll() is None:
+            time.sleep(0.01)
+        kept.rename(tmp_path / "old")
+        (tmp_path / "new").rename(kept)
+        said = process.communicate()[1]
+    assert f"files of {kept} were replaced while it was read: run the command again" in " ".join(said.split())
+    assert process.returncode == 2 and not (tmp_path / "out.csv").exists()
 
 
 @pytest.fixture

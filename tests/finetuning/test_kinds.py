@@ -155,6 +155,7 @@ SETS = {"problem_type": "multi_label_classification", "metric": "micro_f1", "cla
         (NUMBERS, ["1", "high"], r"train\.jsonl:2: 'label' is \"high\", not a number"),
         (NUMBERS, [1, "0,5"], r"train\.jsonl:2: 'label' is \"0,5\", not a number"),
         (NUMBERS, [1, True], r"train\.jsonl:2: 'label' is true, not a number"),
+        (NUMBERS, [1, 10**400], r"train\.jsonl:2: 'label' is 10*, not a number: fix the row or remove it"),
         (NUMBERS, [1, float("nan")], r"1 row has no label \(the first: .*train\.jsonl:2\); fill them in"),
         (NUMBERS, [2, 2.0], "all 2 examples of train in .* have the same label"),
         (SETS, [["a"], ["c"]], r"train\.jsonl:2: label 'c' is not one of task 'made-up': a, b"),

@@ -1,6 +1,7 @@
 """Predictions of kept models are those that were scored, and those of transformers' pipelines."""
 
 import csv
+import gc
 import json
 import re
 import sys
@@ -15,23 +16,25 @@ import pytest
 import torch
 import transformers
 
+import biphase
 from biphase.api.finetuning import write_predictions
 from biphase.api.tables import refuse_ending, write_rows
 from biphase.cli.app import run_command
 from biphase.corpus.rows import rows_of_file
 from biphase.errors import InputError
-from biphase.files import MARK
+from biphase.files import MARK, whole_file
 from biphase.finetuning import predict as predicting
 from biphase.finetuning.families import token_classification
 from biphase.finetuning.families.token_classification import encode_words, join_touching, spans_of_tags
 from biphase.finetuning.heads import load_encoder
-from biphase.finetuning.kept import find_kept, open_rows
+from biphase.finetuning.kept import TRAINED_ROWS, find_kept, open_rows
 from biphase.finetuning.predict import predict_placed
 from biphase.finetuning.scores import read_examples, read_score
-from biphase.tasks.examples import input_of
+from biphase.tasks.examples import LabelledText, Question, TaggedWords, input_of
 from biphase.tasks.spec import Task, task_table
+from biphase.tasks.splits import draw_indices
 
-from ..conftest import DEVICE
+from ..conftest import DEVICE, full_disk
 from .conftest import write_jsonl
 from .test_keep import fit_and_keep, keep_untrained
 
@@ -76,6 +79,42 @@ def test_texts_as_scored_and_as_the_pipeline(model_folder: Path, data_dirs: dict
             predict_all(kept, tmp_path / "rows.jsonl")
     with pytest.raises(InputError, match="a line is one text"):
         predict_all(kept, tmp_path / "rows.txt")
+
+
+@pytest.mark.parametrize("task", ["snli", "wnut17", "squad_v2"])
+def test_rows_that_trained_a_model_are_told(
+    task: str, model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path, capsys: Any
+) -> None:
+    """By their inputs, whatever their labels say now; examples that were left out of a subset are new."""
+    settings: dict[str, Any] = {"max_steps": 1, "learning_rate": 1e-4, "max_train_examples": 12}
+    kept, data, _ = fit_and_keep(task, model_folder, data_dirs[task], tmp_path, **settings)
+    chosen = [data.train[index] for index in draw_indices(len(data.train), 12)]
+    seen = {str(input_of(example)) for example in [*chosen, *data.validation]}
+    assert (kept / TRAINED_ROWS).stat().st_size == 8 * len(seen)
+    for name, split in (("train", data.train), ("test", data.test)):
+        rows = []
+        for example in split:
+            match example:
+                case LabelledText():
+                    (text, (first, second)) = example.texts[0]
+                    rows.append({"premise": text[slice(*first)], "hypothesis": text[slice(*second)], "label": 0})
+                case TaggedWords():
+                    rows.append({"tokens": example.words, "ner_tags": ["O"] * len(example.words)})
+                case Question():
+                    rows.append({"question": example.question, "context": example.context, "id": example.id})
+        write_jsonl(tmp_path / f"{name}.jsonl", rows)
+        num_seen = sum(str(input_of(example)) in seen for example in split)
+        assert num_seen >= 12 if name == "train" else num_seen < len(rows)
+        capsys.readouterr()
+        predict_all(kept, tmp_path / f"{name}.jsonl")
+        told = f"{name}.jsonl: {num_seen} of {len(rows)} rows trained or validated this model"
+        assert (told in " ".join(capsys.readouterr().err.split())) == (num_seen > 0)
+        if task == "squad_v2":
+            continue
+        score = biphase.score(kept, tmp_path / f"{name}.jsonl", device=DEVICE)
+        assert score.num_trained == num_seen and ("trained or validated" in repr(score)) == (num_seen > 0)
+        told = f"{num_seen} of {len(rows)} examples trained or validated this model: the score says too much"
+        assert (told in " ".join(capsys.readouterr().err.split())) == (num_seen > 0)
 
 
 def test_words_as_scored_and_texts_as_the_pipeline(
@@ -448,13 +487,17 @@ def test_a_workbook_is_read_and_written(workbook: Path, model_folder: Path, tmp_
         ([["a", None], [1, 2]], r"a\.xlsx:2: .* a cell in a column without a name"),
         (b"PK no", r"a\.xlsx cannot be read \(.*\); it is damaged"),
         (3, r"unpacked it has more than 3 bytes; save it as \.csv"),
+        (b" " * (1 << 25), r"unpacked a part of it is more than 100 times larger; save it as \.csv"),
     ],
 )
 def test_workbooks_that_are_no_tables(rows: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("openpyxl")
     path = tmp_path / "a.xlsx"
     pandas.DataFrame(rows if isinstance(rows, list) else [["a"]]).to_excel(path, index=False, header=False)
-    if isinstance(rows, bytes):
+    if isinstance(rows, bytes) and rows[:1] == b" ":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as parts:
+            parts.writestr("xl/worksheets/sheet1.xml", rows)
+    elif isinstance(rows, bytes):
         path.write_bytes(rows)
     elif isinstance(rows, int):
         monkeypatch.setattr("biphase.corpus.rows.MOST_SHEET_BYTES", rows)
@@ -467,6 +510,18 @@ def test_what_no_workbook_holds_is_refused(text: str, told: str, tmp_path: Path)
     pytest.importorskip("openpyxl")
     with (tmp_path / "a.xlsx").open("w") as sink, pytest.raises(InputError, match=rf"{told}.*write a \.jsonl file"):
         write_rows([{"text": text}], sink, ".xlsx", None)
+
+
+def test_a_full_disk_leaves_no_workbook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor a word of what the workbook would have done at its end."""
+    pytest.importorskip("openpyxl")
+    seen: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", seen.append)
+    rows = [{"text": f"{number:x}" * 9} for number in range(9000)]
+    with pytest.raises(OSError, match="too large"), full_disk(30_000), whole_file(tmp_path / "a.xlsx") as sink:
+        write_rows(rows, sink, ".xlsx", None)
+    gc.collect()
+    assert not seen and not list(tmp_path.iterdir())
 
 
 def test_without_openpyxl_a_line_says_what_brings_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -483,3 +538,18 @@ def test_predictions_as_parquet_are_those_of_jsonl(model_folder: Path, tmp_path:
     pandas.DataFrame({"sentence": ["a dog", "a tree"], "n": [1, 2]}).to_parquet(file)
     write_predictions(str(kept), file, back, None, DEVICE)
     assert pandas.read_parquet(back).to_dict("records") == predict_all(kept, file)
+    write_jsonl(tmp_path / "rows.jsonl", [{"sentence": "a dog"}, {"sentence": "a tree", "id": 2}])
+    write_predictions(str(kept), tmp_path / "rows.jsonl", tmp_path / "b.parquet", None, DEVICE)
+    assert [row["id"] for _, row in rows_of_file(tmp_path / "b.parquet")] == [None, 2]
+
+
+def test_what_no_parquet_holds_is_refused_before_the_model_loads(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = tagging(family="sequence_classification", metric="accuracy", template="{sentence}", label="label")
+    kept = keep_untrained(task, model_folder, tmp_path / "kept")
+    monkeypatch.setattr(predicting, "load_kept", None)
+    for value, told in ((2**64, "Python int too large"), ("two", "Could not convert")):
+        write_jsonl(tmp_path / "rows.jsonl", [{"sentence": "a dog", "id": 1}, {"sentence": "a tree", "id": value}])
+        with pytest.raises(InputError, match=rf"^the column 'id' does not fit one type \({told}.*write a \.jsonl file"):
+            write_predictions(str(kept), tmp_path / "rows.jsonl", tmp_path / "b.parquet", None, DEVICE)

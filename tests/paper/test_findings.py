@@ -197,7 +197,7 @@ def test_on_par_is_a_point() -> None:
 
 
 def test_published_verdicts() -> None:
-    """What 800 means and half-widths allow to say; F5 and F7 are about scores that are not published."""
+    """What 800 means and half-widths allow to say; F5 and F7 are about scores that the paper's tables do not have."""
     findings = judge_findings(read_reference())
     assert verdicts(findings) == {**dict.fromkeys(FINDINGS, "undecided"), "F1": "supported", "F4": "supported"}
     assert {one.contrast.test for one in inequalities_of(findings)} == {"Welch"}

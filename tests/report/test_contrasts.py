@@ -1,5 +1,6 @@
 """Contrasts against SciPy and cases worked by hand, their promise in simulation, and the one rule of all verdicts."""
 
+import itertools
 import math
 import sys
 from collections.abc import Sequence
@@ -305,6 +306,47 @@ def test_who_cannot_borrow_keeps_its_own_spread(what: str) -> None:
     terms += [(0.5, cells[0][1]), (0.5, cells[1][1])] if what == "unlike weights" else []
     alone = contrast([(weight, replace(cell, cohort={})) for weight, cell in terms])
     assert repr(contrast(terms)) == repr(alone) and alone.lent == 0  # nan is nan there
+
+
+@pytest.mark.parametrize("world", ["equal scores", "random weights"])
+def test_arms_that_the_cohort_leaves_out_keep_their_own_spread(world: str) -> None:
+    """Equal scores on a dataset, another one for each arm; or random weights of two sizes beside trained arms."""
+    scores_ARD = np.random.default_rng(8).normal(0.7, 0.02, (5, 2, 2))
+    if world == "equal scores":
+        scores_ARD[0, :, 0], scores_ARD[1, :, 1] = 0.7, 0.8
+    names = ["3m-random", "1m-random", "a", "b", "c"]
+    objectives = ["none" if "random" in name and world == "random weights" else "clm" for name in names]
+    arms = [replace(CLM, name=name, objective=kind) for name, kind in zip(names, objectives, strict=True)]
+    cells = [
+        Result(arm, "SC", dataset, "standard", tuple(scores_RD[:, number]), pretraining_seeds=(0, 1))
+        for arm, scores_RD in zip(arms, scores_ARD, strict=True)
+        for number, dataset in enumerate("ab")
+    ]
+    first, second, *_ = (known := with_averages(ResultSet(with_cohorts(cells))).scores)
+    seen = difference(known[first]["SC"], known[second]["SC"])
+    own = np.var((scores_ARD[0] - scores_ARD[1]).mean(axis=1), ddof=1)
+    assert seen.error**2 == pytest.approx(own / 2) and (seen.degrees, seen.lent) == (1, 0)
+
+
+def test_every_pair_of_a_study_in_the_papers_form_has_a_contrast() -> None:
+    """12 tasks of 200 examples, two pretrainings, 8 arms: some arms have equal scores on a task, by chance."""
+    rng, num_left_out = np.random.default_rng(9), 0
+    arms = [replace(CLM, name=f"arm {number}") for number in range(8)]
+    for _ in range(10):
+        cells = []
+        for task, arm in itertools.product("abcdefghijkl", arms):
+            values_SN = (rng.random((2, 200)) < 0.7).astype(np.float64)
+            examples = KeptExamples((), ExampleTable(task, values_SN))
+            seeds = {"seeds": (0, 0), "pretraining_seeds": (0, 1), "examples": examples}
+            cells.append(Result(arm, "SC", task, "standard", values_SN.mean(axis=1).tolist(), **seeds))
+        known = with_averages(ResultSet(with_cohorts(cells))).scores
+        varied = set.intersection(*({*cell.cohort} for of_arm in known.values() for cell in of_arm["SC"].cells))
+        for a, b in itertools.combinations(arms, 2):
+            seen = difference(known[a.name]["SC"], known[b.name]["SC"])
+            is_whole = {a.name, b.name} <= varied and len(varied) > 2
+            assert (seen.lent > 0) == is_whole and seen.error > 0
+            num_left_out += not is_whole
+    assert num_left_out > 100
 
 
 def test_arms_of_one_trunk_say_little_of_another() -> None:

@@ -197,12 +197,14 @@ HEAD = "method,task,seed,score\n"
     ("text", "told"),
     [
         ("method,task,seed\na,t,0\n", r"table.csv:2: there is no column 'score'.*--rename THEIRS=score"),
-        (HEAD + "a,t,0,0.5\nb,t,0,good\n", r"table.csv:3: column 'score' is \"good\", not a number"),
-        (HEAD + "a,t,0,0.5\nb,t,0,\n", "not a number: fix the row or take it out"),
+        (HEAD + "a,t,0,0.5\nb,t,0,good\n", r"table.csv:3: 'score' is \"good\", not a number"),
+        (HEAD + "a,t,0,0.5\nb,t,0,\n", "not a number: fix the row or remove it"),
+        ("method,task,score,tokens\na,t,0.5,1\nb,t,1,many\n", r"csv:3: 'tokens' is \"many\", not a number"),
         (
             HEAD + "a,t,0,0.5\na,t,0,0.6\nb,t,0,1\n",
             r"csv:3: a second score of a on t, also with seed 0 \(.*csv:2",
         ),
+        (HEAD + "a,t,0,0.5\na,t, 0.0,0.6\nb,t,0,1\n", r"csv:3: a second score of a on t, also with seed 0"),
         ("method,task,score\na,t,0.5\na,t,0.6\nb,t,1\n", "a second score of a on t, without a `seed`"),
         (HEAD + "a,t,0,0.5\na,t,1,0.6\n", r"1 method \(a\): there is nothing to compare"),
         ('method,task,score,examples\na,t,0.5,"[1, 1]"\nb,t,1,[1]\n', "'examples' is not the score 0.5"),
@@ -214,6 +216,70 @@ def test_refusals(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(InputError, match=told):
         run_command(["report", "results", str(tmp_path / "table.csv"), "--out", str(tmp_path / "report")])
     assert not (tmp_path / "report").exists()
+
+
+HUGE = "1" + "0" * 400
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("t.jsonl", f'{{"method": "a", "task": "t", "score": {HUGE}}}', "'score' is 10*, not a number"),
+        ("t.jsonl", f'{{"method": "a", "task": "t", "score": 1, "flops": {HUGE}}}', "'flops' is 10*, not a number"),
+        ("t.jsonl", f'{{"method": "a", "task": "t", "score": 1, "examples": [{HUGE}]}}', "is not the score 1"),
+        ("t.jsonl", '{"method": "a", "score": 1, "examples": "' + "[" * 200 + '"}', "is not the score 1"),
+        ("a/SC/t/lr1_sd0/results.json", f'{{"test": {{"score": 1, "scores_i": [{HUGE}]}}}}', "neither a task's result"),
+        (
+            "a/SC/t/lr1_sd0/results.json",
+            '{"test": {"score": 1, "scores_i": [1]}, "validation": {"score": null}}',
+            "'validation.score' is null, not a number",
+        ),
+    ],
+)
+def test_numbers_that_no_float_holds_are_refused(name: str, text: str, told: str, tmp_path: Path) -> None:
+    write(tmp_path / "results" / name, text)
+    with pytest.raises(InputError, match=told):
+        biphase.equivalent(tmp_path / "results" / ("" if "/" in name else name))
+
+
+def test_the_tables_of_a_report_hold_no_formulas(tmp_path: Path) -> None:
+    method = "=cmd|' /C calc'!A0"
+    rows = [
+        row | {"method": method if row["method"] == "m0" else "＝x"}
+        for row in draw_table(np.random.default_rng(0), [0, 0.1], [1, 1])
+    ]
+    biphase.equivalent(rows).report(tmp_path / "report")
+    texts = [field for path in (tmp_path / "report").rglob("*.csv") for row in csv.reader(path.open()) for field in row]
+    assert f"'{method}" in texts and "'＝x" in texts and not any(text.startswith(("=", "＝")) for text in texts)
+
+
+def test_seeds_are_paired_in_any_spelling() -> None:
+    """pandas writes a column of integers with a gap as floats."""
+    rng = np.random.default_rng(11)
+    levels, gaps = rng.normal(0.5, 0.05, 5), rng.uniform(0.01, 0.014, 5)
+    told = set()
+    for spell in (int, float, str, " {}".format, "{}.0".format):
+        rows = [{"method": "a", "task": "t", "seed": seed, "score": level} for seed, level in enumerate(levels)]
+        better = [{**row, "method": "b", "score": row["score"] + gap} for row, gap in zip(rows, gaps, strict=True)]
+        told.add(str(biphase.equivalent([*rows, *({**row, "seed": spell(row["seed"])} for row in better)])))
+    (only,) = told
+    assert only.startswith("b is the best of 2 methods; 1 of 1 pair separated")
+
+
+def test_seeds_of_a_budget_may_differ_by_some_percent() -> None:
+    """FLOPs that differ by 1 % between seeds: the same verdicts, and one share with an interval."""
+    rows = ladder(np.random.default_rng(12), 0.6)
+    factors = 0.995, 1.0, 1.004, 1.009
+    jittered = [row | {"flops": row["flops"] * factors[row["pretraining_seed"]]} for row in rows]
+    equal, near = biphase.equivalent(rows), biphase.equivalent(jittered)
+    assert [arm.flops for arm in near.results.models] == [1e18, 2e18, 4.01e18, 8.02e18, 2e18]
+    assert near.sentences[0] == equal.sentences[0].replace("8e18", "8.02e18")
+    ((price,),), ((exact,),) = ([listed.prices for listed in standing.prices] for standing in (near, equal))
+    assert price.mean[0].share == pytest.approx(exact.mean[0].share, rel=0.01)
+    assert "Budgets of a method that differ by at most 5 % count as one, with their mean: base, new." in near.notes
+    assert not any("5 %" in note for note in equal.notes)
+    spaced = [{"method": "log", "score": 0.5, "tokens": 1e6 * 1.03**step} for step in range(4)]
+    assert len(biphase.equivalent([*spaced, {"method": "b", "score": 0.6}]).results.models) == 5, "one run's log"
 
 
 def test_refusals_of_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

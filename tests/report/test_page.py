@@ -169,7 +169,7 @@ def test_findings_and_figures_are_there(paper: Page) -> None:
         assert bool(paper.all("figure", id=f"figure-{name}")) == (name not in missing)
     assert "No figure: “Spread over fine-tuning rates” needs" in text
     assert "200 of 200 averages equal the mean over their datasets" in text
-    assert "F5 cannot be tested" in text
+    assert "F5 cannot be tested" in text and "hgissbkh/EncodEval" in text
 
 
 def test_compute_equivalents_are_on_the_page(paper: Page, paper_file: Path) -> None:

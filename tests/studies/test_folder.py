@@ -288,7 +288,7 @@ def test_a_study_that_was_trained_on_other_text_does_not_go_on(tmp_path: Path, m
     monkeypatch.setattr(folder, "read_shard_manifest", lambda path: SimpleNamespace(fingerprint=64 * "b"))
 
     def check(text: str) -> None:
-        record = TrainedRecord("made-up", "key", 1.0, "placeless", text=(64 * text,))
+        record = TrainedRecord("made-12345678", "key", 1.0, "placeless", text=(64 * text,))
         refuse_other_text(StudyState(plan, tmp_path, {name: record}))
 
     check("c")  # the shards are gone: nothing is known of them
@@ -296,6 +296,9 @@ def test_a_study_that_was_trained_on_other_text_does_not_go_on(tmp_path: Path, m
     check("b")
     with pytest.raises(InputError, match=rf"^run {name} was trained on other text \(cccccccc\) than .* now \(bbbbbbbb"):
         check("c")
+
+
+MADE = "1m-mlm40-400-12345678"
 
 
 @pytest.fixture
@@ -313,12 +316,12 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tra
     def find(place: str, **changes: Any) -> TrainedRecord | None:
         recipe = TREE["recipe"] | {"data": {"shards": str(tmp_path / place)}}
         run = make_plan(recipe=recipe).runs["1m-mlm40-400"]
-        (tmp_path / "runs" / "made").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "runs" / "made" / "done.json").touch()
+        (tmp_path / "runs" / MADE).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "runs" / MADE / "done.json").touch()
         path, keys = tmp_path / "trained" / f"{run.name}.json", {"key": run.key, "placeless_key": run.placeless_key}
         path.parent.mkdir(exist_ok=True)
         if place == "here":
-            made = {"folder": "made", "seconds": 1.0, "text": ["a"], **keys} | changes
+            made = {"folder": MADE, "seconds": 1.0, "text": ["a"], **keys} | changes
             write_hashed(path, made)
         return find_record(tmp_path, run)
 
@@ -344,6 +347,24 @@ def test_a_record_of_a_trained_run_has_its_hash(record: Callable[..., TrainedRec
             record("copied")
     with pytest.raises(InputError, match=r"damaged .seconds: "):
         record("here", seconds=1e300)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("../../myrun", "damaged .folder: String should match"),
+        ("/home/ann/1m-mlm40-400-12345678", "damaged .folder: String should match"),
+        ("../1m-mlm40-400-12345678", "damaged .folder: String should match"),
+        ("1m-mlm40-400", "damaged .folder: String should match"),
+        ("myrun-12345678", "names 'myrun-12345678', which is no folder of 1m-mlm40-400; delete it"),
+        ("", "names '', which is no folder of 1m-mlm40-400"),
+    ],
+)
+def test_a_record_names_the_folder_of_its_own_run(
+    name: str, told: str, record: Callable[..., TrainedRecord | None]
+) -> None:
+    with pytest.raises(InputError, match=told):
+        record("here", folder=name)
 
 
 def test_tokens_of_a_continued_arm_are_those_of_both_batches() -> None:

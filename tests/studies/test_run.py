@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from biphase import machine
-from biphase.api.studies import study
+from biphase.api.studies import OpenStudy, study
 from biphase.config import parse_config
 from biphase.corpus.shards import read_shard_manifest
 from biphase.engine import scheduler, units
@@ -32,12 +32,22 @@ from biphase.studies.folder import (
     claim_study_folder,
     drop_checkpoints,
     find_record,
+    reach_step,
     read_runs,
     read_state,
     study_text,
 )
 from biphase.studies.plan import Plan, plan_study, train_name
-from biphase.studies.report import arm_of_model, collect_results, list_costs, list_notes, read_evidence, report_study
+from biphase.studies.report import (
+    arm_of_model,
+    as_published,
+    collect_results,
+    list_costs,
+    list_notes,
+    list_texts,
+    read_evidence,
+    report_study,
+)
 from biphase.studies.run import measure_units, run_study, status, study_units
 from biphase.studies.spec import Study
 
@@ -165,8 +175,15 @@ def test_an_archive_gives_the_page_again(
     for name in ("one.tar.gz", "two.tar.gz", "three.tar.xz"):
         opened.bundle(name)
     assert file_hash(Path("one.tar.gz")) == file_hash(Path("two.tar.gz")), "equal folders give equal archives"
+    assert not [*tmp_path.glob(".*.part")]
     with pytest.raises(InputError, match=r"one.tar.gz already exists; choose another name"):
         opened.bundle("one.tar.gz")
+    Path(".four.tar.gz.part").symlink_to("tiny.yaml")
+    with pytest.raises(OSError, match="symbolic links"):
+        opened.bundle("four.tar.gz")
+    assert Path("tiny.yaml").read_text(encoding="utf-8") == study_text(moved.study)
+    with locked(tmp_path / ".five.tar.gz.lock.staged.part"), pytest.raises(BusyError, match="is writing five"):
+        opened.bundle("five.tar.gz")
     with pytest.raises(InputError, match=r"one.zip: the name of an archive ends in .tar.gz or .tar.xz"):
         opened.bundle("one.zip")
     shutil.move("before", tmp_path / "kept")
@@ -180,6 +197,8 @@ def test_an_archive_gives_the_page_again(
             members = archive.getmembers()
             assert all(member.isfile() and member.name.startswith("study-tiny/") for member in members)
             archive.extractall(clean, filter="data")
+        for path in filter(Path.is_file, clean.rglob("*")):
+            assert str(tmp_path.parent).encode() not in path.read_bytes(), f"{path} tells where its author lives"
         logged = {path.parent.name.rpartition("-")[0] for path in clean.glob("study-tiny/runs/*/metrics.jsonl")}
         assert logged == {*plan.runs} and not [*clean.rglob("*.safetensors"), *clean.rglob("*.jsonl.zst")]
         command = [sys.executable, "-m", "biphase", "study", "report", "study-tiny", "--report", "mine"]
@@ -190,10 +209,60 @@ def test_an_archive_gives_the_page_again(
     assert r"author = {A. Žena \& B\_C and {The Team}}" in citation and r"title = {{A\_B \& 50 \%}}" in citation
     page = (tmp_path / "kept" / "index.html").read_text(encoding="utf-8")
     assert "assumed" not in page and "1 × cpu" in page and "How to cite" in page
+    assert f"# ./{words_dir.name}: your copy of the data of wnut17" in page and "biphase study run tiny.yaml" in page
+    again = study(clean / "study-tiny").bundle(tmp_path / "again.tar.xz")
+    assert file_hash(again) == file_hash(Path("three.tar.xz")), "an archive of an unpacked archive"
     (clean / "study-tiny" / "bundle.json").unlink()
     subprocess.run(command, cwd=clean, check=True, capture_output=True)
     told = "assume samples of .* tokens .assumed: shards is not here"
     assert re.search(told, (clean / "mine" / "index.html").read_text(encoding="utf-8")), "an archive made by hand"
+
+
+def test_commands_of_older_archives_name_a_checkout() -> None:
+    """biphase is on no index; the build of PyTorch for CPUs has its own."""
+    assert [*as_published("pip install biphase==0.1.0 torch==2.13.0+cpu transformers==5.24.0")] == [
+        "pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu",
+        "pip install . transformers==5.24.0  # in a checkout of biphase 0.1.0",
+    ]
+    assert [*as_published("biphase study run /home/ann/a.yaml")] == ["biphase study run ./a.yaml"]
+
+
+def test_a_study_without_a_score_is_no_archive(plan: Plan, tmp_path: Path) -> None:
+    folder = claim_study_folder(tmp_path / "study", plan.study)
+    with pytest.raises(InputError, match=r"the study's folder .*study has no finished score to publish yet"):
+        OpenStudy(plan, folder, ()).bundle(tmp_path / "one.tar.gz")
+    assert [path.name for path in tmp_path.iterdir()] == ["study"]
+
+
+@pytest.mark.parametrize("linked", ["runs/*/metrics.jsonl", "scores/*/*/score.json", "runs/*/steps", "scores/*"])
+def test_a_link_in_a_study_of_somebody_else_is_not_followed(
+    linked: str, plan: Plan, finished: Path, tmp_path: Path
+) -> None:
+    """Not to a file that an archive would publish, nor to checkpoints that would be deleted."""
+    place, secret = copy_of(finished, tmp_path / "study"), tmp_path / "secret"
+    path = next(place.glob(linked))
+    shutil.move(path, secret)
+    path.symlink_to(secret)
+    before = hash_below(secret) if secret.is_dir() else file_hash(secret)
+    for ask in (read_runs, read_state):
+        with pytest.raises(InputError, match=f"{path.name} is a link, and biphase follows none there; remove it"):
+            ask(plan, place)
+    with pytest.raises(InputError, match=f"{path.name} is a link"):
+        run_study(plan, claim_study_folder(place, plan.study), HERE)
+    assert before == (hash_below(secret) if secret.is_dir() else file_hash(secret))
+
+
+def test_a_checkpoint_of_another_run_is_not_scored(plan: Plan, finished: Path, tmp_path: Path) -> None:
+    """Also if the run's own folder claims to be the other one's."""
+    place = copy_of(finished, tmp_path / "study")
+    own, other = trained_folder(place, "tiny-clm-12"), trained_folder(place, "tiny-mlm40-12")
+    assert reach_step(place, plan.runs["tiny-clm-12"], 12).endswith(f"{own.name}@12")
+    for name in ("steps", "environment.json"):
+        shutil.rmtree(own / name) if (own / name).is_dir() else (own / name).unlink()
+    shutil.copytree(other / "steps", own / "steps")
+    shutil.copy(other / "environment.json", own)
+    with pytest.raises(InputError, match=f"{own.name}@12 is a checkpoint of {other.name}, not of {own.name}: delete"):
+        reach_step(place, plan.runs["tiny-clm-12"], 12)
 
 
 def test_costs_by_device(plan: Plan, finished: Path, tmp_path: Path) -> None:
@@ -289,7 +358,8 @@ def test_results_in_the_papers_terms(plan: Plan, finished: Path) -> None:
 
 
 def test_report(plan: Plan, finished: Path, tmp_path: Path) -> None:
-    page, *_ = report_study(plan, finished, tmp_path / "report", ["biphase study run study.yaml a.b=1"])
+    commands = [*list_texts(read_runs(plan, finished)), "biphase study run study.yaml a.b=1"]
+    page, *_ = report_study(plan, finished, tmp_path / "report", commands)
     text = page.read_text(encoding="utf-8")
     assert "Does anything work?" in text and "biphase study run study.yaml a.b=1" in text
     assert re.search(
@@ -298,6 +368,7 @@ def test_report(plan: Plan, finished: Path, tmp_path: Path) -> None:
         r".*# trained on .*: [\d,]+ documents, [\d,]+ tokens, fingerprint [0-9a-f]{16}; tokenizer [0-9a-f]{16}.*\n"
         r"biphase tokenizer train train.jsonl --vocab-size \d+ --out tokenizer\n"
         r"biphase prepare train.jsonl --tokenizer tokenizer --out .* --validation validation.jsonl\n"
+        r".*# ./words\d*: your copy of the data of wnut17.*\n"
         r"biphase study run study.yaml a.b=1\n",
         text,
     )

@@ -43,6 +43,24 @@ def test_a_failed_run_holds_nothing_up_but_a_stop_does(
     assert (tmp_path / "calls").read_text().splitlines() == calls[:num_calls]
 
 
+@pytest.mark.parametrize(
+    ("folder", "jobs", "told"),
+    [
+        ("x\ntouch PWNED #", 8, r"x\\ntouch PWNED #.*: a name has a line end; choose another name"),
+        ("/shared/a\u2028b", 8, "a name has a line end"),
+        ("/shared/a", 0, "--jobs 0: give 1 to 1,000"),
+        ("/shared/a", -1, "--jobs -1: give 1 to 1,000"),
+        ("/shared/a", 10**20, "--jobs 10*: give 1 to 1,000"),
+    ],
+)
+def test_a_script_that_would_do_something_else_is_not_written(
+    folder: str, jobs: int, told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=told):
+        init_slurm(Path("mini"), Path(folder), jobs=jobs, out=tmp_path / "slurm.sh")
+    assert not [*tmp_path.iterdir()]
+
+
 ALLOCATION = {"SLURM_JOB_ID": "6", "SLURM_JOB_NODELIST": "n2", "SLURM_NTASKS": "3", "SLURM_NPROCS": "3"}
 BATCH = ALLOCATION | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_TASK_PID": "19156"}
 STEP = BATCH | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "3"}

@@ -1,4 +1,5 @@
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 from biphase.api.own_task import write_task
 from biphase.corpus.rows import rows_of_file
 from biphase.errors import InputError
-from biphase.tasks.examples import TaggedWords, load_examples
+from biphase.tasks.examples import TaggedWords, load_examples, read_spans_of_characters, tag_spans
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import find_task
 
@@ -50,7 +51,68 @@ def test_spans_that_do_not_fit_are_refused(span: list[Any], message: str, tmp_pa
         read([{"text": TEXT, "label": [*FORMS["label"], span]}] * 9, tmp_path)
 
 
-LABELS = [{"value": {"start": start, "end": end, "text": "…", "labels": [name]}} for start, end, name in SPANS]
+def found_in(text: str, *spans: Any) -> list[str]:
+    """The words with tags of a row."""
+    words, tags = tag_spans("a.json: row 3", text, read_spans_of_characters("a.json: row 3", [*spans]) or ())
+    return [f"{word}/{tag}" for word, tag in zip(words, tags, strict=True) if tag != "O"]
+
+
+def span(start: int, end: int, **others: Any) -> dict[str, Any]:
+    return {"value": {"start": start, "end": end, "labels": ["PER"]} | others}
+
+
+def test_a_span_has_the_text_that_it_names(capsys: pytest.CaptureFixture[str]) -> None:
+    """Offsets in UTF-16 units, which older versions of Label Studio count, are read as such if the texts prove it."""
+    text = "😀😀😀 Anna lives  in\nParis now."
+    assert found_in(text, span(4, 8, text="Anna")) == ["Anna/B-PER"]
+    assert found_in(text, span(9, 24, text="lives in\\nParis")) == ["lives/B-PER", "in/I-PER", "Paris/I-PER"]
+    assert found_in(text, span(4, 8, text="nn")) == ["Anna/B-PER"]  # it completes words, but not their text
+    assert "UTF-16" not in capsys.readouterr().err
+    assert found_in(text, span(7, 11, text="Anna"), span(22, 27)) == ["Anna/B-PER", "Paris/B-PER"]
+    assert found_in(text, span(7, 11, text="Anna")) == ["Anna/B-PER"]
+    assert capsys.readouterr().err == "a.json: spans count UTF-16 units (2 for 😀), as their own texts show: read so\n"
+    told = r'^a.json: row 3: the span from 7 to 11 has "a li" in its text, not its own "Bert"; correct it, or export'
+    for spans in ([span(7, 11, text="Bert")], [span(7, 11, text="Bert"), span(4, 8, text="Anna")]):
+        with pytest.raises(InputError, match=told):
+            found_in(text, *spans)
+    for start, end in ((30, 34), (-40, 4), (8, 4), (4, 10**30)):
+        with pytest.raises(InputError, match=f"from {start} to {end} is not in its text of length 29"):
+            found_in(text, span(start, end), span(7, 11, text="Anna"))
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ({"value": 5}, "5"),
+        ({"value": None}, r"\[null, null, null\]"),
+        (span(0, 4, labels={"a": 1}), r"\[0, 4, {"),
+        (span(0, 4, labels=["PER", "LOC"]), r'\[0, 4, \["PER", "LOC"\]\]'),
+        (span(0, 4, labels=[]), r"\[0, 4, \[\]\]"),
+        ([0, 4], r"\[0, 4\]"),
+        ([0, 4, "PER", "Anna"], r"\[0, 4, "),
+        ([0.0, 4, "PER"], r"\[0\.0, 4, "),
+        ([True, 4, "PER"], r"\[true, 4, "),
+    ],
+)
+def test_spans_of_another_shape_are_refused(value: Any, told: str) -> None:
+    with pytest.raises(InputError, match=f"^a.json: row 3: {told}.* is not a span's start, end and one label"):
+        found_in("Anna", value)
+
+
+def test_a_label_may_stand_alone() -> None:
+    assert found_in("Anna", span(0, 4, labels="PER")) == found_in("Anna", [0, 4, "PER"]) == ["Anna/B-PER"]
+
+
+def test_many_spans_take_no_time_for_each_word() -> None:
+    text, spans = "word " * 100_000, [[5 * index, 5 * index + 4, "PER"] for index in range(100_000)]
+    began = time.process_time()
+    assert len(found_in(text, *spans)) == 100_000
+    assert time.process_time() - began < 20
+
+
+LABELS = [
+    {"value": {"start": start, "end": end, "text": TEXT[start:end], "labels": [name]}} for start, end, name in SPANS
+]
 WORDS = [{"text": "Marie", "start": 0, "end": 5, "id": 0}]
 HASHES = {"_input_hash": 1, "_task_hash": 2}
 FILES: dict[str, tuple[str, Callable[[str, bool], Any]]] = {
@@ -96,7 +158,10 @@ def test_label_studio_has_classes_of_texts_too(tmp_path: Path) -> None:
     choose = {"type": "choices", "value": {"choices": ["good"]}}
     file = tmp_path / "a.json"
     file.write_text(json.dumps([{"id": 1, "data": {"review": "so it is"}, "annotations": [{"result": [choose]}]}]))
-    assert [row for _, row in rows_of_file(file)] == [{"review": "so it is", "id": 1, "label": "good"}]
+    said = file.read_text()
+    for text in (said, said.replace('["good"]', '"good"')):
+        file.write_text(text)
+        assert [row for _, row in rows_of_file(file)] == [{"review": "so it is", "id": 1, "label": "good"}]
     file.write_text(json.dumps([{"data": {}, "annotations": [5]}]))
     with pytest.raises(InputError, match=r"a.json: row 0: not a row, nor Label Studio's JSON export"):
         list(rows_of_file(file))

@@ -9,8 +9,10 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,9 +21,9 @@ from scipy import special
 from biphase import console
 from biphase.api.networks import needs_extra
 from biphase.config import ModelName
-from biphase.encoder.models import find_folder
+from biphase.encoder.models import find_folder, unreplaced
 from biphase.errors import InputError, clipped, first_line, first_of, told_as
-from biphase.files import read_json_as
+from biphase.files import parse_json, read_json_as
 
 if TYPE_CHECKING:
     from biphase.exporting.golden import Golden
@@ -33,6 +35,8 @@ CLOSER = 3
 DECIMALS = 4
 """The number of decimals to which distances are compared; at a tie, the mistake with the shortest description wins."""
 OK = 200
+MOST_BYTES = 2**25
+"""The longest answer that is read."""
 SHOWN_CHARACTERS = 60
 
 SHARES: dict[str, Callable[[Any], np.ndarray]] = {
@@ -77,14 +81,17 @@ def check(folder: ModelName, server: str | None = None, *, timeout: float = 60.0
     Raises:
         InputError: no such folder, nothing to compare with, or a server without a useful answer.
     """
-    if server is not None and not server.startswith(("http://", "https://")):
-        raise InputError(f"server {server} is not an address: give one such as http://localhost:8000")
-    path, feature = find_folder(str(folder)), f"to compute the outputs of {folder}"
-    with told_as(f"cannot compute the outputs of {folder}"), needs_extra("embeddings", feature):
-        from biphase.exporting.golden import GOLDEN, Golden, load_answering, make_golden
+    if server is not None and (not server.startswith(("http://", "https://")) or "@" in server):
+        shown = server.rpartition("@")[2]  # no name and password
+        raise InputError(f"server {shown} is not an address alone: give one such as http://localhost:8000")
+    feature = f"to compute the outputs of {folder}"
+    opened = unreplaced(find_folder(str(folder)))
+    with told_as(f"cannot compute the outputs of {folder}"), needs_extra("embeddings", feature), opened as path:
+        from biphase.exporting.golden import GOLDEN, load_answering, make_golden, read_golden
+        from biphase.exporting.plain import tell_limits, text_limits
 
         if (path / GOLDEN).exists():
-            golden = read_json_as(path / GOLDEN, Golden)
+            golden = read_golden(path / GOLDEN)
         elif server is None:
             raise InputError(f"{folder} has no {GOLDEN}: give a `server` that serves it, or export it again")
         else:
@@ -93,6 +100,8 @@ def check(folder: ModelName, server: str | None = None, *, timeout: float = 60.0
         if server is not None:
             return [check_server(path, golden, server, timeout)]
         network, onnx = load_answering(path), path / "onnx" / "model.onnx"
+        if warning := tell_limits(text_limits(path, network.tokenizer)):
+            console.err.print(f"{folder}: {warning}")
         checks = [judge_answers("transformers", golden, network.tokenizer, network.outputs)]
         if onnx.exists():
             with needs_extra("onnx", "to run its ONNX file"):
@@ -114,8 +123,9 @@ def judge_answers(by: str, golden: "Golden", tokenizer: Any, compute: Any) -> An
 
     from biphase.exporting.plain import read_answers
 
-    settings: Any = {"truncation": True, "max_length": max(map(len, golden.ids)), "return_tensors": "pt"}
-    features = tokenizer(golden.texts, padding=True, padding_side="right", **settings)
+    longest = golden.cut_at or max(map(len, golden.ids))
+    settings: Any = {"max_length": min(longest, tokenizer.model_max_length), "return_tensors": "pt"}
+    features = tokenizer(golden.texts, truncation=True, padding=True, padding_side="right", **settings)
     lengths, expected = features["attention_mask"].sum(1).tolist(), [np.array(part) for part in golden.values]
     with torch.no_grad():
         outputs = compute({name: features[name] for name in ("input_ids", "attention_mask")})
@@ -154,7 +164,7 @@ def check_server(folder: Path, golden: "Golden", server: str, timeout: float) ->
     if isinstance(golden.values[0][0], list):
         raise InputError(f"{folder} answers for each token, which cannot be compared with a server: leave `server` out")
     labels = [] if is_embedding else [str(name) for name in (config.get("id2label") or {}).values()]
-    by, text = ask(server, golden, folder.name, timeout)
+    golden, by, text = ask(server, golden, folder.name, timeout)
     answered, values = read_answer(by, text, labels), np.array(golden.values)
     if answered.shape != values.shape or not np.isfinite(answered).all():
         shapes = f"numbers of shape {[*answered.shape]}, and {folder} finite ones of shape {[*values.shape]}"
@@ -210,14 +220,14 @@ def compare_lengths(answered: np.ndarray, expected: np.ndarray) -> tuple[str, st
 def read_answer(by: str, text: bytes, labels: Sequence[str]) -> np.ndarray:
     """Read a server's answer as [texts, numbers]: vectors, or scores in the order of `labels`."""
     try:
-        rows = json.loads(text)
+        rows = parse_json(text.decode())
         if isinstance(rows, dict):
             rows = [row["embedding"] for row in sorted(rows["data"], key=lambda row: row["index"])]
         if labels:
             named = [{item["label"]: item["score"] for item in row} if isinstance(row, list) else row for row in rows]
             rows = [[row[label] for label in labels] for row in named]
         return np.array(rows, dtype=np.float64)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError):
         what = f"scores of {first_of(labels)}" if labels else "embeddings"
         raise InputError(f"{by} does not answer with {what} but with {quote(text)}") from None
 
@@ -226,22 +236,31 @@ def quote(text: bytes) -> str:
     return repr(clipped(" ".join(text.decode(errors="replace").split()), SHOWN_CHARACTERS))
 
 
-def ask(server: str, golden: "Golden", name: str, timeout: float) -> tuple[str, bytes]:
-    """Ask a server by each route for this kind of output; return the address that answered, and its answer."""
-    base, openai = server.rstrip("/"), {"model": name, "input": golden.texts}
-    requests: list[tuple[str, Any]] = [("/v1/embeddings", openai), ("/embed", {"inputs": golden.texts})]
-    if golden.output == "logits":
-        alone = [[text] for text in golden.texts]  # TEI would read texts in one list as a pair
-        requests = [("/predict", {"inputs": alone}), ("/predict", golden.texts)]
-    for path in (*dict(requests), "/v1"):
+def ask(server: str, golden: "Golden", name: str, timeout: float) -> tuple["Golden", str, bytes]:
+    """Ask a server by each route for this kind of output, and again without the text that is cut if it refuses it.
+
+    Returns the golden vectors of the texts that were asked, the address that answered, and its answer.
+    """
+    base = server.rstrip("/")
+    for path in ("/v1/embeddings", "/embed", "/predict", "/v1"):
         base = base.removesuffix(path)
-    openai["model"] = find_served_name(base, timeout) or name
-    refusals = []
-    for path, body in requests:
-        status, text = send(f"{base}{path}", body, timeout)
-        if status == OK:
-            return f"{base}{path}", text
-        refusals.append(f"{path} {status} {quote(text)}")
+    name, refusals = find_served_name(base, timeout) or name, list[str]()
+    texts, ids, values = golden.texts[:-1], golden.ids[:-1], golden.values[:-1]
+    without_cut = replace(golden, texts=texts, ids=ids, values=values, cut_at=None)
+    for asked in (golden, without_cut) if golden.cut_at else (golden,):
+        requests: list[tuple[str, Any]] = [("/v1/embeddings", {"model": name, "input": asked.texts})]
+        requests.append(("/embed", {"inputs": asked.texts}))
+        if golden.output == "logits":
+            alone = [[text] for text in asked.texts]  # TEI would read texts in one list as a pair
+            requests = [("/predict", {"inputs": alone}), ("/predict", asked.texts)]
+        refusals.clear()
+        for path, body in requests:
+            status, text = send(f"{base}{path}", body, timeout)
+            if status == OK and asked is not golden:
+                console.err.print(f"{base}{path} refuses a text that the model cuts at {golden.cut_at} tokens")
+            if status == OK:
+                return asked, f"{base}{path}", text
+            refusals.append(f"{path} {status} {quote(text)}")
     raise InputError(f"{base} does not answer ({'; '.join(refusals)}): does it serve {golden.output}s of this model?")
 
 
@@ -249,21 +268,38 @@ def find_served_name(base: str, timeout: float) -> str | None:
     """Ask an OpenAI-like server for the name of its first model; return None if it names none."""
     status, text = send(f"{base}/v1/models", None, timeout)
     try:
-        return str(json.loads(text)["data"][0]["id"]) if status == OK else None
+        return str(parse_json(text.decode())["data"][0]["id"]) if status == OK else None
     except (ValueError, KeyError, TypeError, IndexError):
         return None
 
 
+def fetch(request: urllib.request.Request, timeout: float, answer: "Future[tuple[int, bytes]]") -> None:
+    """Set an answer to the status and the first bytes that a server sends, or to the error that ends this."""
+    try:
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as response:
+                answer.set_result((int(response.status), response.read(MOST_BYTES)))
+        except urllib.error.HTTPError as error:
+            answer.set_result((error.code, error.read(MOST_BYTES)))
+    except Exception as error:  # the caller raises it
+        answer.set_exception(error)
+
+
 def send(url: str, body: Any, timeout: float) -> tuple[int, bytes]:
-    """Send JSON, or a request without a body; return the status and the answer. Raises `InputError` after the timeout,
-    and if there is no connection."""
+    """Send JSON, or a request without a body; return the status and the answer. Raises `InputError` without a
+    connection, without the whole answer after the timeout, and for an answer of more than `MOST_BYTES`."""
     data = None if body is None else json.dumps(body).encode()
+    answer: Future[tuple[int, bytes]] = Future()
     try:
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=timeout) as response:
-            return int(response.status), response.read()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read()
+        # In a thread, because a server that sends a byte a second never lets a read end.
+        Thread(target=fetch, args=(request, timeout, answer), daemon=True).start()
+        status, text = answer.result(timeout)
     except (OSError, ValueError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", None) or first_line(error)
+        reason = (
+            getattr(error, "reason", None) or (str(error) and first_line(error)) or f"no whole answer in {timeout:g} s"
+        )
         raise InputError(f"{url} does not answer ({reason}); is the address right, and the server up?") from None
+    if len(text) == MOST_BYTES:
+        raise InputError(f"{url} sends more than {MOST_BYTES:,} bytes: does it serve this model?")
+    return status, text

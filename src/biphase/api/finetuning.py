@@ -18,14 +18,14 @@ from pydantic_core import to_jsonable_python
 from biphase import console
 from biphase.api.networks import ZERO_SHOT, ZeroShot, run_zero_shot
 from biphase.api.own_task import write_task
-from biphase.api.tables import TABLE_FORMS, refuse_ending, write_rows
+from biphase.api.tables import TABLE_FORMS, arrow_table, refuse_ending, write_rows
 from biphase.config import AnyPath, ModelName, OnCommandLine, PythonOnly, parse_config
 from biphase.corpus.rows import PlacedRow, Row, TableForm, ending_of, rows_in_memory
 from biphase.corpus.text import keep_rows
 from biphase.engine.scheduler import Failure
 from biphase.engine.units import Engine, EngineKind
 from biphase.errors import InputError
-from biphase.files import claimed, refuse_existing, refuse_filled, whole_file
+from biphase.files import claimed, new_file, refuse_existing, refuse_filled
 from biphase.finetuning.class_report import ClassReport, draw_confusion, print_report, read_report, report_classes
 from biphase.finetuning.config import FinetuneConfig, plan_cells
 from biphase.finetuning.grid import (
@@ -41,12 +41,22 @@ from biphase.finetuning.grid import (
     run_grid,
     tell_downloads,
 )
-from biphase.finetuning.kept import RECORD, KeptModel, find_kept, label_of, open_rows, read_labelled
+from biphase.finetuning.kept import (
+    RECORD,
+    KeptModel,
+    count_trained,
+    find_kept,
+    label_of,
+    open_rows,
+    read_labelled,
+    read_trained,
+)
 from biphase.finetuning.metrics import Rows, contributions
 from biphase.finetuning.scores import Score, ScoreSet, linearize, read_scores
 from biphase.report import verdicts
 from biphase.report.statistics import Interval, mean_interval
 from biphase.style import check_picture
+from biphase.tasks.examples import input_of
 from biphase.tasks.sources import name_data_dirs
 from biphase.tasks.spec import PAPER_TASKS, find_task, is_own_task, name_tests
 
@@ -104,8 +114,7 @@ def finetune(
         refuse_filled(Path(keep))
     [plan] = plan_cells(str(model), [task], config, {} if folder is None else {find_task(task).name: folder})
     from biphase.finetuning.fit import fit_cells
-    from biphase.finetuning.heads import plan_to_keep
-    from biphase.finetuning.keeping import fit_and_keep
+    from biphase.finetuning.keeping import fit_and_keep, plan_to_keep
     from biphase.finetuning.rates import search_rate
 
     out, has_rate = Path(scores), "learning_rate" in config.model_fields_set or is_own_task(find_task(task))
@@ -215,11 +224,14 @@ class FileScore:
     num_left_out: int
     """The number of rows without a label."""
     num_truncated: int
+    num_trained: int
+    """The number of examples whose inputs trained or validated the model."""
     classes: ClassReport | None
     """The scores per class; None for a task without classes."""
 
     def __repr__(self) -> str:
         counts = f"{self.num_examples:,} examples, {self.num_left_out:,} left out, {self.num_truncated:,} truncated"
+        counts += f", {self.num_trained:,} trained or validated the model" if self.num_trained else ""
         others = " · ".join(f"{name} {part.value:.2%}" for name, part in self.metrics.items() if name != self.metric)
         return f"{self.task} · {self.model} · {self.file}\n{self.show(self.metric)}\n{others}\n{counts}"
 
@@ -255,6 +267,7 @@ def score(
     from biphase.device import choose_device
     from biphase.finetuning.predict import judge_test
 
+    num_trained = count_trained(map(input_of, test.test), read_trained(kept.folder))
     metrics, rows, num_truncated = judge_test(kept, test, choose_device(device))
     task, measures = kept.task, dict[str, Interval]()
     for name, value in metrics.items():
@@ -262,6 +275,9 @@ def score(
         if name in task.kind.metrics and (name == task.metric or task.family != "question_answering"):
             measures[name] = mean_interval(linearize(*contributions(rows, name, task.classes)))
     report = report_classes(rows, task.classes) if task.classes else None
+    if num_trained:
+        share = f"{num_trained:,} of {len(rows):,} examples trained or validated this model"
+        console.err.print(f"{file.name}: {share}: the score says too much about new ones")
     if picture is not None:
         draw_confusion(report, Path(picture))
     return FileScore(
@@ -273,6 +289,7 @@ def score(
         num_examples=len(rows),
         num_left_out=test.left_out,
         num_truncated=num_truncated,
+        num_trained=num_trained,
         classes=report,
     )
 
@@ -306,17 +323,19 @@ def track_predictions(network: KeptModel, rows: Iterator[PlacedRow], name: str, 
 
 
 def write_predictions(model: str, file: Path, out: Path | TextIO, template: str | None, device: str) -> None:
-    """Write rows with predictions to a file, which appears only when complete, or to a stream as JSONL. A table keeps
-    the input's form if both have the same ending."""
+    """Write rows with predictions to a `new_file`, or to a stream as JSONL. A table keeps the input's form if both have
+    the same ending."""
     ending = ".jsonl"
     if isinstance(out, Path):
         ending = out.suffix.lower()
         refuse_ending(out)
         refuse_existing(out)
+    if ending == ".parquet":  # to refuse rows that fit no table before anything is computed
+        arrow_table([row for _, row in open_rows(find_kept(model, file, template), file)[1]])
     form, rows = predict_rows(model, file, template, device)
     if form is not None and ending != ending_of(file):
         form = replace(TABLE_FORMS.get(ending, form), has_mark=form.has_mark)
-    with whole_file(out) if isinstance(out, Path) else nullcontext(out) as sink:
+    with new_file(out) if isinstance(out, Path) else nullcontext(out) as sink:
         write_rows(rows, sink, ending, form)
 
 

@@ -14,7 +14,7 @@ from biphase.corpus.packing import open_text
 from biphase.corpus.text import TxtDocuments, are_names, check_place, find_text_sources, name_sources, sample_texts
 from biphase.embedding.questions import By, read_request
 from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names
-from biphase.encoder.models import find_folder
+from biphase.encoder.models import Stamps, find_folder, stamp_model, unreplaced
 from biphase.errors import InputError, clipped, refuse_doubles
 from biphase.files import read_json, refuse_filled, refuse_foreign, write_json
 from biphase.hub import fetch_model
@@ -136,13 +136,14 @@ def export(
     if is_run and (Path(run) / "config.json").exists():
         raise InputError(f"{run} is a model folder already: with `onnx`, `gguf` or `as_`, copy it for other programs")
     source = find_checkpoint(run) if is_run else find_folder(run)
+    stamps = stamp_model(source)
     if merge is not None and not is_run:
         raise InputError(f"{run} is not a run: merge is for a run that began with a decoder")
     if to_hub is not None:
         check_repository(to_hub)
     if test is not None and not (int8 and Path(test).exists()):
         raise InputError(f"test: {test} does not exist" if int8 else "`test` measures the loss of `int8`: give both")
-    complete = partial(complete_export, as_=as_, onnx=onnx, int8=int8, test=test, gguf=gguf)
+    complete = partial(complete_export, source, stamps, as_=as_, onnx=onnx, int8=int8, test=test, gguf=gguf)
     if is_run:
         from biphase.exporting.model import export_checkpoint
 
@@ -156,7 +157,13 @@ def export(
     return Path(folder)
 
 
-def complete_export(folder: Path, as_: str | None, onnx: bool, int8: bool, test: str | Path | None, gguf: bool) -> None:
+def complete_export(source: Path, stamps: Stamps, folder: Path, **wanted: Any) -> None:
+    """Add the requested files to the copy of a source, which must still have the stamps from before it was read."""
+    with unreplaced(source, stamps):
+        add_forms(folder, **wanted)
+
+
+def add_forms(folder: Path, as_: str | None, onnx: bool, int8: bool, test: str | Path | None, gguf: bool) -> None:
     """Add the requested files to an exported folder. Raises `InputError` for missing packages."""
     from biphase.exporting.golden import write_golden
 
@@ -235,14 +242,14 @@ def load(model: str | Path) -> Any:
     from biphase.exporting.model import NEEDS_VERSION, SENTENCE_TRANSFORMERS_FILES
     from biphase.finetuning.heads import load_encoder
 
-    folder = find_folder(str(model))
-    for name, content in SENTENCE_TRANSFORMERS_FILES.items() if (folder / "modules.json").exists() else ():
-        saved = read_json(folder / name) if (folder / name).exists() else None
-        if saved != content and not (isinstance(content, dict) and saved == content | NEEDS_VERSION):
-            with needs_extra("embeddings", "an embedding model"):
-                from biphase.embedding.model import load_embedder
-            return load_embedder(str(model))
-    return load_encoder(str(model))
+    with unreplaced(find_folder(str(model))) as folder:
+        for name, content in SENTENCE_TRANSFORMERS_FILES.items() if (folder / "modules.json").exists() else ():
+            saved = read_json(folder / name) if (folder / name).exists() else None
+            if saved != content and not (isinstance(content, dict) and saved == content | NEEDS_VERSION):
+                with needs_extra("embeddings", "an embedding model"):
+                    from biphase.embedding.model import load_embedder
+                return load_embedder(str(model))
+        return load_encoder(str(model))
 
 
 def encode(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from biphase.api.worth import ScoredTask, find_task_data, tell_loss, time_batches
+from biphase.api.worth import ScoredTask, find_task_data, tell_loss, tell_speed
 from biphase.exporting.card import add_chapter
 from biphase.exporting.onnx import INT8_FILE, ONNX_FILE, OnnxNetwork, megabytes, quantize, write_onnx
 from biphase.exporting.plain import Features, read_answers
@@ -36,13 +36,11 @@ def add_onnx(folder: Path, int8: bool, test: Path | None) -> None:
 def describe_int8(folder: Path, whole: OnnxNetwork, batches: Sequence[Features], task: ScoredTask | None) -> str:
     """Write what 8 bits cost on the task, or without a task how similar the outputs are; and what they save."""
     int8 = OnnxNetwork(folder / INT8_FILE, whole.config)
-    faster = time_batches(whole, batches) / time_batches(int8, batches)
     smaller = megabytes(folder / ONNX_FILE) / megabytes(folder / INT8_FILE)
-    speed = "no faster here" if 0.95 <= faster < 1.05 else f"{faster:.1f} times as fast here"
-    saved = f"{speed}, {smaller:.1f} times smaller"
+    saved = f"{smaller:.1f} times smaller; {tell_speed(whole, int8, batches)}"
     if task is None:
         return f"{describe_agreement(whole, int8, batches)}; {saved}. Its loss on a task was not measured"
-    return f"{tell_loss(task, task.judge(whole), task.judge(int8))}, {saved}"
+    return f"{tell_loss(task, task.judge(whole), task.judge(int8))}; {saved}"
 
 
 def describe_agreement(whole: OnnxNetwork, int8: OnnxNetwork, batches: Sequence[Features]) -> str:

@@ -116,10 +116,11 @@ def describe_rows(
         raise InputError(f"{data}: no row has a label in '{label}': name another column as `label`")
     labels = values_of(placed, label)
     words = next((name for name in WORD_NAMES if isinstance(placed[0][1].get(name), list)), None)
-    spans = [read_spans_of_characters(value) for value in labels]
-    if words is None and any(spans) and None not in spans:
+    tagged = () if words else zip(placed, labels, strict=True)
+    spans = [read_spans_of_characters(location, value) for (location, _), value in tagged]
+    if any(spans) and None not in spans:
         text = "text" if "text" in columns else next((name for name in columns if isinstance(columns[name], str)), "")
-        return describe_tags({f"B-{name}" for row in spans for _, _, name in row or ()}, text=text, label=label), label
+        return describe_tags({f"B-{span.label}" for row in spans for span in row or ()}, text=text, label=label), label
     if words is None or not isinstance(labels[0], list):
         return {**describe_texts(placed, data, label, labels, family, template), "files.0": {}}, label
     return describe_tags({str(tag) for row in labels for tag in row}, tokens=words, label=label), label

@@ -77,10 +77,21 @@ class OpenStudy:
     folder: Path
     words: tuple[str, ...]
     """The file, changes and folder as words of the command line; for a study from memory, the file in its folder."""
+    made_by: str = ""
+    """The command that makes the whole study, text included, such as `biphase demo`; empty for other studies."""
 
     def command(self, verb: str) -> str:
         """Return the command `biphase study VERB` for this study."""
         return shlex.join(["biphase", "study", verb, *self.words])
+
+    def list_commands(self) -> list[str]:
+        """Return the commands that make the study again: its shards, its scores and its report."""
+        from biphase.studies.folder import read_runs
+        from biphase.studies.report import list_texts
+
+        if self.made_by:
+            return [self.made_by]
+        return [*list_texts(read_runs(self.planned, self.folder)), self.command("run"), self.command("report")]
 
     def estimate(self, device: str | None = None, efficiency: float | None = None) -> "Estimate":
         from biphase.studies.cost import estimate, study_machine
@@ -181,9 +192,8 @@ class OpenStudy:
         from biphase.report.page import print_results
         from biphase.studies.report import report_study
 
-        commands = [self.command(verb) for verb in ("run", "report")]
         report_folder = self.folder / "report" if out is None else Path(out)
-        written = report_study(self.planned, self.folder, report_folder, commands)
+        written = report_study(self.planned, self.folder, report_folder, self.list_commands())
         notes = [f"note: {note}" for note in written.text.notes]
         declared = written.text.hypotheses[1] if written.text.hypotheses else ()
         print_results(written.table, [*notes, *written.sentences, *declared])
@@ -201,8 +211,7 @@ class OpenStudy:
         from biphase.studies.folder import read_state
 
         archive = Path(f"study-{self.planned.study.name}.tar.gz") if out is None else Path(out)
-        commands = [self.command(verb) for verb in ("run", "report")]
-        console.out.print(str(bundle_study(read_state(self.planned, self.folder), archive, commands)))
+        console.out.print(str(bundle_study(read_state(self.planned, self.folder), archive, self.list_commands())))
         return archive
 
 

@@ -3,17 +3,18 @@
 import csv
 import json
 import math
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TextIO
 
 from biphase import console
 from biphase.api.networks import needs_extra
-from biphase.corpus.rows import BYTE_ORDER_MARK, Row, TableForm
+from biphase.corpus.rows import BYTE_ORDER_MARK, Row, TableForm, as_inert
 from biphase.errors import InputError, first_line, told_as
 
 TABLE_FORMS = {".csv": TableForm(), ".tsv": TableForm("\t", csv.QUOTE_ALL)}
@@ -40,17 +41,26 @@ def write_rows(rows: Iterable[Row], sink: TextIO, ending: str, form: TableForm |
     elif ending == ".xlsx":
         write_sheet(rows, sink)
     elif ending == ".parquet":  # all at once, because the types of columns depend on all rows
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        try:
-            pq.write_table(pa.Table.from_pylist(list(rows)), sink.buffer)
-        except pa.ArrowException as error:
-            raise InputError(f"the rows do not fit one table ({first_line(error)}); {OTHER_FILE}") from None
+        pq.write_table(arrow_table([*rows]), sink.buffer)
     else:
         for row in rows:  # in ASCII on a terminal, because it obeys some control characters
             sink.write(json.dumps(row, ensure_ascii=sink.isatty(), default=str) + "\n")
         sink.flush()
+
+
+def arrow_table(rows: Sequence[Row]) -> Any:
+    """Make an Arrow table with all columns of the rows. Raises `InputError` for a column without a common type."""
+    import pyarrow as pa
+
+    columns = {}
+    for name in dict.fromkeys(chain.from_iterable(rows)):
+        try:
+            columns[name] = pa.array([row.get(name) for row in rows])
+        except (pa.ArrowException, OverflowError) as error:
+            raise InputError(f"the column '{name}' does not fit one type ({first_line(error)}); {OTHER_FILE}") from None
+    return pa.table(columns)
 
 
 def flat_rows(rows: Iterable[Row]) -> Iterator[tuple[str, list[Any]]]:
@@ -90,12 +100,13 @@ def write_sheet(rows: Iterable[Row], sink: TextIO) -> None:
                 if is_text:
                     cells[-1].data_type = "s"  # otherwise a leading = would make the text a formula
             sheet.append(cells)
-    book.save(sink.buffer)
+    content = BytesIO()  # on a full disk the workbook would try to write its end once more
+    book.save(content)
+    sink.buffer.write(content.getbuffer())
 
 
 def write_table(rows: Iterable[Row], sink: TextIO, form: TableForm) -> None:
-    """Write rows as .csv or .tsv. Put an apostrophe before a text that a spreadsheet would compute, as OWASP
-    recommends."""
+    """Write rows as .csv or .tsv, with texts as `as_inert` returns them."""
     quote, num_inert = None if form.quoting == csv.QUOTE_NONE else '"', 0
     shape: Any = {"delimiter": form.delimiter, "lineterminator": "\r\n", "quotechar": quote}  # also quotes a lone \r
     lines: Any = SimpleNamespace(write=lambda line: sink.write(line[:-2] + form.line_end))
@@ -116,8 +127,4 @@ def show_cell(value: Any, form: TableForm) -> Any:
     """Return a value as a cell of a .csv or .tsv table, with the table's decimal mark."""
     if isinstance(value, float):
         return str(value).replace(".", form.decimal)
-    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
-
-
-FORMULA = re.compile(r"[=@\t\r]|[-+](?![\d\s.,()]*([eE][-+]?\d+)?$)")
-"""The beginning of a text that a spreadsheet would compute, but not of a number, a telephone number or a dash."""
+    return as_inert(value)

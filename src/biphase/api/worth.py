@@ -10,9 +10,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from biphase.device import processor_name
+from biphase.encoder.models import stamp_model
 from biphase.errors import InputError
 from biphase.finetuning.kept import RECORD, KeptModel, find_kept, read_labelled
 from biphase.finetuning.metrics import Rows, contributions
@@ -36,19 +39,32 @@ class ScoredTask:
     `network` that is called like transformers' networks."""
 
 
-TIMED_RUNS = 3
-"""The number of timed passes, of which the fastest counts."""
+ROUNDS, TURNS = 3, 4
+"""The number of measured ratios, and of each network's turns for one: the first is untimed, the fastest counts."""
 
 
-def time_batches(network: Callable[..., Any], batches: Sequence[Mapping[str, Tensor]]) -> float:
-    """Return the seconds that a network takes for these padded batches, after an untimed pass."""
-    seconds = []
-    for _ in range(1 + TIMED_RUNS):
-        started = time.perf_counter()
-        for features in batches:
-            network(**features)
-        seconds.append(time.perf_counter() - started)
-    return min(seconds[1:])
+def time_pass(network: Callable[..., Any], batches: Sequence[Mapping[str, Tensor]]) -> tuple[float, float]:
+    """Return the seconds that a network takes for these padded batches: by the clock, and of processor time."""
+    started = time.perf_counter(), time.process_time()
+    for features in batches:
+        network(**features)
+    return time.perf_counter() - started[0], time.process_time() - started[1]
+
+
+def tell_speed(whole: Callable[..., Any], other: Callable[..., Any], batches: Sequence[Mapping[str, Tensor]]) -> str:
+    """Write how many times as fast as the `whole` network the `other` reads these padded batches. The networks take
+    turns. The ratios are told only if every round gives the same digits."""
+    told = set()
+    for _ in range(ROUNDS):
+        turns = np.array([[time_pass(network, batches) for network in (whole, other)] for _ in range(TURNS)])
+        fastest = turns[1:].min(axis=0)
+        told.add(tuple(f"{ratio:.1f}" for ratio in fastest[0] / fastest[1]))
+    if len(told) > 1:
+        return "speed not told: the measurements differ, as on a busy machine"
+    [(clock, processor)] = told
+    lengths = torch.cat([features["attention_mask"].sum(1) for features in batches])
+    texts = f"{len(lengths)} texts of {lengths.min()} to {lengths.max()} tokens"
+    return f"{clock} times as fast ({processor} by processor time) on {texts}, {processor_name()}"
 
 
 def tell_loss(task: ScoredTask, before: Rows, after: Rows) -> str:
@@ -71,13 +87,12 @@ def find_task_data(folder: Path, test: Path | None) -> ScoredTask | None:
     if not is_embedder:
         raise InputError("`test` scores fine-tuned and embedding models, and this model is neither: leave it out")
     from biphase.embedding.evaluation import read_judged_set, score_embedder
+    from biphase.exporting.plain import load_sentence_transformer
 
     judged, source = read_judged_set(test), folder
 
     def judge(network: Any = None, folder: Path = source) -> Rows:
-        from sentence_transformers import SentenceTransformer
-
-        embedder: Any = SentenceTransformer(str(folder), device="cpu", trust_remote_code=False)
+        embedder = load_sentence_transformer(folder, "cpu")
         if network is not None:
             embedder.forward = lambda features, **_: {"sentence_embedding": network(**features).sentence_embedding}
         return score_embedder(embedder, judged)[1]
@@ -100,6 +115,7 @@ def read_test_split(kept: KeptModel, test: Path | None) -> ScoredTask:
     from biphase.finetuning.predict import judge_test
 
     def judge(network: Any = None, folder: Path = kept.folder) -> Rows:
-        return judge_test(kept.model_copy(update={"folder": folder}), data, torch.device("cpu"), network)[1]
+        other = {"folder": folder, "stamps": stamp_model(folder)} if folder != kept.folder else {}
+        return judge_test(kept.model_copy(update=other), data, torch.device("cpu"), network)[1]
 
     return ScoredTask(task.name, task.metric, task.classes, judge)

@@ -4,10 +4,12 @@
 """
 
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import wraps
 from inspect import Parameter as PythonParameter
 from inspect import Signature, getdoc, signature
@@ -177,6 +179,7 @@ def demo(
     shards, held_out = folder / "shards", corpus / "validation.jsonl.zst"
     prepare_text(corpus / "train.jsonl.zst", folder / "tokenizer", shards, validation=held_out)
     study = studies.study("demo", [f"recipe.data.shards={shards}", *changes], folder / "study")
+    study = replace(study, made_by=shlex.join(["biphase", "demo", *changes]))
     plan = study.planned
     names = ", ".join(plan.arms)
     console.err.print(f"[3/5] pretrain {names}; fine-tune each and random weights: {len(plan.cells)} cells")

@@ -20,7 +20,7 @@ from biphase.config import BUNDLED, by_commas, parse_config
 from biphase.corpus.rows import column, rows_of_file
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError, nearest
-from biphase.files import parse_yaml, refuse_existing, write_text
+from biphase.files import new_file, parse_yaml, refuse_existing
 from biphase.presets import PRESETS
 from biphase.recipe import Recipe
 from biphase.run import find_checkpoint, name_run, split_reference
@@ -32,6 +32,7 @@ BUNDLED_NAMES = {
     kind: sorted(path.stem for path in (BUNDLED / kind).glob("*.yaml")) for kind in ("recipes", "studies", "tasks")
 }
 """Kind → the names of its bundled files."""
+MOST_JOBS = 1_000
 SHARDS_QUESTION = "Folder of shards (from `biphase prepare`)"
 
 
@@ -214,11 +215,13 @@ def init_slurm(study: Path, folder: Path, /, *, jobs: int = 8, out: Path = Path(
     """
     from biphase.studies.spec import load_study
 
-    refuse_existing(out)
+    if not 1 <= jobs <= MOST_JOBS:
+        raise InputError(f"--jobs {jobs}: give 1 to {MOST_JOBS:,}, the longest array that Slurm takes by default")
     load_study(study)
     command = shlex.join(["sbatch", f"--array=0-{jobs - 1}", str(out), str(study), str(folder)])
     shebang, newline, text = (BUNDLED / "studies" / "slurm.sh").read_text(encoding="utf-8").partition("\n")
-    write_text(out, f"{shebang}{newline}# {command}\n{text}")
+    with new_file(out) as file:
+        file.write(f"{shebang}{newline}{as_comment(command)}\n{text}")
     out.chmod(0o755)
     console.err.print(f"{out}: next, `{command}`")
     console.out.print(str(out))
@@ -271,10 +274,17 @@ def with_values(text: str, changes: Mapping[str, Any]) -> str:
     return text
 
 
+def as_comment(command: str) -> str:
+    """Write a command as a comment. Raises `InputError` for a line end in it, which would end the comment."""
+    if "".join(command.splitlines()) != command:
+        raise InputError(f"{command!r}: a name has a line end; choose another name")
+    return f"# {command}"
+
+
 def write_start(path: Path, origin: str, text: str, *commands: str) -> None:
     """Write a new file, with its commands as comments, and print the next command. Never overwrite a file."""
-    head = [f"# Made from {origin}, which comes with biphase.", *(f"#   {command}" for command in commands)]
-    with open(path, "x", encoding="utf-8") as file:
+    head = [f"# Made from {origin}, which comes with biphase.", *(as_comment(f"  {command}") for command in commands)]
+    with new_file(path) as file:
         file.write("\n".join([*head, text]))
     console.err.print(f"{path}: next, `{commands[0]}`")
     console.out.print(str(path))

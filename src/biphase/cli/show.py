@@ -65,7 +65,7 @@ def print_checks(checks: Sequence[AnswerCheck]) -> None:
 
 def print_file_score(score: FileScore) -> None:
     """Print a fine-tuned model's metrics on a file, the primary one first, and its scores per class."""
-    print_facts(fields_of(score, "model task num_examples num_left_out num_truncated"))
+    print_facts(fields_of(score, "model task num_examples num_left_out num_truncated num_trained"))
     for metric in sorted(score.metrics, key=lambda name: name != score.metric):
         out.print(score.show(metric))
     if score.classes is not None:

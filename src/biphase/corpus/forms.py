@@ -1,5 +1,6 @@
 """JSON values in the forms of published data sets and of annotation tools → rows of a task."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
@@ -24,7 +25,8 @@ def plain_row(value: Any) -> Any:
         case {"data": {**data}, "annotations": list() as annotations}:
             finished = [part for part in annotations if not part.get("was_cancelled")]
             answers = [item["value"] for part in finished[:1] for item in part["result"] if "value" in item]
-            chosen = [name for answer in answers for name in answer.get("choices", ())]
+            choices = [answer.get("choices", []) for answer in answers]
+            chosen = [name for names in choices for name in ([names] if isinstance(names, str) else names)]
             spans = [answer for answer in answers if "labels" in answer]
             label = (chosen[0] if len(chosen) == 1 else chosen or spans) if finished else None
             return data | {"id": value.get("id"), "label": label}
@@ -82,3 +84,28 @@ def unfold(location: str, content: Any, form: str) -> Iterator[PlacedRow]:
             yield location, row
     except (AttributeError, KeyError, TypeError):
         raise InputError(f"{location}: not {needed}") from None
+
+
+def name_classes(rows: Iterable[Row], features: dict[str, Any]) -> Iterator[Row]:
+    """Replace class numbers by class names in the rows of a data set, by its features."""
+    named = [name for name, feature in features.items() if "ClassLabel" in json.dumps(feature)]
+    for row in rows:
+        for name in named:
+            if name in row:
+                row[name] = with_names(row[name], features[name])
+        yield row
+
+
+def with_names(value: Any, feature: Any) -> Any:
+    """Return a value with names of classes in place of numbers, by its feature, also inside lists and objects. A
+    feature that `datasets` does not write changes nothing."""
+    if isinstance(feature, list) and feature:  # an older form of lists
+        feature = {"feature": feature[0]}
+    if not isinstance(feature, dict):
+        return value
+    if isinstance(value, list):
+        return [with_names(item, feature.get("feature")) for item in value]
+    if isinstance(value, dict):
+        return {name: with_names(inner, feature.get(name)) for name, inner in value.items()}
+    names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
+    return names[value] if isinstance(names, list) and isinstance(value, int) and 0 <= value < len(names) else value

@@ -8,11 +8,13 @@ import csv
 import io
 import itertools
 import json
+import math
+import re
 import sys
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +23,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from biphase.config import Strict
-from biphase.corpus.forms import Format, PlacedRow, Row, unfold
+from biphase.corpus.forms import Format, PlacedRow, Row, name_classes, unfold
 from biphase.errors import InputError, clipped, refuse_doubles, told_as
 from biphase.files import parse_json, reading
 
@@ -111,6 +113,20 @@ def kind_of(path: Path) -> str | None:
     return kind if is_source else None
 
 
+@contextmanager
+def reading_rows(path: Path) -> Iterator[None]:
+    """Turn errors in the block into an `InputError` that names the file. Raises it also for a pipe or a device."""
+    refuse_pipe(path)
+    with reading(path, DAMAGED):
+        yield
+
+
+def refuse_pipe(path: Path) -> None:
+    """Raise `InputError` for a pipe or a device, because most files are read more than once."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise InputError(f"{path} is a pipe or a device; write its content to a file, and name that")
+
+
 def read_text_lines(path: Path, *, keep_mark: bool = False) -> Iterator[tuple[int, str, int]]:
     """Yield each line of a file: its number (from 1), its text with the line end, and the bytes on disk read so far.
 
@@ -119,7 +135,7 @@ def read_text_lines(path: Path, *, keep_mark: bool = False) -> Iterator[tuple[in
     """
     import pyarrow as pa  # unlike zstandard's streams, its streams notice a truncated file
 
-    with reading(path, DAMAGED), pa.OSFile(str(path)) as file:
+    with reading_rows(path), pa.OSFile(str(path)) as file:
         stream = pa.CompressedInputStream(file, codec) if (codec := codec_of(path)) else file
         lines = iter(partial(io.BufferedReader(stream, BUFFER_BYTES).readline, MAX_LINE_BYTES + 1), b"")
         for number, line in enumerate(lines, start=1):
@@ -184,6 +200,25 @@ def check_text(location: str, name: str, value: Any) -> str:
     return value
 
 
+def as_number(value: Any) -> float | None:
+    """Read a number, or a text that is one, as in tables. An integer beyond floats is infinite, as such a text is. None
+    for anything else."""
+    try:
+        return None if isinstance(value, bool) else float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+    except (ArithmeticError, TypeError, ValueError):
+        return None
+
+
+def read_number(location: str, name: str, value: Any) -> float:
+    """Return a field's value if it is a finite number, or a text that is one. Raises `InputError` for anything else."""
+    number = as_number(value)
+    if number is None or not math.isfinite(number):
+        raise InputError(f"{location}: '{name}' is {excerpt(value)}, not a number: fix the row or remove it")
+    return number
+
+
 def excerpt(value: Any) -> str:
     """Return the beginning of a value's JSON, for a message."""
     return json.dumps(value, ensure_ascii=False, default=str)[:40]
@@ -232,7 +267,7 @@ def read_table(path: Path, names: Sequence[str] = ()) -> Iterator[tuple[int, Row
         InputError: the file is damaged, a text is not UTF-8, or two columns share a name.
     """
     number = before = 0
-    with reading(path, DAMAGED):
+    with reading_rows(path):
         for batch, features, num_bytes in read_pieces(path, names):
             batch.validate(full=True)  # else Arrow follows a wrong offset out of its memory; also checks UTF-8
             for at, row in enumerate(name_classes(batch.to_pylist(), features), start=1):
@@ -275,31 +310,6 @@ def choose_columns(path: Path, schema: Any, names: Sequence[str]) -> tuple[list[
     written = {"huggingface": json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))}
     features = find_field(written, "huggingface.info.features")
     return columns, features if isinstance(features, dict) else {}
-
-
-def name_classes(rows: Iterable[Row], features: dict[str, Any]) -> Iterator[Row]:
-    """Replace class numbers by class names in the rows of a data set, by its features."""
-    named = [name for name, feature in features.items() if "ClassLabel" in json.dumps(feature)]
-    for row in rows:
-        for name in named:
-            if name in row:
-                row[name] = with_names(row[name], features[name])
-        yield row
-
-
-def with_names(value: Any, feature: Any) -> Any:
-    """Return a value with names of classes in place of numbers, by its feature, also inside lists and objects. A
-    feature that `datasets` does not write changes nothing."""
-    if isinstance(feature, list) and feature:  # an older form of lists
-        feature = {"feature": feature[0]}
-    if not isinstance(feature, dict):
-        return value
-    if isinstance(value, list):
-        return [with_names(item, feature.get("feature")) for item in value]
-    if isinstance(value, dict):
-        return {name: with_names(inner, feature.get(name)) for name, inner in value.items()}
-    names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
-    return names[value] if isinstance(names, list) and isinstance(value, int) and 0 <= value < len(names) else value
 
 
 def read_dataset(table: Any) -> Iterator[Row]:
@@ -410,6 +420,16 @@ class TableForm:
     decimal: str = "."
 
 
+FORMULA = re.compile(r"[=@＝＠\t\r\n]|[-+－＋](?![\d\s.,()]*([eE][-+]?\d+)?$)")
+"""The beginning of a text that a spreadsheet would compute, but not of a number, a telephone number or a dash."""
+
+
+def as_inert(value: Any) -> Any:
+    """Return the value of a table's field, with an apostrophe before a text that a spreadsheet would compute, as OWASP
+    recommends."""
+    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
+
+
 def open_table(path: Path, layout: FileForm, *, is_csv: bool) -> tuple[TableForm, Iterator[PlacedRow]]:
     """Detect the form of a table with fields between commas, semicolons or tabs, and return it with the rows.
 
@@ -479,6 +499,8 @@ def quoted_fields(path: Path, lines: Iterator[str], delimiter: str) -> Iterator[
 
 MOST_SHEET_BYTES, MOST_SHEET_ROWS = 1 << 30, 1 << 20
 """The most bytes of an unpacked workbook, and the most rows of a sheet, which no spreadsheet program exceeds."""
+MOST_PACKED, LEAST_SUSPECT = 100, 1 << 24
+"""How many times larger than packed a part of a workbook may be, if it has more than so many bytes. Tables reach 30."""
 
 
 def read_sheet(path: Path) -> Iterator[PlacedRow]:
@@ -494,9 +516,11 @@ def read_sheet(path: Path) -> Iterator[PlacedRow]:
     warnings.filterwarnings("ignore", module="openpyxl")  # it warns about styles that it drops
     header: list[str] = []
     texts: set[str] = set()
-    with reading(path, DAMAGED), zipfile.ZipFile(path) as parts:
+    with reading_rows(path), zipfile.ZipFile(path) as parts:
         if sum(part.file_size for part in parts.infolist()) > MOST_SHEET_BYTES:
             raise InputError(f"{path}: unpacked it has more than {MOST_SHEET_BYTES:,} bytes; save it as .csv")
+        if any(part.file_size > max(MOST_PACKED * part.compress_size, LEAST_SUSPECT) for part in parts.infolist()):
+            raise InputError(f"{path}: unpacked a part of it is more than {MOST_PACKED} times larger; save it as .csv")
         sheet = load_workbook(path, read_only=True, data_only=True, keep_links=False).worksheets[0]
         sheet.reset_dimensions()  # some programs write wrong ones
         for number, cells in enumerate(sheet.iter_rows(values_only=True), start=1):
@@ -566,7 +590,7 @@ def read_json_rows(path: Path) -> Iterator[PlacedRow]:
     lines = (line for _, line, _ in read_text_lines(path) if line.strip())
     first = next(lines, "")
     with suppress(json.JSONDecodeError):
-        if first.startswith("{") and next(lines, None) is not None and json.loads(first):
+        if first.startswith("{") and next(lines, None) is not None and parse_json(first):
             return ((f"{path}:{number}", row) for number, row, _ in read_json_lines(path))
     content = read_json_file(path)
     if isinstance(content, dict) and isinstance(content.get("data"), list):

@@ -33,6 +33,7 @@ from biphase.corpus.rows import (
     read_json_lines,
     read_table,
     read_text_lines,
+    refuse_pipe,
     rows_in_memory,
     saved_tables,
 )
@@ -299,6 +300,7 @@ def name_left_out(kind: str, names: list[str], num_files: int) -> None:
 
 
 def file_source(path: Path) -> TextSource:
+    refuse_pipe(path)
     if kind_of(path) is None:
         raise InputError(f"{path} has an unknown ending; biphase reads {READABLE}")
     status, file = path.stat(), path.resolve()

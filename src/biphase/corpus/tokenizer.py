@@ -12,15 +12,19 @@ import re
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from biphase import console
 from biphase.errors import InputError, told_as
-from biphase.files import content_hash, own_folder
-from biphase.hub import fetch_model
+from biphase.files import Stamp, content_hash, own_folder, parse_json, read_json_as, stamp_of, validate_record
+from biphase.hub import NAMED, TOKENIZER_CLASS, fetch_model
 
 if TYPE_CHECKING:  # they are slow to import, and tokenizing workers do not need them
     from tokenizers import Tokenizer
@@ -137,6 +141,7 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
         from tokenizers import Tokenizer
 
         with told_as(f"{path} is neither a tokenizer.json nor a Llama 3 tokenizer.model (base64 and a rank a line)"):
+            refuse_growth(path, stamp_of(path))
             backend = Tokenizer.from_file(str(path))
             refuse_ids(backend, path)
             return with_all_roles(wrap_backend(backend, {}), str(path))
@@ -161,17 +166,96 @@ def load_pretrained_tokenizer(folder: Path) -> "PreTrainedTokenizerFast":
     """Load `tokenizer.json` unchanged; without one, load transformers' conversion of the other files."""
     from transformers import PreTrainedTokenizerFast
 
-    with told_as(f"tokenizer {folder} cannot be loaded"):
-        if (folder / "tokenizer.json").exists():
+    if (folder / "tokenizer.json").exists():
+        check_tokenizer_files(folder)
+        with told_as(f"tokenizer {folder} cannot be loaded"):
             tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, trust_remote_code=False)
-        else:
-            from transformers import AutoTokenizer  # imports torch, so import it late
-
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    else:
+        tokenizer = load_auto_tokenizer(folder)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise InputError(f"tokenizer {folder} is a {type(tokenizer).__name__}, without a fast version (tokenizer.json)")
     refuse_ids(tokenizer.backend_tokenizer, folder)
     return tokenizer
+
+
+def load_auto_tokenizer(folder: Path) -> Any:
+    """Load the tokenizer that `AutoTokenizer` chooses. Raises `InputError` for one that is code of the folder, or that
+    `check_tokenizer_files` refuses."""
+    from transformers import AutoTokenizer  # imports torch, so import it late
+
+    check_tokenizer_files(folder)
+    with told_as(f"tokenizer {folder} cannot be loaded"):
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """The keys of tokenizer_config.json that choose a class or a length."""
+
+    tokenizer_class: Annotated[str, Field(pattern=TOKENIZER_CLASS)] | None = None
+    processor_class: Annotated[str, Field(pattern=r"^\w+Processor$")] | None = None
+    model_max_length: float | None = None
+
+
+@dataclass(frozen=True)
+class TextChange:
+    """A normalizer or decoder of a tokenizer.json, or a sequence of them."""
+
+    type: str = ""
+    normalizers: list["TextChange"] = field(default_factory=list)
+    decoders: list["TextChange"] = field(default_factory=list)
+    prepend: str = ""
+    pattern: dict[str, str] = field(default_factory=dict)
+    content: str = ""
+    precompiled_charsmap: str | None = None
+
+    def growth(self) -> float:
+        """Return how many times as long it makes a text at most."""
+        growth: float = GROWTH.get(self.type, 1) * (1 + len(self.prepend))
+        if self.type == "Replace":  # an empty match of a regular expression adds the content to each character
+            growth = max(1.0, len(self.content) / max(1, len(self.pattern.get("String", ""))))
+            growth += "String" not in self.pattern
+        if self.precompiled_charsmap:  # replacements, each closed by a zero, after a table and its size
+            blob = base64.b64decode(self.precompiled_charsmap)
+            texts = blob[4 + int.from_bytes(blob[:4], "little") :].split(b"\0")
+            growth = max(1, *(len(text.decode(errors="replace")) for text in texts))
+        return growth * prod(change.growth() for change in (*self.normalizers, *self.decoders))
+
+
+GROWTH = {"BertNormalizer": 3, "ByteLevel": 4, "NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18}
+"""How many characters each of these normalizers makes of one at most."""
+MOST_GROWTH = 1_000
+"""The most times as long as it is that a tokenizer may make a text: a short chain of replacements can fill all
+memory."""
+
+
+@dataclass(frozen=True)
+class TokenizerFile:
+    """The parts of a tokenizer.json that change texts."""
+
+    normalizer: TextChange | None = None
+    decoder: TextChange | None = None
+
+
+def check_tokenizer_files(folder: Path) -> None:
+    """Raise `InputError` for damaged settings of a folder's tokenizer, for a class that is no tokenizer, and for texts
+    that would grow without a bound."""
+    settings = folder / "tokenizer_config.json"
+    if settings.exists():
+        read_json_as(settings, TokenizerSettings, NAMED)
+    with told_as(f"tokenizer {folder} cannot be loaded"):
+        for path in {*folder.glob("tokenizer*.json")} - {settings}:
+            refuse_growth(path, stamp_of(path))
+
+
+@lru_cache
+def refuse_growth(path: Path, stamp: Stamp) -> None:
+    """Raise `InputError` for a tokenizer.json that may make a text more than `MOST_GROWTH` times as long, and the
+    errors of a JSON reader for one that is damaged."""
+    file = validate_record(path, parse_json(path.read_text(encoding="utf-8")), TokenizerFile, NAMED)
+    for change in (file.normalizer, file.decoder):
+        if change and (growth := change.growth()) > MOST_GROWTH:
+            raise InputError(f"{path} may make a text {growth:.1g} times as long; give one without such replacements")
 
 
 def refuse_ids(backend: "Tokenizer", path: Path) -> None:
@@ -276,12 +360,10 @@ def misreading_class(tokenizer: "PreTrainedTokenizerFast", config: Any) -> str:
 
     For some types (Qwen 2's) transformers ignores a folder's tokenizer, and splits texts as their first models did.
     """
-    from transformers import AutoTokenizer
-
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        chosen = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        chosen = load_auto_tokenizer(Path(folder))
     return "" if chosen(SPLIT_TEXTS)["input_ids"] == tokenizer(SPLIT_TEXTS)["input_ids"] else type(chosen).__name__
 
 

@@ -15,7 +15,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import chain, compress, islice
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,14 +37,16 @@ from biphase.corpus.text import (
     read_documents,
     sample_language,
 )
+from biphase.corpus.tokenizer import load_auto_tokenizer
 from biphase.embedding import model as embedders
 from biphase.embedding.pairs import hash_text
 from biphase.embedding.questions import By, Filter, Request
-from biphase.encoder.models import find_ranker
+from biphase.encoder.models import find_folder, find_ranker, unreplaced
 from biphase.encoder.network import load_weights
 from biphase.encoder.search import fuse_rankings
 from biphase.errors import InputError, clipped, told_as
-from biphase.files import content_hash, own_folder, read_json_as, reading, refuse_damaged, write_json
+from biphase.exporting.plain import list_module_files, read_embedder_file
+from biphase.files import Stamp, content_hash, own_folder, read_json_as, reading, refuse_damaged, stamp_of, write_json
 from biphase.run import split_reference
 from biphase.tasks.bm25 import index_bm25, open_bm25, query_bm25, stems_of
 
@@ -95,6 +99,8 @@ class Index:
     manifest: IndexManifest
     model: str
     """The path or Hub id of its model."""
+    stamp: Stamp
+    """The stamp of its `index.json`, from before it was read."""
     embedder: SentenceTransformer | None = None
     """Its model; None before it is loaded."""
 
@@ -104,6 +110,8 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str,
     `InputError` for another model, field or way to cut, and for another language without `text`."""
     # 1. The present state of its model and its text.
     remedy = "delete the index and build it again"
+    with reading(path / "index.json", remedy):
+        stamp = stamp_of(path / "index.json")
     refuse_damaged(path, remedy)
     manifest = read_json_as(path / "index.json", IndexManifest, remedy)
     model_path = model or (manifest.model_place if is_here(manifest.model_place) else manifest.model)
@@ -128,7 +136,7 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str,
     if is_other_language and not text:
         message = f"{path} has the words of language '{manifest.language}', not of '{language}'"
         raise InputError(f"{message}: search its text, {manifest.text}, with that language")
-    index = Index(path, manifest, model_path)
+    index = Index(path, manifest, model_path, stamp)
     has_changed = text_hash != manifest.text_hash
     if text and (has_changed or is_other_language):
         return build_index(text, model_path, path, text_field, language, index)
@@ -171,7 +179,8 @@ def build_index(
     text_hash = hash_text(text, sources)  # hashed before it is read, so that a change in between counts as another text
     with own_folder(index, "search index") as part:
         # 1. Passages.
-        embedder = embedders.load_embedder(model)
+        with unreplaced(find_folder(model)):
+            model_hash, embedder = embedders.hash_embedder(model), embedders.load_embedder(model)
         old_rows_N, columns = write_passages(part, sources, text_field, old)
         num_passages = len(old_rows_N)
         new_rows = np.flatnonzero(old_rows_N < 0)
@@ -195,7 +204,7 @@ def build_index(
         embedders.embed_into(rows_ND, new_rows, embedders.encoder_of(embedder, "document"), new_texts, "index")
         manifest = IndexManifest(
             model=model if old is None else old.manifest.model,
-            model_hash=embedders.hash_embedder(model),
+            model_hash=model_hash,
             text=text,
             text_hash=text_hash,
             num_passages=num_passages,
@@ -209,9 +218,10 @@ def build_index(
             found_share=share_found(embedder, rows_ND, read_texts(part)),
         )
         write_json(part / "index.json", manifest.model_dump())
+        stamp = stamp_of(part / "index.json")
     change = "" if old is None else f", {num_new:,} of them new"
     console.err.print(f"{index}: {num_passages:,} passages{change}; BM25 language: {language}")
-    return Index(index, manifest, model, embedder)
+    return Index(index, manifest, model, stamp, embedder)
 
 
 def write_passages(
@@ -270,24 +280,49 @@ def open_vectors(folder: Path) -> np.ndarray:
         return np.load(folder / VECTORS, mmap_mode="c", allow_pickle=False)  # torch expects writable arrays
 
 
+@dataclass(frozen=True)
+class IndexFiles:
+    """The open files of one state of an index, which stays the same while another process updates the folder."""
+
+    lines: mmap
+    """The passages, one on each line."""
+    offsets_N: np.ndarray
+    """The offset of each passage's line."""
+    rows_ND: np.ndarray
+    words: Any
+    """BM25's part; None without words."""
+
+
+def open_files(index: Index) -> IndexFiles:
+    """Open all files of an index. Raises `InputError` if it was replaced since `open_index` read its manifest."""
+    folder = index.folder
+    with reading(folder, "rebuild it"):
+        with open(folder / PASSAGES, "rb") as file:
+            lines = mmap(file.fileno(), 0, access=ACCESS_READ)
+        offsets_N = np.load(folder / LINES, mmap_mode="r", allow_pickle=False)
+        files = IndexFiles(lines, offsets_N, open_vectors(folder), open_bm25(folder / WORDS))
+        if stamp_of(folder / "index.json") != index.stamp:
+            raise InputError(f"{folder} was replaced while it was opened: run the command again")
+    return files
+
+
 def answer_request(index: Index, request: Request) -> list[Row]:
     """Find the best passages of each question: a row for each passage, with the columns of its document. Raises
     `InputError` for a filter on a column that no document has."""
     # 1. Rank.
-    folder = index.folder
-    by = settle_by(index, request.by)
+    files = open_files(index)
+    by = settle_by(index, files, request.by)
     name = {"bm25": "BM25", "embeddings": index.manifest.model, "both": f"{index.manifest.model} + BM25"}[by]
-    hits_Q = rank_passages(index, request, by)
+    hits_Q = rank_passages(index, files, request, by)
     ranker = None if request.ranker is None else load_ranker(request.ranker)
     # 2. Read the passages, reorder them, and give each its rank.
     answers: list[Row] = []
-    with reading(folder, "rebuild it"), open(folder / PASSAGES, "rb") as file:
-        offsets_N = np.load(folder / LINES, mmap_mode="r", allow_pickle=False)
+    with reading(index.folder, "rebuild it"):
         for question, hits in zip(request.questions, hits_Q, strict=True):
             passages: list[Row] = []
             for row, score in hits:
-                file.seek(offsets_N[row])
-                passages.append({"by": name, "rank": 0, "score": score, **json.loads(file.readline())})
+                files.lines.seek(files.offsets_N[row])
+                passages.append({"by": name, "rank": 0, "score": score, **json.loads(files.lines.readline())})
             if ranker is not None:
                 passages = rank_again(ranker, str(request.ranker), question.text, passages)
             named = {"question_id": question.id, "question": question.text} if question.id else {}
@@ -298,11 +333,11 @@ def answer_request(index: Index, request: Request) -> list[Row]:
     return answers
 
 
-def settle_by(index: Index, by: By | None) -> By:
+def settle_by(index: Index, files: IndexFiles, by: By | None) -> By:
     """Choose the ranking: the user's choice, else both, or BM25 alone if the embeddings find too few passages by their
     own words. Prints a line about such embeddings."""
     found_share = index.manifest.found_share
-    if by == "bm25" or found_share >= LEAST_FOUND or not (index.folder / WORDS).exists():
+    if by == "bm25" or found_share >= LEAST_FOUND or files.words is None:
         return by or "both"
     done = "so words alone rank (--by both: both)" if by is None else "words alone may rank better (--by bm25)"
     message = f"{index.manifest.model} finds {found_share:.0%} of passages by words of their own, {done}"
@@ -310,35 +345,41 @@ def settle_by(index: Index, by: By | None) -> By:
     return by or "bm25"
 
 
-def rank_passages(index: Index, request: Request, by: By) -> list[list[tuple[int, float]]]:
+def rank_passages(index: Index, files: IndexFiles, request: Request, by: By) -> list[list[tuple[int, float]]]:
     """Rank the passages for each question: their rows in the index and scores, best first."""
     texts = [question.text for question in request.questions]
-    is_searched_N = check_passages(index, request.filters) if request.filters else None
+    is_searched_N = check_passages(index, files, request.filters) if request.filters else None
     num_hits = request.top if request.ranker is None else max(request.top, RERANKED_PASSAGES)
     num_each = max(num_hits, FUSED_PASSAGES) if by == "both" else num_hits
     rankings = []
     if by != "embeddings":
-        with reading(index.folder / WORDS, "rebuild it"):
-            words = open_bm25(index.folder / WORDS)
-        rankings.append(query_bm25(words, texts, num_each, stems_of(index.manifest.language), is_searched_N))
+        rankings.append(query_bm25(files.words, texts, num_each, stems_of(index.manifest.language), is_searched_N))
     if by != "bm25":
-        embedder = index.embedder or embedders.load_embedder(index.model)
+        embedder = index.embedder or load_index_model(index)
         queries_QD = embedders.encode_batch(embedders.encoder_of(embedder, "query"), texts).cpu()
         searched = None if is_searched_N is None else np.flatnonzero(is_searched_N)
-        rows_ND = torch.from_numpy(open_vectors(index.folder))
+        rows_ND = torch.from_numpy(files.rows_ND)
         rankings.append(embedders.find_similar(embedder, queries_QD, rows_ND, num_each, searched))
     if by != "both":
         return rankings[0]
     return [fuse_rankings(words, vectors, num_hits, lowest=0.0) for words, vectors in zip(*rankings, strict=True)]
 
 
-def check_passages(index: Index, filters: Sequence[Filter]) -> np.ndarray:
+def load_index_model(index: Index) -> SentenceTransformer:
+    """Load the model of an index. Raises `InputError` if it has changed since the index was opened."""
+    with unreplaced(find_folder(index.model)):
+        if embedders.hash_embedder(index.model) != index.manifest.model_hash:
+            raise InputError(f"{index.model} was replaced after {index.folder} was opened: run the command again")
+        return embedders.load_embedder(index.model)
+
+
+def check_passages(index: Index, files: IndexFiles, filters: Sequence[Filter]) -> np.ndarray:
     """Tell which passages meet the filters, [N]. Raises `InputError` for a column that no document has."""
     for wanted in filters:
         if wanted.column not in index.manifest.columns:
             names = clipped(", ".join(index.manifest.columns)) or "none"
             raise InputError(f"where: there is no column '{wanted.column}'; the columns are: {names}")
-    rows = (passage.get("columns", {}) for passage in read_passages(index.folder))
+    rows = (json.loads(line).get("columns", {}) for line in iter(files.lines.readline, b""))
     is_searched_N = np.array([all(wanted.holds(row) for wanted in filters) for row in rows])
     if not is_searched_N.any():
         console.err.print("no passage meets the filters (--where)")
@@ -360,7 +401,11 @@ def rank_again(ranker: CrossEncoder, name: str, question: str, passages: Sequenc
 def load_ranker(name: str) -> CrossEncoder:
     """Load a cross-encoder that gives one score. Raises `InputError` for one that cannot be loaded, or lacks weights,
     because these would be random."""
-    folder = find_ranker(name)
-    load_weights(AutoModelForSequenceClassification, folder, attention=None)
-    with told_as(f"{name} cannot be loaded as a cross-encoder"):
-        return CrossEncoder(str(folder), trust_remote_code=False, model_kwargs={"dtype": torch.float32})
+    with unreplaced(find_ranker(name)) as folder:
+        list_module_files(folder)
+        read_embedder_file(folder)
+        load_weights(AutoModelForSequenceClassification, folder, attention=None)
+        load_auto_tokenizer(folder)
+        settings: Any = {"dtype": torch.float32, "use_safetensors": True}
+        with told_as(f"{name} cannot be loaded as a cross-encoder"):
+            return CrossEncoder(str(folder), trust_remote_code=False, model_kwargs=settings)

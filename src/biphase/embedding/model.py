@@ -29,7 +29,7 @@ from biphase.corpus.tokenizer import load_tokenizer
 from biphase.embedding.pairs import PIECE_ROWS, to_arrow
 from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, lay_out
-from biphase.encoder.models import find_folder, hash_model
+from biphase.encoder.models import find_folder, hash_model, unreplaced
 from biphase.encoder.network import PaddedBackbone, load_backbone
 from biphase.encoder.packed import packed_hidden
 from biphase.encoder.search import find_nearest, in_pieces
@@ -37,7 +37,7 @@ from biphase.errors import InputError, told_as
 from biphase.exporting.card import render_card
 from biphase.exporting.golden import write_golden
 from biphase.exporting.model import close_texts, save_encoder, write_sentence_transformer
-from biphase.exporting.plain import list_module_files
+from biphase.exporting.plain import list_module_files, load_sentence_transformer, read_modules
 from biphase.files import content_hash, file_hash, make_once, own_folder, write_json, write_text
 from biphase.finetuning.heads import copy_backbone, load_encoder
 from biphase.hub import output_width
@@ -376,7 +376,7 @@ def write_embedder(
             keys = ("in_features", "out_features", "bias", "activation_function")
             write_json(part / "2_Dense" / "config.json", {key: dense.get_config_dict()[key] for key in keys})
         # As a user would load it.
-        again = SentenceTransformer(str(part), trust_remote_code=False, device="cpu")
+        again = load_sentence_transformer(part, "cpu")
         gap = np.abs(probe_embeddings(model, texts) - probe_embeddings(again, texts)).max()
         assert gap < TOLERANCE, f"the saved model computes something else: embeddings differ by {gap:.1e}"
         write_golden(part)
@@ -400,18 +400,23 @@ def load_embedder(name: str) -> SentenceTransformer:
     Raises `InputError` for a model that cannot be loaded, or needs its own code or a pickle.
     """
     console.err.print(f"loading {name}")
-    folder = find_folder(name)
-    if not (folder / "modules.json").exists():
-        return make_embedder(name, None, "mean")
-    list_module_files(folder)
+    with unreplaced(find_folder(name)) as folder:
+        if not (folder / "modules.json").exists():
+            return make_embedder(name, None, "mean")
+        return load_modules(folder, name)
+
+
+def load_modules(folder: Path, name: str) -> SentenceTransformer:
+    """Load the modules of an embedding model, with a packed network if that gives the same embeddings."""
     texts = ["a", "What a text of some more words says."]
+    plain = load_sentence_transformer(folder)
     with told_as(f"{name} cannot be loaded as an embedding model"):
-        plain = SentenceTransformer(str(folder), trust_remote_code=False, model_kwargs={"dtype": torch.float32})
         expected_ND = probe_embeddings(plain, texts)
     first: Any = plain[0]
-    if type(first) is not Transformer or first.do_lower_case or not (folder / "config.json").exists():
+    if type(first) is not Transformer or first.do_lower_case:
         return plain
-    plain[0] = PackedTransformer(load_backbone(folder), first.tokenizer, first.max_seq_length).to(plain.device)
+    place = folder / read_modules(folder)[0].path
+    plain[0] = PackedTransformer(load_backbone(place), first.tokenizer, first.max_seq_length).to(plain.device)
     if np.abs(probe_embeddings(plain, texts) - expected_ND).max() >= TOLERANCE:
         console.err.print(f"{name}: sentence-transformers alone runs it, because packing would change its embeddings")
         plain[0] = first

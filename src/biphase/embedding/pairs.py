@@ -12,14 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from biphase import console
-from biphase.corpus.rows import FileForm, PlacedRow, check_text, rows_of_file
+from biphase.corpus.rows import FileForm, PlacedRow, as_number, check_text, read_number, rows_of_file
 from biphase.corpus.text import TextSource, check_place, cut_words, find_text_sources, join_words, read_documents
 from biphase.embedding.recipe import EmbeddingRecipe, EmbeddingStage, PairSource
 from biphase.encoder.models import find_folder
 from biphase.errors import InputError
 from biphase.files import content_hash, file_hash, refuse_foreign
 from biphase.hub import pin_commit
-from biphase.tasks.examples import as_number, read_number
 from biphase.tasks.sources import read_hub_split
 
 GUESSES: tuple[tuple[str, ...], ...] = (

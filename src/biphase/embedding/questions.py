@@ -7,11 +7,19 @@ from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from biphase.corpus.rows import PlacedRow, Row, column, ending_of, read_text_lines, rows_in_memory, rows_of_file
+from biphase.corpus.rows import (
+    PlacedRow,
+    Row,
+    as_number,
+    column,
+    ending_of,
+    read_text_lines,
+    rows_in_memory,
+    rows_of_file,
+)
 from biphase.corpus.text import are_names
 from biphase.encoder.models import find_ranker
-from biphase.errors import InputError, nearest
-from biphase.tasks.examples import as_number
+from biphase.errors import InputError, clipped, nearest
 
 By = Literal["both", "bm25", "embeddings"]
 """The ranking of passages: by BM25, by their embeddings, or by both."""
@@ -110,10 +118,11 @@ def read_questions(questions: Any) -> Iterator[UserQuestion]:
 def parse_filter(text: str) -> Filter:
     """Parse `COLUMN=VALUE` or the like. Raises `InputError` for anything else, and for a size comparison with a value
     that is not a number."""
-    match = re.fullmatch(r"\s*(.+?)\s*(>=|<=|!=|=|>|<)\s*(.*?)\s*", text)
-    if match is None:
-        raise InputError(f"where '{text}': give a column and a value, such as year=2020 or year>=2020")
-    column, sign, value = match.groups()
+    first = re.search(f".({'|'.join(SIGNS)})", text.strip())  # a column has at least a character
+    if first is None:
+        raise InputError(f"where '{clipped(text)}': give a column and a value, such as year=2020 or year>=2020")
+    sign = first[1]
+    column, value = text.strip()[: first.start(1)].rstrip(), text.strip()[first.end(1) :].lstrip()
     if sign not in ("=", "!=") and as_number(value) is None:
         raise InputError(f"where '{text}': {sign} compares numbers, and '{value}' is not one")
     return Filter(column, sign, value)

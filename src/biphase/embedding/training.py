@@ -16,6 +16,7 @@ import random
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ from biphase.embedding.evaluation import read_judged_set, score_arms, score_bm25
 from biphase.embedding.pairs import Pairs, check_paths, check_stage, hash_pairs, read_pairs
 from biphase.embedding.recipe import LOSSES, EmbeddingRecipe, EmbeddingStage
 from biphase.encoder.attention import explain_computing
-from biphase.encoder.models import find_folder, identify
+from biphase.encoder.models import find_folder, identify, unreplaced
 from biphase.encoder.network import layer_cosines, load_backbone, merge_weights
 from biphase.errors import InputError, StoppedError, first_line, memory_told
 from biphase.exporting.plain import read_modules
@@ -79,16 +80,20 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     console.check_tracking(recipe.tracking)
     check_paths(recipe)
     device = choose_device(recipe.device)
-    before, model = open_models(recipe)
-    computing = explain_computing(recipe.precision, device, before[0].network)
-    console.err.print(f"{computing} · not compiled (too short a run)")
-    stage_runs = open_stages(recipe, model)
+    teachers = [stage.teacher for stage in recipe.stages if stage.teacher is not None]
+    with ExitStack() as opened:
+        for name in (recipe.model, *teachers):
+            opened.enter_context(unreplaced(find_folder(name)))
+        before, model = open_models(recipe)
+        computing = explain_computing(recipe.precision, device, before[0].network)
+        console.err.print(f"{computing} · not compiled (too short a run)")
+        stage_runs = open_stages(recipe, model)
+        model_hash, *teacher_hashes = map(embedders.hash_embedder, (recipe.model, *teachers))
     datasets = [read_judged_set(Path(path)) for path in recipe.evaluation]
     # 2. The folder of the run, named by everything that decides its weights.
-    hashes = [pairs.hash for run in stage_runs for pairs in run.sources]
-    hashes += [embedders.hash_embedder(stage.teacher) for stage in recipe.stages if stage.teacher is not None]
+    hashes = [*(pairs.hash for run in stage_runs for pairs in run.sources), *teacher_hashes]
     hashes.append(str(choose_dtype(recipe.precision, device)))
-    folder = runs / f"{recipe.name}-{recipe.identity(embedders.hash_embedder(recipe.model), hashes)[:8]}"
+    folder = runs / f"{recipe.name}-{recipe.identity(model_hash, hashes)[:8]}"
     for run in stage_runs:
         run.folder = folder / "stages" / run.stage.name
         files.refuse_links(run.folder.parent, run.folder, run.folder / "trainer", run.folder / "model")

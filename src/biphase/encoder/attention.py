@@ -210,9 +210,8 @@ def packed_attention(
     window = sliding_window or 0
     if window and not layout.causal:
         # ModernBERT passes one more, which flash kernels subtract again; transformers' own masks follow the config.
+        window = min(window, layer_window(module) or window)
         config: Any = getattr(module, "config", None)
-        if not getattr(config, "is_heterogeneous", False):
-            window = min(window, getattr(config, "sliding_window", None) or window)
         # Published embedding models like Gemma 3 count the token itself on both sides; transformers' switch does not.
         # Gemma, Gemma 2 and Gemma 4 have that key too, and masks that ignore it.
         counts_itself = getattr(config, "model_type", "") == "gemma3_text" and config.use_bidirectional_attention
@@ -222,6 +221,18 @@ def packed_attention(
 
 
 AttentionInterface.register(ATTENTION, packed_attention)
+
+
+def layer_window(module: Any) -> int | None:
+    """Return the window that the configuration gives to the layer of an attention module, if it gives one.
+
+    A heterogeneous configuration makes that of a layer anew at each reading, so the module keeps the window.
+    """
+    if not hasattr(module, "configured_window"):
+        config: Any = getattr(module, "config", None)
+        layer = config.per_layer_config[module.layer_idx] if getattr(config, "is_heterogeneous", False) else config
+        module.configured_window = getattr(layer, "sliding_window", None)
+    return module.configured_window
 
 
 def attend(

@@ -5,7 +5,8 @@ loads a model or PyTorch, so that planning a grid of thousands of cells takes no
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
@@ -16,7 +17,15 @@ from typing import Any
 from biphase.corpus.tokenizer import TOKENIZER_FILES
 from biphase.errors import InputError
 from biphase.files import MARK, Stamp, content_hash, read_json_as, refuse_changed, refuse_damaged, stamp_of
-from biphase.hub import AFTER_PADDING, INDEX, count_positions, fetch_model, load_model_config, refuse_pickles
+from biphase.hub import (
+    AFTER_PADDING,
+    INDEX,
+    count_positions,
+    fetch_model,
+    load_model_config,
+    read_config,
+    refuse_pickles,
+)
 from biphase.run import find_model, read_checkpoint_manifest
 from biphase.tasks.sources import hash_part
 
@@ -24,6 +33,14 @@ IDENTIFYING_FILES = (
     *("config.json", "*.safetensors", INDEX),
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "*.model", "vocab*", "merges*"),
 )
+Stamps = Mapping[Path, Stamp | None]
+"""The stamps of a model folder's files; None for a file that vanished meanwhile."""
+STAMPED_FILES = (
+    *(*IDENTIFYING_FILES, MARK, "biphase.json", "golden.json", "trained_rows.u64", "modules.json", "*sentence*.json"),
+    *("[0-9]_*/*", "model/*"),
+)
+"""The files of a model folder that a reader may open: also a kept model's records, golden vectors, further modules,
+and the model in a checkpoint."""
 
 fetch_once = lru_cache(fetch_model)
 """`fetch_model`, cached because a grid asks for the same model again and again."""
@@ -46,14 +63,15 @@ class Encoder:
     """The network without a head; None before it is loaded."""
     tokenizer: Any = field(default=None, compare=False, repr=False)
     """Its `finetuning.encoding.HashedTokenizer`; None before it is loaded."""
-    stamps: Mapping[Path, Stamp] = field(default_factory=dict, compare=False, repr=False)
-    """The stamps of the hashed files, from before they were hashed."""
+    stamps: Stamps = field(default_factory=dict, compare=False, repr=False)
+    """The stamps of its files (`stamp_model`), from before they were read."""
 
 
 def identify(name: str) -> Encoder:
     """Read the facts that name a model's cells. Raises `InputError` for a folder that lacks something that fine-tuning
     needs."""
     folder = find_folder(name)
+    stamps = stamp_model(folder)
     # `count_positions` needs some fields of the configuration. The file has them, unless it relies on a default of its
     # type, or on another name.
     try:
@@ -65,15 +83,14 @@ def identify(name: str) -> Encoder:
         config: Any = SimpleNamespace(**{"model_type": None, "pad_token_id": None} | content)
     else:
         config = load_model_config(folder)
-    stamps = stamp_model(folder)
     return Encoder(name, hash_model(folder), count_positions(config), folder, stamps=stamps)
 
 
 def find_folder(name: str) -> Path:
     """Find the folder of a model; download a Hub model once (`biphase.hub`).
 
-    Raises `InputError` naming missing files (configuration, safetensors weights, tokenizer), and changed ones of a
-    folder that biphase wrote.
+    Raises `InputError` naming missing files (configuration, safetensors weights, tokenizer), a configuration that names
+    what is never run, and changed files of a folder that biphase wrote.
     """
     address = find_model(name)
     folder = Path(address)
@@ -84,11 +101,13 @@ def find_folder(name: str) -> Path:
         folder = fetch_once(address)
     if not (folder / "config.json").exists():
         raise InputError(f"{name} has no config.json: it is not a Hugging Face model folder")
+    read_config(folder)
     refuse_pickles(folder)
     if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
         raise InputError(f"{name} has no tokenizer files (tokenizer.json or the like); save its tokenizer beside it")
     if is_here:  # folders of the Hub have no mark, and the Hub checks its own hashes
-        refuse_damaged(folder, f"make it again, or delete {MARK} where you changed it yourself")
+        with unreplaced(folder):
+            refuse_damaged(folder, f"make it again, or delete {MARK} where you changed it yourself")
     return folder
 
 
@@ -96,24 +115,41 @@ def find_ranker(name: str) -> Path:
     """Find the folder of a model that ranks pairs of texts. Raises `InputError` as `find_folder` does, and for a model
     without a head that gives one score."""
     folder = find_folder(name)
-    config = read_json_as(folder / "config.json", dict[str, Any])
-    kinds = config.get("architectures") or ["a network without a head"]
-    num_scores = len(config.get("id2label") or (0, 1))
-    if not str(kinds[0]).endswith("ForSequenceClassification") or num_scores != 1:
+    config = read_config(folder)
+    if not config.kind.endswith("ForSequenceClassification") or len(config.id2label or (0, 1)) != 1:
         remedy = f"train one: biphase finetune {name} TASK ranking=pairs --keep RANKER"
-        raise InputError(f"{name} is {kinds[0]}, which has no head with one score for a pair of texts; {remedy}")
+        kind = config.kind or "a network without a head"
+        raise InputError(f"{name} is {kind}, which has no head with one score for a pair of texts; {remedy}")
     return folder
 
 
-def stamp_model(folder: Path) -> dict[Path, Stamp]:
-    """Return the stamps of all files that decide an encoder's results, in order."""
-    return {path: stamp_of(path) for path in sorted({*chain(*map(folder.glob, IDENTIFYING_FILES))})}
+def list_files(folder: Path, patterns: Iterable[str]) -> list[Path]:
+    """List the files in a folder that match one of the patterns, sorted."""
+    return sorted({*chain(*map(folder.glob, patterns))})
+
+
+def stamp_model(folder: Path) -> Stamps:
+    """Return the stamps of all files of a model folder that a reader may open."""
+    return {path: stamp_of(path) if path.exists() else None for path in list_files(folder, STAMPED_FILES)}
+
+
+@contextmanager
+def unreplaced(folder: Path, stamps: Stamps | None = None) -> Iterator[Path]:
+    """Yield a model folder for a block that reads it. Raises `InputError` at the end if one of its files was replaced
+    since it was stamped: before the block, unless `stamps` are from an earlier reader of the same files. What was read
+    would then be a mixture of two models."""
+    stamps = stamps or stamp_model(folder)
+    try:
+        yield folder
+    finally:  # in place of any error that a mixture caused
+        if stamp_model(folder) != stamps:
+            raise InputError(f"files of {folder} were replaced while it was read: run the command again")
 
 
 def hash_model(folder: Path) -> str:
     """Hash all files that decide an encoder's results. Raises `InputError` for a changed file of a checkpoint of
     ours."""
-    files = stamp_model(folder)
+    files = list_files(folder, IDENTIFYING_FILES)
     checkpoint = folder.parent
     if folder.name == "model" and (checkpoint / "manifest.json").exists():
         remedy = f"delete {checkpoint} and rerun its run"

@@ -10,6 +10,7 @@ finish the chunk. So the backward pass stores nothing of this size.
 Letters: T packed tokens, N targets, D width, V vocabulary.
 """
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -160,6 +161,7 @@ class PackedModel(nn.Module):
     def __init__(self, network: PreTrainedModel) -> None:
         super().__init__()
         self.network = network
+        self.head = LanguageModelHead(network)
         self.compiles_loss = False
         """Whether the loss after the logits is compiled."""
 
@@ -179,48 +181,64 @@ class PackedModel(nn.Module):
         hidden_TD = packed_hidden(self.network.base_model, inputs_T, positions_T, layout)
         if target_positions_N is None or targets_N is None:
             return hidden_TD
-        hidden_ND = head_input(self.network, hidden_TD.index_select(0, target_positions_N))
+        hidden_ND = self.head(hidden_TD.index_select(0, target_positions_N))
         if torch.is_autocast_enabled(hidden_ND.device.type):  # the last norm leaves fp32
             hidden_ND = hidden_ND.to(torch.get_autocast_dtype(hidden_ND.device.type))
-        head = self.network.get_output_embeddings()
-        softcap = getattr(self.network.config, "final_logit_softcapping", None)
-        bias_V, compiles = head_bias(self.network), self.compiles_loss
-        return language_model_loss(hidden_ND, head.weight, bias_V, targets_N, softcap, compiles=compiles)
+        return language_model_loss(
+            hidden_ND, *self.head.weights(), targets_N, self.head.softcap, compiles=self.compiles_loss
+        )
 
 
-DENSE_GELU_NORM = ("lm_head.dense", "gelu", "lm_head.layer_norm")
-HEAD_TRANSFORMS: dict[str, tuple[str, ...]] = {
-    "albert": ("predictions.dense", "predictions.activation", "predictions.LayerNorm"),
-    **dict.fromkeys(("bert", "ernie", "layoutlm", "nomic_bert"), ("cls.predictions.transform",)),
-    "distilbert": ("vocab_transform", "activation", "vocab_layer_norm"),
-    "electra": ("generator_predictions",),
-    "modernbert": ("head",),
-    "modernbert-decoder": ("lm_head",),
-    **dict.fromkeys(("camembert", "data2vec-text", "esm", "gte", "jina_embeddings_v3", "roberta"), DENSE_GELU_NORM),
-    **dict.fromkeys(("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"), DENSE_GELU_NORM),
-}
-"""The modules (dense layer, activation, norm) by which a model type's head transforms hidden states before the product
-with the output embeddings; other types have at most a factor. `proofs.check_head` proves the choice."""
+class LanguageModelHead:
+    """The head of a language model: what it does to hidden states, apart from the product with its output embeddings.
+
+    It calls a copy of the network, with the same weights, whose backbone returns the states that it is given, and whose
+    output embeddings change nothing. So it needs no list of classes; `proofs.check_head` proves it.
+    """
+
+    def __init__(self, network: PreTrainedModel) -> None:
+        output: Any = network.get_output_embeddings()
+        owner_name, owner = next((name, part) for name, part in network.named_modules() if output in part.children())
+        # The innermost, because OPT calls the decoder inside its backbone.
+        *_, backbone = (part for part in network.base_model.modules() if isinstance(part, PreTrainedModel))
+        bare: Any = with_parts(network, {backbone: GivenStates(), output: nn.Identity()})
+        bare.config = copy.copy(network.config)
+        # The loss applies the cap, and adds a bias that lies beside the output embeddings, such as ESM's.
+        vars(bare.config)["final_logit_softcapping"] = None
+        vars(bare.get_submodule(owner_name))["bias"] = 0.0
+        self.bare, self.output, self.biased = bare, output, owner if output.bias is None else output
+        self.softcap = getattr(network.config, "final_logit_softcapping", None)
+
+    def __call__(self, hidden_ND: Tensor) -> Tensor:
+        """Transform hidden states as the head does before the product, and scale them as it does after it."""
+        return self.bare(inputs_embeds=hidden_ND[None]).logits[0]
+
+    def weights(self) -> tuple[Tensor, Tensor | None]:
+        """Return the output embeddings [V, D] and the bias [V]. FSDP exchanges parameters, so ask in each pass."""
+        return self.output.weight, getattr(self.biased, "bias", None)
 
 
-def head_input(network: Any, hidden_ND: Tensor) -> Tensor:
-    """Transform hidden states as the network's head does before its product with the output embeddings: by modules, or
-    by a factor (Cohere, Falcon H1) or divisor (Granite) of the logits."""
-    config = network.config
-    if config.model_type not in HEAD_TRANSFORMS:
-        factor = getattr(config, "logit_scale", None) or getattr(config, "lm_head_multiplier", None) or 1.0
-        divisor = getattr(config, "logits_scaling", None) or 1.0
-        return hidden_ND * (factor * divisor if config.model_type == "hyperclovax" else factor / divisor)
-    for name in HEAD_TRANSFORMS[config.model_type]:
-        transform = nn.functional.gelu if name == "gelu" else network.get_submodule(name)
-        hidden_ND = transform(hidden_ND)
-    return hidden_ND
+class GivenStates(nn.Module):
+    """A backbone that returns the hidden states that it is given as `inputs_embeds`."""
+
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> Any:
+        return GivenOutput([inputs_embeds])
 
 
-def head_bias(network: Any) -> Tensor | None:
-    """Return the bias of the logits, which ESM stores outside the output embeddings."""
-    bias = network.get_output_embeddings().bias
-    return network.lm_head.bias if network.config.model_type == "esm" else bias
+class GivenOutput(list):
+    """Hidden states as the output of a backbone that returns nothing else."""
+
+    def __getattr__(self, name: str) -> Tensor | None:
+        return self[0] if name == "last_hidden_state" else None
+
+
+def with_parts(module: nn.Module, parts: dict[nn.Module, nn.Module]) -> nn.Module:
+    """Copy a module and its parts, except those that `parts` replaces. The copies share all weights with them."""
+    if module in parts:
+        return parts[module]
+    copied = copy.copy(module)
+    copied._modules = {name: part and with_parts(part, parts) for name, part in module._modules.items()}
+    return copied
 
 
 LEFT_FACTOR = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "_grouped_mm": 0, "grouped_mm_fallback": 0}
@@ -262,15 +280,16 @@ def count_flops(model: PreTrainedModel) -> FlopCount:
     positions_T = torch.arange(num_tokens, device=device)
     layout = lay_out(np.array([0, num_tokens]), causal=False, device=device)
     with ProductCounter(model) as counted:
-        packed_hidden(model.eval().base_model, positions_T * 7 % model.config.vocab_size, positions_T, layout)
-    model.train(is_training)
+        hidden_TD = packed_hidden(
+            model.eval().base_model, positions_T * 7 % model.config.vocab_size, positions_T, layout
+        )
     assert counted.with_weights and counted.attention_width, "products that are formed otherwise than is known here"
-    backbone_weights = {id(weight) for weight in model.base_model.parameters()}
-    head = {id(p): p.numel() for p in model.parameters() if p.ndim == 2 and id(p) not in backbone_weights}
-    output = model.get_output_embeddings().weight
-    head[id(output)] = output.numel()  # tied or not
+    head = LanguageModelHead(model)
+    with ProductCounter(model) as of_head:
+        head(hidden_TD)
+    model.train(is_training)
     return training_flops(
         block_weights=counted.with_weights / num_tokens,
         attention_width=counted.attention_width,
-        head_weights=sum(head.values()),
+        head_weights=of_head.with_weights // num_tokens + head.output.weight.numel(),
     )

@@ -10,7 +10,7 @@ Letters: T tokens, D width.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from biphase.console import told_if_slow
 from biphase.encoder.attention import PackedLayout, lay_out, layer_configs
-from biphase.encoder.packed import PackedModel, head_bias, head_input, packed_hidden
+from biphase.encoder.packed import PackedModel, packed_hidden
 from biphase.errors import InputError, first_line, is_raised_here, lacks_memory
 from biphase.hub import AFTER_PADDING, longest_text
 
@@ -189,7 +189,7 @@ def find_first_position(network: Any, causal: bool) -> str:
             if not reason:
                 return ""
             if narrow is not wide and not why_not_packed(wide, causal, longest):
-                return "its attention is not told how far its configuration lets a token see"
+                return f"{reason}; with windows wider than a text it passes"
             reasons.append(reason)
     return reasons[0]
 
@@ -221,16 +221,23 @@ def why_not_packed(network: PreTrainedModel, causal: bool, longest: int) -> str:
                 return ""
             # If every token is a sample of its own, attention through our function changes every state.
             blind = lay_out(np.arange(len(tokens_T) + 1), causal=causal)
-            if agree(hidden_of(tokens_T, positions_T, blind), packed_TD):
+            blind_TD = hidden_of(tokens_T, positions_T, blind)
+            if agree(blind_TD, packed_TD):
                 return "its attention does not go through transformers' AttentionInterface"
+            if looks_both_ways(network) == causal:
+                return f"transformers lets it look {'both ways' if causal else 'back only'}"
+            middle = torch.tensor(len(tokens_T) // 2)
+            changed_T = tokens_T.index_fill(0, middle, int(tokens_T[-1]))
+            leaked_T = relative_moves(blind_TD, hidden_of(changed_T, positions_T, blind)).index_fill(0, middle, 0.0)
+            if leaked_T.max() > AGREEMENT:
+                text = f"a token moves the state {int(leaked_T.argmax() - middle)} tokens from it past its attention"
+                return f"{text}, by {leaked_T.max():.1g} of the states' mean size"
+            moved_T = relative_moves(alone_TD, packed_TD)
+            first = int((moved_T > AGREEMENT).int().argmax())
+            text = f"token {int(positions_T[first]) + 1} of a text of {np.repeat(lengths, lengths)[first]}"
+            return f"{text} differs from the text alone, by {moved_T[first]:.1g} of the states' mean size"
     except FailedProofError as error:
         return str(error)
-    if looks_both_ways(network) == causal:
-        return f"transformers lets it look {'both ways' if causal else 'back only'}"
-    return (
-        "something besides attention lets tokens meet: a convolution, a recurrence, a mask of its own, a scale by how "
-        "many are masked"
-    )
 
 
 def check_directions(network: Any, directions: Sequence[bool]) -> None:
@@ -387,24 +394,27 @@ def check_padded(padded: Any) -> None:
 @torch.no_grad()
 def check_head(model: PreTrainedModel) -> None:
     """Prove that our loss scores hidden states as the model's own head does: scaled or shifted logits would differ."""
-    agrees, positions_T = False, torch.arange(8)
-    with suppress(FailedProofError), foreign_errors_fail("it cannot be called"):
-        tokens_T = telling_tokens(model, 8)
+    name, positions_T = type(model).__name__, torch.arange(8)
+    with foreign_errors_fail(f"{name}: its head cannot be called on hidden states"):
+        tokens_T, packed = telling_tokens(model, 8), PackedModel(model).eval()
         targets_T, layout = tokens_T.roll(-1), lay_out(np.array([0, 8]), causal=True)
-        packed, weight_VD, bias_V = PackedModel(model).eval(), model.get_output_embeddings().weight, head_bias(model)
-        hidden_TD = head_input(model, packed(tokens_T, positions_T, layout))
-        # Otherwise an unknown transform lies between hidden states and weights, or the bias has not grown with the
-        # embeddings.
-        if hidden_TD.shape[1] == weight_VD.shape[1] and (bias_V is None or len(bias_V) == len(weight_VD)):
-            computed = packed(tokens_T, positions_T, layout, positions_T, targets_T)[1]
-            position_ids = positions_T[None] + getattr(model.base_model, "first_position", 0)
-            output = model(input_ids=tokens_T[None], position_ids=position_ids, layout=layout, use_cache=False)
-            logits_TV = output.logits[0].float()
-            expected = nn.functional.cross_entropy(logits_TV, targets_T, reduction="none")
-            # Logits of fresh weights differ by little, and the tolerance must not hide a missing scale.
-            agrees = torch.allclose(computed, expected, rtol=1e-5, atol=AGREEMENT * float(logits_TV.std()))
-    if not agrees:
-        raise InputError(f"{type(model).__name__} transforms its logits in a way that packed training does not support")
+        hidden_TD, (weight_VD, bias_V) = packed.head(packed(tokens_T, positions_T, layout)), packed.head.weights()
+        shape = (len(weight_VD if bias_V is None else bias_V), hidden_TD.shape[1])
+        if shape != weight_VD.shape:  # such as a bias that has not grown with the embeddings
+            needs = f"its head needs output embeddings of shape {shape}"
+            raise FailedProofError(f"{name}: {needs}, and they have {tuple(weight_VD.shape)}")
+        ours_T = packed(tokens_T, positions_T, layout, positions_T, targets_T)[1]
+        position_ids = positions_T[None] + getattr(model.base_model, "first_position", 0)
+        output = model(input_ids=tokens_T[None], position_ids=position_ids, layout=layout, use_cache=False)
+        logits_TV = output.logits[0].float()
+        theirs_T = nn.functional.cross_entropy(logits_TV, targets_T, reduction="none")
+    # Logits of fresh weights differ by little, and the tolerance must not hide a missing scale.
+    if not torch.allclose(ours_T, theirs_T, rtol=1e-5, atol=AGREEMENT * float(logits_TV.std())):
+        worst = int((ours_T - theirs_T).abs().argmax())
+        raise FailedProofError(
+            f"{name}: its head gives token {worst + 1} of 8 a loss of {theirs_T[worst]:.3g} nats, and the product with "
+            f"its output embeddings gives {ours_T[worst]:.3g}"
+        )
 
 
 def freeze_unreached(model: PreTrainedModel) -> None:

@@ -95,7 +95,8 @@ def take_text_part(source: Path, part: Path, name: str) -> tuple[str, str]:
     plain: Any = type(network)
     del whole, tower, head, network  # both are loaded again, in fp32
     whole = networks.load_weights(kind, source, config, attention=None).eval()
-    check_text_part(plain.from_pretrained(part, dtype=torch.float32, trust_remote_code=False).eval(), whole, name)
+    settings: Any = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
+    check_text_part(plain.from_pretrained(part, **settings).eval(), whole, name)
     about = f"`{plain.__name__}`, with the weights and the logits for text, without the {left_out}, of `{name}`"
     return about, f"{plain.__name__}, the text network of {name}; left behind: {left_out}"
 
@@ -160,7 +161,7 @@ def convert_eurobert(source: Path, part: Path, name: str) -> tuple[str, str]:
         if keys := sorted(report[f"{fault}_keys"]):
             raise InputError(f"{source}: {len(keys)} weights of {kind.__name__} are {fault}, such as '{keys[0]}'")
     network.save_pretrained(part)
-    saved = kind.from_pretrained(part, dtype="auto", trust_remote_code=False).state_dict()
+    saved = kind.from_pretrained(part, dtype="auto", use_safetensors=True, trust_remote_code=False).state_dict()
     bare = {key.removeprefix("model."): weight for key, weight in saved.items()}
     for key, weight in weights.items():
         if not torch.equal(bare[key.removeprefix("model.")], weight):

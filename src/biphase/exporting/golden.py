@@ -1,4 +1,4 @@
-"""Golden vectors: three texts and a model folder's answers to them, in a small file beside the weights, to check other
+"""Golden vectors: a few texts and a model folder's answers to them, in a small file beside the weights, to check other
 programs that open the folder.
 
 transformers, or sentence-transformers for its own folders, computes them for each text alone: an embedding, or the
@@ -12,19 +12,29 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from biphase.corpus.tokenizer import load_pretrained_tokenizer
+from biphase.corpus.tokenizer import MAX_VOCAB_SIZE, load_pretrained_tokenizer
 from biphase.encoder.attention import ATTENTION, lay_out
 from biphase.encoder.network import pad_batch
 from biphase.encoder.proofs import FailedProofError, foreign_errors_fail, looks_both_ways
-from biphase.exporting.plain import NamedOutputs, load_named, read_answers, read_modules, read_pooling
-from biphase.files import read_json_as, write_json
-from biphase.hub import count_positions, load_model_config
+from biphase.errors import InputError
+from biphase.exporting.plain import (
+    LEAST_LIMIT,
+    NamedOutputs,
+    load_named,
+    read_answers,
+    read_embedder_file,
+    read_modules,
+    read_pooling,
+    text_limits,
+)
+from biphase.files import ANEW, read_json_as, write_json
 
 GOLDEN = "golden.json"
 TEXTS = (
@@ -34,6 +44,8 @@ TEXTS = (
     "beginning is read, does it not?",
 )
 """Texts of unequal lengths in several scripts, the longest not first, to reveal mistakes in padding and tokenizers."""
+MOST_CUT = 512
+"""The longest cut that a golden text shows: a text that is cut must be longer."""
 ROUNDED_TO = 6
 """The decimals of a number in the file."""
 
@@ -52,11 +64,25 @@ class Golden:
 
     output: Literal["embedding", "logits"]
     texts: list[str]
-    ids: list[list[int]]
+    ids: list[list[Annotated[int, Field(ge=0, lt=MAX_VOCAB_SIZE)]]]
     """The tokens of each text, with the special tokens of the folder's tokenizer."""
     values: list[list[float] | list[list[float]]]
     """The embedding [D] of each text, or its logits: one per class, or in networks for tokens, one per token and
     class."""
+    cut_at: Annotated[int, Field(gt=0)] | None = None
+    """The number of tokens at which the last text is cut; None if no text is."""
+
+
+def read_golden(path: Path) -> Golden:
+    """Read golden vectors. Raises `InputError` for damaged ones, and for lists of unequal lengths."""
+    golden = read_json_as(path, Golden)
+    values: list[Any] = golden.values
+    has_rows = {isinstance(part[0], list) if part else None for part in values}  # a row for each token
+    widths = {len(row) for part in values for row in (part if has_rows == {True} else [part])}
+    fit = len(golden.texts) == len(golden.ids) == len(golden.values) > bool(golden.cut_at) and all(golden.ids)
+    if not fit or len(has_rows) != 1 or len(widths) != 1 or 0 in widths:
+        raise InputError(f"{path} is damaged (its texts, ids and values do not fit together); {ANEW}")
+    return golden
 
 
 def load_answering(folder: Path, attention: str | None = None) -> NamedOutputs:
@@ -66,25 +92,30 @@ def load_answering(folder: Path, attention: str | None = None) -> NamedOutputs:
     return load_named(folder, attention, pooled=not takes_mean)[0]
 
 
-def split_texts(folder: Path, texts: Sequence[str], **settings: Any) -> list[list[int]]:
-    """Tokenize texts by a folder's tokenizer, truncated to its longest text or the network's."""
-    tokenizer = load_pretrained_tokenizer(folder)
-    longest = min(tokenizer.model_max_length, count_positions(load_model_config(folder)))
+def split_texts(tokenizer: Any, texts: Sequence[str], longest: int, **settings: Any) -> list[list[int]]:
+    """Tokenize texts, truncated to `longest` tokens."""
     rows: list[list[int]] = tokenizer(list(texts), truncation=True, max_length=longest, **settings)["input_ids"]
     return rows
 
 
 @torch.no_grad()
 def make_golden(folder: Path) -> Golden:
-    """Compute a folder's answers to the texts, each alone. Raises `FailedProofError` if they are not finite."""
-    network, rows = load_answering(folder), split_texts(folder, TEXTS)
+    """Compute a folder's answers to the texts, each alone; the last one, if it cuts texts early, is one that it cuts.
+    Raises `FailedProofError` if they are not finite."""
+    network, tokenizer, texts = load_answering(folder), load_pretrained_tokenizer(folder), [*TEXTS]
+    longest = min(text_limits(folder, tokenizer).values(), default=LEAST_LIMIT)
+    cut_at = longest if longest <= MOST_CUT else None
+    if cut_at is not None:
+        [ids] = split_texts(tokenizer, TEXTS[:1], MOST_CUT)
+        texts.append(" ".join([TEXTS[0]] * (2 + 2 * cut_at // len(ids))))
+    rows = split_texts(tokenizer, texts, longest)
     with foreign_errors_fail(f"{folder} cannot read what its tokenizer gives"):
         outputs = [network.outputs(pad_batch([torch.tensor(row)], 0)) for row in rows]
     values = [read_answers(output, [len(row)])[0] for output, row in zip(outputs, rows, strict=True)]
     if not all(np.isfinite(part).all() for part in values):
         raise FailedProofError(f"{folder} computes no numbers (NaN): its weights are damaged, or its training diverged")
     kind: Any = "embedding" if "last_hidden_state" in outputs[0] else "logits"
-    return Golden(kind, list(TEXTS), rows, [part.astype(float).round(ROUNDED_TO).tolist() for part in values])
+    return Golden(kind, texts, rows, [part.astype(float).round(ROUNDED_TO).tolist() for part in values], cut_at)
 
 
 def write_golden(folder: Path) -> None:
@@ -96,12 +127,19 @@ def write_golden(folder: Path) -> None:
 def other_answers(folder: Path, golden: Golden) -> list[tuple[str, list[np.ndarray]]]:
     """Compute the answers of servers that make common mistakes, each with a description such as `a causal network would
     give with pooling by the last token`."""
+    tokenizer = load_pretrained_tokenizer(folder)
+    limits = text_limits(folder, tokenizer)
+    longest = min(limits.values(), default=LEAST_LIMIT)
     readings = {
         "": golden.ids,
-        " with the special tokens left out": split_texts(folder, golden.texts, add_special_tokens=False),
+        " with the special tokens left out": split_texts(tokenizer, golden.texts, longest, add_special_tokens=False),
     }
     for name, prompt in read_named_prompts(folder).items():
-        readings[f" with the prompt '{name}'"] = split_texts(folder, [prompt + text for text in golden.texts])
+        readings[f" with the prompt '{name}'"] = split_texts(
+            tokenizer, [prompt + text for text in golden.texts], longest
+        )
+    for limit in sorted({*limits.values()} - {longest}) if golden.cut_at else ():
+        readings[f" with texts cut at {limit:,} tokens"] = split_texts(tokenizer, golden.texts, limit)
     readings = {words: rows for words, rows in readings.items() if all(rows)}
     network = load_answering(folder)
     is_causal = not looks_both_ways(network.network.base_model)
@@ -136,6 +174,4 @@ def answer_by_ways(network: NamedOutputs, features: Any) -> dict[str, np.ndarray
 
 def read_named_prompts(folder: Path) -> dict[str, str]:
     """Read the prompts, by name, that sentence-transformers prepends to texts."""
-    path = folder / "config_sentence_transformers.json"
-    prompts = read_json_as(path, dict[str, Any]).get("prompts") if path.exists() else None
-    return {name: text for name, text in (prompts or {}).items() if text}
+    return {name: text for name, text in (read_embedder_file(folder).prompts or {}).items() if text}

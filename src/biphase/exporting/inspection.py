@@ -18,13 +18,10 @@ from biphase.errors import InputError, first_of, told_as
 from biphase.exporting.golden import read_named_prompts
 from biphase.exporting.model import DIRECTION_KEY
 from biphase.exporting.onnx import silenced
-from biphase.exporting.plain import network_class, read_modules, read_pooling
-from biphase.files import read_json_as
-from biphase.hub import count_positions, load_model_config, refuse_pickles
+from biphase.exporting.plain import network_class, read_modules, read_pooling, tell_limits, text_limits
+from biphase.hub import load_model_config, refuse_pickles
 
 Facts = dict[str, Any]
-LEAST_LIMIT = 2**31
-"""The least number that tokenizers and networks without a length limit state."""
 
 
 def examine_model(folder: Path) -> Facts:
@@ -35,7 +32,7 @@ def examine_model(folder: Path) -> Facts:
     config = load_model_config(folder)
     warnings = list[str]()
     refuse_pickles(folder)
-    if read_json_as(folder / "config.json", Facts).get("auto_map"):
+    if getattr(config, "auto_map", None):
         warnings.append("its configuration names code of its own (auto_map), which is not run here and may differ")
     settings: Any = {"config": config, "dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
     with told_as(f"cannot load weights from {folder}"), silenced():
@@ -107,13 +104,10 @@ def claimed_directions(config: Any) -> dict[str, bool]:
 def examine_texts(folder: Path, model: Any, config: Any, warnings: list[str]) -> Facts:
     """Compare the tokenizer's ids with the rows of the embedding, and the longest texts with the network's
     positions."""
-    limits: Facts = {"positions": count_positions(config)}
-    if (settings := folder / "sentence_bert_config.json").exists():
-        limits["sentence_transformers"] = read_json_as(settings, Facts).get("max_seq_length")
     facts: Facts = {}
+    tokenizer = None
     if any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
         tokenizer = load_pretrained_tokenizer(folder)
-        limits["tokenizer"] = tokenizer.model_max_length
         vocabulary, rows = tokenizer.get_vocab(), model.get_input_embeddings().weight.shape[0]
         if (highest := max(vocabulary.values(), default=0)) >= rows:
             warnings.append(f"its tokenizer gives ids up to {highest:,}, and its embedding has {rows:,} rows")
@@ -123,8 +117,9 @@ def examine_texts(folder: Path, model: Any, config: Any, warnings: list[str]) ->
         facts["tokenizer"] = f"{len(vocabulary):,} tokens, {rows:,} rows; it makes of 'a': {closed}"
     else:
         warnings.append("it has no tokenizer files")
-    facts["longest_text"] = {name: limit for name, limit in limits.items() if limit and limit < LEAST_LIMIT}
-    for name, limit in facts["longest_text"].items():
-        if limit > limits["positions"]:
+    limits = facts["longest_text"] = text_limits(folder, tokenizer)
+    for name, limit in limits.items():
+        if limit > limits.get("positions", limit):
             warnings.append(f"{name} cuts texts at {limit:,} tokens, and the network has {limits['positions']:,}")
+    warnings += filter(None, [tell_limits(limits)])
     return facts

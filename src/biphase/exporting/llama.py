@@ -18,7 +18,7 @@ from biphase.exporting.card import FLOOR, add_chapter
 from biphase.exporting.model import DIRECTION_KEY, NEEDS_VERSION, as_llama, set_direction
 from biphase.exporting.plain import NamedOutputs, load_named, prove_outputs, read_modules, read_pooling
 from biphase.files import read_json_as, write_json, write_text
-from biphase.hub import load_model_config
+from biphase.hub import load_model_config, read_config
 
 VLLM_CLASS = "LlamaBidirectionalModel"
 """The class that is bidirectional in every version of vLLM that has it; older versions overlook `is_causal` in a
@@ -72,8 +72,8 @@ def become_llama(folder: Path) -> None:
 def find_pooling(folder: Path) -> str:
     """Find the pooling of an encoder (`mean`) or embedding model. Raises `InputError` for a pooling that servers lack,
     and for a network with a task's head."""
-    kind, *_ = read_json_as(folder / "config.json", dict[str, Any]).get("architectures") or ["Model"]
-    if not str(kind).endswith(("Model", "ForMaskedLM", "ForCausalLM")):
+    kind = read_config(folder).kind or "Model"
+    if not kind.endswith(("Model", "ForMaskedLM", "ForCausalLM")):
         raise InputError(f"{kind} has the head of a task: encoders and embedding models alone become a Llama or a GGUF")
     pooling = " and ".join(read_pooling(folder)) if read_modules(folder) else "mean"
     if pooling not in VLLM_POOLING:

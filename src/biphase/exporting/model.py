@@ -21,7 +21,7 @@ from biphase.corpus.tokenizer import load_tokenizer, misreading_class
 from biphase.encoder import proofs
 from biphase.encoder.attention import lay_out
 from biphase.encoder.network import language_model_class, layer_cosines, load_model, merge_weights
-from biphase.encoder.packed import head_bias, head_input, packed_hidden
+from biphase.encoder.packed import LanguageModelHead, packed_hidden
 from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.exporting.card import FLOOR, MISREAD, describe_export, draw_curves
@@ -191,7 +191,8 @@ def check_export(folder: Path, kind: Any, network: PreTrainedModel, causal: bool
     The logits must equal the packed network's. Two texts that differ in their last token show the direction. Windows,
     if any, are narrowed in both. Raises `FailedProofError`.
     """
-    reloaded = kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
+    settings: Any = {"dtype": torch.float32, "use_safetensors": True, "trust_remote_code": False}
+    reloaded = kind.from_pretrained(folder, **settings).eval()
     if proofs.window_of(reloaded.config) != proofs.window_of(network.config):
         raise FailedProofError(f"{folder}: its window differs from that in training")
     longest = position_limit(network) or 2**31
@@ -201,10 +202,9 @@ def check_export(folder: Path, kind: Any, network: PreTrainedModel, causal: bool
     tokens_T, changed_T = torch.tensor([*tokens, last]), torch.tensor([*tokens, changed])
     layout = lay_out(np.array([0, length]), causal=causal)
     hidden_TD = packed_hidden(packed.base_model, tokens_T, torch.arange(length), layout)
-    head = network.get_output_embeddings()
-    softcap = getattr(network.config, "final_logit_softcapping", None)
-    ours_TV = torch.nn.functional.linear(head_input(network, hidden_TD), head.weight, head_bias(network))
-    ours_TV = softcap * torch.tanh(ours_TV / softcap) if softcap else ours_TV
+    head = LanguageModelHead(network)
+    ours_TV = torch.nn.functional.linear(head(hidden_TD), *head.weights())
+    ours_TV = head.softcap * torch.tanh(ours_TV / head.softcap) if head.softcap else ours_TV
     theirs_TV = reloaded(input_ids=tokens_T[None]).logits[0]
     if not proofs.agree(ours_TV, theirs_TV):
         raise FailedProofError(f"{type(reloaded).__name__} of plain transformers computes different logits")

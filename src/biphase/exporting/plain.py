@@ -6,29 +6,43 @@ opens no pickle and runs no code of the folder.
 Letters: S texts of a batch, L tokens of the longest of them, D width.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from inspect import signature
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 import transformers
+from pydantic import Field
 from torch import Tensor, nn
 
 from biphase.config import BUNDLED
 from biphase.corpus.text import find_text_sources, sample_texts
+from biphase.corpus.tokenizer import check_tokenizer_files, load_auto_tokenizer
 from biphase.encoder.network import load_weights, pad_batch
 from biphase.encoder.proofs import FailedProofError, agree
 from biphase.errors import InputError, told_as
 from biphase.files import files_below, read_json_as
-from biphase.hub import INDEX, count_positions, refuse_pickles
+from biphase.hub import (
+    INDEX,
+    NAMED,
+    Activation,
+    count_positions,
+    load_model_config,
+    model_name,
+    read_config,
+    refuse_named,
+    refuse_pickles,
+)
 from biphase.tasks.families import KINDS
 
 TOKEN_OUTPUTS = ("last_hidden_state", "start_logits", "end_logits")
 """The outputs with a row per token; `logits` have one per token or per text."""
+LEAST_LIMIT = 2**31
+"""The least number that tokenizers and networks without a length limit state."""
 LONGEST = 2048
 """The longest text of a proof, in a network with positions for twice as many tokens."""
 LENGTHS = ((1,), (2,), (3, 1), (LONGEST,), (17, LONGEST, 1), (9, 40, 5, 1, 23))
@@ -51,6 +65,7 @@ class NamedOutputs(nn.Module):
         self.longest = max(1, min(count_positions(network.config) // 2, LONGEST))
         takes_types = "token_type_ids" in {*tokenizer.model_input_names} & {*signature(network.forward).parameters}
         self.input_names = ("input_ids", "attention_mask", *(["token_type_ids"] if takes_types else []))
+        self.eval()  # torch.onnx.export gives the parts the mode of the whole, and dropout would be drawn
 
     def outputs(self, features: Features) -> Features:
         output = self.network(**features)
@@ -98,25 +113,39 @@ def load_named(folder: Path, attention: str | None = None, *, pooled: bool = Tru
     The network has the folder's head, or with `pooled` the modules of sentence-transformers, which then computes the
     reference. Raises `InputError` for a folder that these libraries cannot load, and for pickles.
     """
-    classes = read_json_as(folder / "config.json", dict[str, Any]).get("architectures") or []
-    head = next((kind.head for kind in KINDS.values() if any(str(name).endswith(kind.head) for name in classes)), "")
+    classes = read_config(folder).architectures or []
+    head = next((kind.head for kind in KINDS.values() if any(name.endswith(kind.head) for name in classes)), "")
     network: Any = load_weights(getattr(transformers, f"AutoModel{head}"), folder, attention=attention).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    tokenizer = load_auto_tokenizer(folder)
     if head or not pooled or not (folder / "modules.json").exists():
         named = NamedOutputs(network, tokenizer)
         return named, named.outputs
-    list_module_files(folder)
-    from sentence_transformers import SentenceTransformer
-
-    settings: Any = {"device": "cpu", "trust_remote_code": False, "model_kwargs": {"dtype": torch.float32}}
-    with told_as(f"{folder} cannot be loaded as an embedding model"):
-        embedder: Any = SentenceTransformer(str(folder), **settings).eval()
+    embedder = load_sentence_transformer(folder, "cpu").eval()
 
     def embed(features: Features) -> Features:
         output = embedder(dict(features))
         return {"last_hidden_state": output["token_embeddings"], "sentence_embedding": output["sentence_embedding"]}
 
     return NamedOutputs(network, tokenizer, list(embedder)[1:]), embed
+
+
+def text_limits(folder: Path, tokenizer: Any = None) -> dict[str, int]:
+    """Return the number of tokens at which each part of a folder cuts texts; parts without a limit are left out."""
+    limits: dict[str, float | None] = {"positions": count_positions(load_model_config(folder))}
+    if (path := folder / "sentence_bert_config.json").exists():
+        limits["sentence_transformers"] = read_json_as(path, TransformerFile, NAMED).max_seq_length
+    limits["tokenizer"] = tokenizer and tokenizer.model_max_length
+    return {name: int(limit) for name, limit in limits.items() if limit and limit < LEAST_LIMIT}
+
+
+def tell_limits(limits: Mapping[str, int]) -> str:
+    """Return a warning of a folder whose texts sentence-transformers cuts elsewhere than programs that read its
+    tokenizer; "" for other folders."""
+    ours = limits.get("sentence_transformers")
+    theirs = min((limits[name] for name in ("positions", "tokenizer") if name in limits), default=None)
+    if ours is None or ours == theirs:
+        return ""
+    return f"sentence-transformers cuts texts at {ours:,} tokens, other programs at {theirs or 'none'}: vectors differ"
 
 
 def read_answers(outputs: Features, lengths: Sequence[int]) -> list[np.ndarray]:
@@ -156,6 +185,13 @@ def prove_outputs(compute: Compute, reference: Compute, network: NamedOutputs, n
 # The modules of sentence-transformers
 
 
+EMBEDDING_MODULES = (
+    *("CNN", "Dense", "Dropout", "LSTM", "LayerNorm", "Normalize", "Pooling", "StaticEmbedding", "Transformer"),
+    "WeightedLayerPooling",
+)
+"""The modules that biphase runs."""
+
+
 @dataclass(frozen=True)
 class ModuleEntry:
     """An entry of modules.json, by which sentence-transformers finds a module of an embedding model."""
@@ -164,12 +200,73 @@ class ModuleEntry:
     type: str
 
 
+ARGUMENTS = (
+    "add_pooling_layer|attn_implementation|clean_up_tokenization_spaces|do_lower_case|dtype|model_max_length|padding_side"
+    "|torch_dtype|truncation_side|trust_remote_code|use_cache|use_fast"
+)
+Arguments = dict[Annotated[str, Field(pattern=f"^({ARGUMENTS})$")], Any]
+"""The arguments that an embedding model may give to transformers. Others could open pickles or kernels of the Hub;
+`trust_remote_code` is ignored."""
+
+
+@dataclass(frozen=True)
+class Modality:
+    """The method of a network that reads one kind of input."""
+
+    method: Literal["forward"]
+
+
+@dataclass(frozen=True)
+class TransformerFile:
+    """The sentence_bert_config.json of an embedding model."""
+
+    max_seq_length: int | None = None
+    transformer_task: Literal["feature-extraction", "fill-mask", "sequence-classification"] = "feature-extraction"
+    tokenizer_name_or_path: None = None
+    modality_config: dict[str, Modality] = field(default_factory=dict)
+    model_args: Arguments = field(default_factory=dict)
+    model_kwargs: Arguments = field(default_factory=dict)
+    config_args: Arguments = field(default_factory=dict)
+    config_kwargs: Arguments = field(default_factory=dict)
+    tokenizer_args: Arguments = field(default_factory=dict)
+    processor_kwargs: Arguments = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DenseFile:
+    """The config.json of a dense layer."""
+
+    activation_function: Activation | None = None
+
+
+@dataclass(frozen=True)
+class PoolingFile:
+    """The config.json of a pooling, in its old form (a key for each mode) or its new one."""
+
+    pooling_mode: str | list[str] | None = None
+    pooling_mode_cls_token: bool = False
+    pooling_mode_max_tokens: bool = False
+    pooling_mode_mean_tokens: bool = False
+    pooling_mode_mean_sqrt_len_tokens: bool = False
+    pooling_mode_weightedmean_tokens: bool = False
+    pooling_mode_lasttoken: bool = False
+
+
+@dataclass(frozen=True)
+class EmbedderFile:
+    """The config_sentence_transformers.json of an embedding model or a cross-encoder."""
+
+    prompts: dict[str, str | None] | None = None
+    default_prompt_name: str | None = None
+    activation_fn: Activation | None = None
+
+
 def read_modules(folder: Path) -> list[ModuleEntry]:
     """Read the modules of an embedding model; none without modules.json. Raises `InputError` for a module outside the
     folder."""
     if not (folder / "modules.json").exists():
         return []
-    modules = read_json_as(folder / "modules.json", list[ModuleEntry], "save the model again")
+    modules = read_json_as(folder / "modules.json", list[ModuleEntry], NAMED)
     for module in modules:
         if not (folder / module.path).resolve().is_relative_to(folder.resolve()):
             raise InputError(f"{folder}: its module '{module.path}' is not in the folder; save the model again")
@@ -178,22 +275,61 @@ def read_modules(folder: Path) -> list[ModuleEntry]:
 
 def list_module_files(folder: Path) -> list[Path]:
     """List the files in the folders of an embedding model's modules, in order. Raises `InputError` for pickled weights,
-    and for an index that names weights elsewhere."""
-    places = {folder / module.path for module in read_modules(folder)} - {folder}
+    for an index that names weights elsewhere, and for what `check_module` refuses."""
+    modules = read_modules(folder)
+    places = {folder / module.path for module in modules} - {folder}
     listed = sorted({path for place in places for path in files_below(place)})
     for path in listed:
         if path.match("pytorch_model*.bin") or path.name == INDEX:
             refuse_pickles(path.parent)
+    for module in modules:
+        check_module(folder, module)
     return listed
+
+
+def check_module(folder: Path, module: ModuleEntry) -> None:
+    """Raise `InputError` for a module of an embedding model that biphase does not run, and for settings by which it
+    would run or open anything else."""
+    place, kind = folder / module.path, module.type.rpartition(".")[2]
+    if not module.type.startswith("sentence_transformers.") or kind not in EMBEDDING_MODULES:
+        raise InputError(f"{folder} has the module '{module.type}'; biphase runs only {', '.join(EMBEDDING_MODULES)}")
+    if kind == "Dense":
+        read_json_as(place / "config.json", DenseFile, NAMED)
+    if kind != "Transformer":
+        return
+    load_model_config(place)
+    check_tokenizer_files(place)
+    for path in place.glob("sentence_*_config.json"):
+        read_json_as(path, TransformerFile, NAMED)
+        refuse_named(path, read_json_as(path, dict[str, Any], NAMED))
+    if processors := [*place.glob("*processor_config.json")]:
+        raise InputError(f"{processors[0]} is a processor of images or sound, which biphase does not run; remove it")
+
+
+def load_sentence_transformer(folder: Path, device: str | None = None) -> Any:
+    """Load an embedding model by sentence-transformers: in fp32, from safetensors alone, on the default device unless
+    one is given. Raises `InputError` for one that cannot be loaded, and as `list_module_files` does."""
+    from sentence_transformers import SentenceTransformer
+
+    list_module_files(folder)
+    read_embedder_file(folder)
+    settings: Any = {"dtype": torch.float32, "use_safetensors": True}
+    with told_as(f"{model_name(folder)} cannot be loaded as an embedding model"):
+        return SentenceTransformer(str(folder), device=device, trust_remote_code=False, model_kwargs=settings)
+
+
+def read_embedder_file(folder: Path) -> EmbedderFile:
+    """Read a folder's config_sentence_transformers.json; without one, return the defaults."""
+    path = folder / "config_sentence_transformers.json"
+    return read_json_as(path, EmbedderFile, NAMED) if path.exists() else EmbedderFile()
 
 
 def read_pooling(folder: Path) -> list[str]:
     """Read how sentence-transformers pools a folder's tokens, such as `mean`; it concatenates several."""
     modes: list[str] = []
     for path in sorted(folder.glob("*_Pooling/config.json")):
-        content = read_json_as(path, dict[str, Any], "save the model again")
-        named = content.get("pooling_mode") or []
-        modes += [named] if isinstance(named, str) else named
-        keys = [key for key, value in content.items() if key.startswith("pooling_mode_") and value is True]
+        content = read_json_as(path, PoolingFile, NAMED)
+        modes += [content.pooling_mode] if isinstance(content.pooling_mode, str) else content.pooling_mode or []
+        keys = [key for key, value in vars(content).items() if value is True]
         modes += [key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") for key in keys]
     return modes

@@ -32,8 +32,17 @@ LOCAL_PATH = re.compile(
     r"|\\\\[\w.-]{2,}\\[\w$.-]{2,})"
 )
 """A local path in a text: /data/mine, file:///data, ~/data, D:\\data, \\\\server\\data; no web address."""
+PARENT_PATH = re.compile(r"(?<![\w./~-])(?:\.\./)+[\w.-]+(?:/[\w.-]+)*")
+"""A path in a text that begins at a parent folder: ../data/mine."""
 HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
 WORDS_OF_A_TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")
+
+
+def without_folders(text: str) -> str:
+    """Return a text with the last name of each path that only its author has: /home/ann/shards is ./shards."""
+    for pattern in (LOCAL_PATH, PARENT_PATH):
+        text = pattern.sub(lambda path: "./" + path[0].replace("\\", "/").rstrip("/").rpartition("/")[2], text)
+    return text
 
 
 def push(

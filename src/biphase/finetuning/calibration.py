@@ -30,7 +30,8 @@ AS_THEY_ARE = Calibration()
 NUM_BINS = 15
 LEAST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.05, 20.0
 SIGNIFICANT_RATIO = 3.841
-"""The 95 % quantile of χ² with one degree of freedom, the law of twice a log likelihood ratio if 1 is right."""
+"""The 95 % quantile of χ² with one degree of freedom, the law of twice a log likelihood ratio if a temperature is
+right."""
 
 
 def calibration_error(rows: Iterable[Mapping[str, Any]]) -> float:
@@ -47,7 +48,8 @@ def fit_temperature(logits_NC: np.ndarray, gold_N: np.ndarray) -> float:
     """Find the temperature with the lowest negative log-likelihood (Guo et al. 2017).
 
     It stays 1 unless a likelihood-ratio test rejects 1: otherwise it would follow the noise of these examples. It stays
-    1 too if every example is right, because the likelihood then has no maximum. Choices that a question lacks are -inf.
+    1 too if that test does not reject an end of the search, as for a network that has learned nothing, and if every
+    example is right: the examples then give no temperature. Choices that a question lacks are -inf.
     """
     from scipy.optimize import minimize_scalar
 
@@ -59,9 +61,10 @@ def fit_temperature(logits_NC: np.ndarray, gold_N: np.ndarray) -> float:
         scaled_NC = logits_NC / np.exp(log_temperature)
         return float((logsumexp(scaled_NC, axis=1) - scaled_NC[np.arange(len(gold_N)), gold_N]).mean())
 
-    best = minimize_scalar(mean_loss, bounds=np.log([LEAST_TEMPERATURE, HIGHEST_TEMPERATURE]), method="bounded")
-    ratio = 2 * len(gold_N) * (mean_loss(0.0) - best.fun)
-    return float(np.exp(best.x)) if ratio > SIGNIFICANT_RATIO else 1.0
+    ends = np.log([LEAST_TEMPERATURE, HIGHEST_TEMPERATURE])
+    best = minimize_scalar(mean_loss, bounds=ends, method="bounded")
+    ratios = [2 * len(gold_N) * (mean_loss(other) - best.fun) for other in (0.0, *ends)]
+    return float(np.exp(best.x)) if min(ratios) > SIGNIFICANT_RATIO else 1.0
 
 
 def choose_thresholds(probabilities_NC: np.ndarray, gold_NC: np.ndarray) -> tuple[float, ...]:

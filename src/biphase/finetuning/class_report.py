@@ -19,7 +19,7 @@ from biphase.errors import InputError, first_of
 from biphase.finetuning.calibration import calibration_error
 from biphase.finetuning.metrics import find_entities, index_tags, is_sentence, one_hot
 from biphase.finetuning.scores import Score
-from biphase.style import INK, PLOT_STYLE, check_picture
+from biphase.style import INK, PLOT_STYLE, check_picture, save_picture
 from biphase.tasks.spec import EvaluatedSplit
 
 CLASSES_IN_TABLE = 12
@@ -205,4 +205,4 @@ def draw_confusion(report: ClassReport | None, path: Path) -> None:
         for row, column in np.argwhere(confusion_LL) if num <= MOST_COUNTS else ():
             ink = "white" if shares_LL[row, column] > 0.5 else INK
             axes.text(column, row, f"{confusion_LL[row, column]}", ha="center", va="center", color=ink, fontsize=7)
-        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+        save_picture(figure, path)

@@ -164,6 +164,11 @@ def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> Finetu
         raise InputError(f"frozen: {task.name} has no head to train; zero-shot:FOLDER scores embeddings as they are")
     if config.head == "transformers" and (config.frozen or config.qa_head == "token"):
         raise InputError(f"head=transformers: {'frozen' if config.frozen else 'qa_head=token'} is for the paper's head")
+    templates = {name: Task.model_fields[name].default for name in ("query_template", "document_template")}
+    own = [name for name, default in templates.items() if getattr(task, name) != default]
+    if config.ranking == "pairs" and task.kind.is_search and own:  # what reads a cross-encoder elsewhere has none
+        message = "ranking=pairs reads queries and documents as they are, as any cross-encoder does"
+        raise InputError(f"{message}: leave {' and '.join(own)} out of {task.name}")
     matters = settings_that_matter(config, task)
     for name in ("class_weights", "label_smoothing"):
         if name not in matters and getattr(config, name):

@@ -156,13 +156,16 @@ def choose_weights(
     return BestWeights(value, step, {name: weight.cpu().clone() for name, weight in named if weight.requires_grad})
 
 
-def choose_items(split: EncodedSplit, config: FinetuneConfig) -> tuple[np.ndarray, int]:
-    """List the items to train on, of all examples or a subset, and count the updates."""
+def choose_examples(split: EncodedSplit, config: FinetuneConfig) -> np.ndarray:
+    """Choose the examples to train on, ascending: all or a subset."""
     if config.shots is None:
-        examples = draw_indices(split.num_examples, config.max_train_examples or split.num_examples)
-    else:
-        examples = draw_shots(split.strata, config.shots, config.seed)
-    items = split.items_of(examples)
+        return draw_indices(split.num_examples, config.max_train_examples or split.num_examples)
+    return draw_shots(split.strata, config.shots, config.seed)
+
+
+def choose_items(split: EncodedSplit, config: FinetuneConfig) -> tuple[np.ndarray, int]:
+    """List the items to train on, and count the updates."""
+    items = split.items_of(choose_examples(split, config))
     if config.shots is not None and config.epochs == 1:
         return items, config.max_steps
     return items, min(config.max_steps, config.epochs * math.ceil(len(items) / config.batch_size))
@@ -311,6 +314,8 @@ class FittedCell:
     encoder: Encoder
     network: nn.Module
     losses: list[float]
+    train: EncodedSplit
+    """The split that trained the network."""
     splits: Mapping[Any, EncodedSplit]
     score: Score
     predictions: dict[str, Rows]
@@ -340,7 +345,7 @@ def run_cells(plans: Sequence[CellPlan]) -> Iterator[FittedCell]:
     for plan, encoded in zip(plans, evaluated, strict=True):
         cell = CellContext(plan.task, config, device, cell.dtype)
         score, predictions = evaluate_cell(network, encoded, plan, cell, training)
-        yield FittedCell(plan, cell, encoder, network, losses, encoded[0], score, predictions)
+        yield FittedCell(plan, cell, encoder, network, losses, trained["train"], encoded[0], score, predictions)
 
 
 def write_cells(plans: Sequence[CellPlan], out: Path) -> list[FittedCell]:

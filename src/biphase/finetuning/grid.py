@@ -254,7 +254,8 @@ BestCells = dict[Path, list[CellPlan]]
 def check_keep(trainings: Iterable[SharedTraining], folder: Path) -> BestCells:
     """Group the cells by their folder `folder/MODEL-TASK`. Raises `InputError`, before anything trains, for a folder
     with other contents than a kept network, two models of one name, and a network that cannot be kept."""
-    from biphase.finetuning.heads import check_keepable, open_encoder
+    from biphase.finetuning.heads import open_encoder
+    from biphase.finetuning.keeping import check_keepable
 
     candidates: BestCells = {}
     for cell in chain(*trainings):

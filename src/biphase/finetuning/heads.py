@@ -27,15 +27,13 @@ import transformers
 from torch import Tensor, nn
 
 from biphase.console import err
-from biphase.corpus.tokenizer import NEW_NAMES, find_tokenizer, misreading_class
-from biphase.encoder.models import Encoder, identify, stamp_model
+from biphase.corpus.tokenizer import NEW_NAMES, find_tokenizer
+from biphase.encoder.models import Encoder, identify, stamp_model, unreplaced
 from biphase.encoder.network import dropout_shares, fresh_backbone, load_backbone, pad_batch, without_padding
 from biphase.encoder.packed import packed_hidden
-from biphase.encoder.proofs import agree, telling_tokens
 from biphase.errors import InputError
-from biphase.exporting.model import as_llama, set_direction
-from biphase.finetuning.config import CellPlan, FinetuneConfig, plan_cell, settings_that_matter
-from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, TokenizedTexts, pack
+from biphase.finetuning.config import FinetuneConfig, settings_that_matter
+from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, TokenizedTexts
 from biphase.hub import AFTER_PADDING, load_model_config, output_width
 from biphase.tasks.spec import Task
 
@@ -52,8 +50,9 @@ def load_encoder(name: str) -> Encoder:
 @lru_cache(maxsize=1)
 def open_encoder(model: Encoder) -> Encoder:
     """Load an identified model. The last one stays in memory."""
-    backbone = load_backbone(model.folder)
-    pretrained = find_tokenizer(model.folder, str(model.folder))
+    with unreplaced(model.folder, model.stamps):
+        backbone = load_backbone(model.folder)
+        pretrained = find_tokenizer(model.folder, str(model.folder))
     assert pretrained is not None, "a model that was found has a tokenizer"
     tokenizer = HashedTokenizer(pretrained)
     config: Any = backbone.config
@@ -344,126 +343,3 @@ def encode_packed(encoder: Encoder, texts: Sequence[str], device: torch.device, 
 def auto_class(task: Task) -> Any:
     """Find transformers' Auto class for the networks of a task."""
     return getattr(transformers, f"AutoModel{task.kind.head}")
-
-
-class OtherHeadError(InputError):
-    """A class of transformers whose head is not the paper's."""
-
-
-def plan_to_keep(plan: CellPlan) -> CellPlan:
-    """Plan to train a head that can be kept: the paper's if the network's class in transformers has it; otherwise the
-    head of that class, unless `head` was given, and print this choice. Raises `InputError` as `check_keepable` does."""
-    encoder = open_encoder(plan.model)
-    try:
-        check_keepable(encoder, plan.task, plan.config)
-    except OtherHeadError as error:
-        if "head" in plan.config.model_fields_set:
-            raise
-        config = plan.config.model_copy(update={"head": "transformers"})
-        plan = plan_cell(plan.model, plan.train, plan.evaluation, config)
-        check_keepable(encoder, plan.task, plan.config)
-        err.print(f"{error}, as it does here; `evaluate` trains the paper's")
-    return plan
-
-
-@torch.no_grad()
-def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> None:
-    """Raise `InputError` for a network that has another head in transformers (`OtherHeadError`), or whose outputs for a
-    text change in a batch, and for templates that cannot become prompts."""
-    cell = CellContext(task, finetuning, torch.device("cpu"), torch.float32)
-    if task.family == "question_answering" and finetuning.qa_head != "span":
-        raise InputError("keep: transformers has no class with the token head; give qa_head=span")
-    for template in (task.query_template, task.document_template) if cell.is_embedder else ():
-        if not template.endswith("{text}"):
-            raise InputError(f"keep: a prompt comes before its text; '{template}' must end with {{text}}")
-    config: Any = encoder.backbone.config
-    if misread_as := misreading_class(encoder.tokenizer.pretrained, config):
-        taken = f"transformers would take {misread_as} for the type '{config.model_type}'"
-        raise InputError(f"keep: {taken}, which splits texts differently than the tokenizer.json of {encoder.name}")
-    with torch.random.fork_rng(devices=[]):
-        model = to_transformers(build_network(encoder, cell, []), encoder, cell)
-    if cell.is_embedder:
-        return
-    both = proof_batch(model, cell, (0, 1))
-    kind = type(model).__name__
-    logits = padded_logits(model, both)
-    if finetuning.head == "transformers":
-        alone = [padded_logits(model, proof_batch(model, cell, (sample,))) for sample in (0, 1)]
-        if not agree(logits, torch.cat(alone)):
-            raise InputError(f"keep: {kind} gives something else for a text in a batch than alone; leave keep out")
-    if task.kind.head == "ForSequenceClassification":
-        halved = padded_logits(divide_logits(model, 2), both)
-        if not agree(2 * halved, logits):
-            raise InputError(f"keep: the logits of {kind} are not those of its last layer; leave keep out")
-
-
-def proof_batch(model: Any, cell: CellContext, samples: Sequence[int]) -> Batch:
-    """Pack one or both of two samples, of 12 and 7 tokens, on the CPU."""
-    tokens_T = telling_tokens(model.base_model, 19).numpy()
-    texts = TokenizedTexts(tokens_T, np.array([0, 12, 19]), np.array([], dtype=np.int64))
-    return pack(texts, np.array(samples), replace(cell, device=torch.device("cpu"), dtype=torch.float32))
-
-
-@torch.no_grad()
-def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
-    """Turn a network into one of transformers for any text, on the CPU. Raises `OtherHeadError` if the class of its
-    type has another head."""
-    network = network.float().cpu().eval()
-    pretrained: Any = encoder.backbone
-    # Back to the encoder itself, or to the whole embedding, whose unused rows have not changed.
-    if isinstance(network.backbone, FrozenFeatures):
-        network.backbone = copy_backbone(pretrained, [])
-    inner = without_padding(network.backbone)
-    used = inner.get_input_embeddings()
-    if isinstance(used, UsedEmbedding):
-        whole = copy.deepcopy(pretrained.get_input_embeddings()).to(used.weight.dtype)
-        is_used_V = used.row_of_V < used.num_embeddings
-        whole.weight[is_used_V] = used.weight[used.row_of_V[is_used_V]].to(whole.weight.device)
-        inner.set_input_embeddings(whole)
-    if cell.is_embedder:
-        return network.backbone
-    model = network.model if isinstance(network, ClassNetwork) else with_same_head(network, encoder, cell)
-    return divide_logits(model, cell.calibration.temperature)
-
-
-@torch.no_grad()
-def divide_logits(model: Any, temperature: float) -> Any:
-    """Divide the logits of a class of transformers by a temperature, in the weights of its last layer."""
-    if temperature != 1:
-        below = {*model.base_model.modules()}
-        layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer not in below]
-        for weight in layers[-1].parameters():
-            weight.div_(temperature)
-    return model
-
-
-@torch.no_grad()
-def with_same_head(network: Any, encoder: Encoder, cell: CellContext) -> Any:
-    """Make the class of transformers for a network with the paper's head, with its weights. Raises `OtherHeadError` if
-    that class computes something else."""
-    inner = without_padding(network.backbone)
-    config = config_with_head(inner.config, encoder, cell)
-    config.classifier_pooling = "mean"  # EuroBERT's and ModernBERT's name for the paper's pooling
-    # EuroBERT has no class for answers, but is a Llama that looks both ways.
-    if cell.task.family == "question_answering" and isinstance(config, transformers.EuroBertConfig):
-        config = as_llama(config)
-        set_direction(config, causal=False)
-    model = make_class(config, network.backbone, cell).eval()
-    kind = type(model).__name__
-    remedy = "head=transformers trains and scores its own"
-    refusal: InputError = OtherHeadError(f"keep: {kind} has another head than the paper's; {remedy}")
-    if cell.config.frozen:
-        why = f"for {cell.task.family.replace('_', ' ')}: {kind} has more than one layer"
-        refusal = InputError(f"keep: a linear probe cannot be kept {why}; leave frozen out")
-    model.base_model.load_state_dict(inner.state_dict(), strict=False)
-    layers = [layer for layer in model.children() if isinstance(layer, nn.Linear)]
-    trained_layers = [layer for layer in network.children() if isinstance(layer, nn.Linear)]
-    if [layer.weight.shape for layer in layers] != [layer.weight.shape for layer in trained_layers]:
-        raise refusal
-    for new, old in zip(layers, trained_layers, strict=True):
-        new.load_state_dict(old.state_dict(), strict=False)
-    # It must give the same logits for padded samples as ours for packed ones.
-    batch = proof_batch(model, cell, (0, 1))
-    if not torch.allclose(network(batch), padded_logits(model, batch), rtol=1e-3, atol=1e-4):
-        raise refusal
-    return model

@@ -4,7 +4,8 @@ Rows have the task's names of columns. A file is read like the task's training f
 in each line. This module checks folder and file before PyTorch and the network load, which takes seconds.
 """
 
-import copy
+import hashlib
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,6 +14,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pydantic import Field
 
 from biphase.config import Strict
@@ -30,23 +32,25 @@ from biphase.corpus.rows import (
     renamed,
     rows_of_file,
 )
-from biphase.encoder.models import Encoder, find_folder
+from biphase.encoder.models import Stamps, find_folder, stamp_model
 from biphase.errors import InputError, clipped
-from biphase.files import read_json_as, whole_folder, write_json, write_mark, write_text
+from biphase.files import read_json_as, reading
 from biphase.finetuning.calibration import Calibration
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.scores import Score
-from biphase.run import find_model
 from biphase.tasks.examples import classes_of, lacks_label, make_examples
 from biphase.tasks.families import KINDS
 from biphase.tasks.spec import FileLayout, Task, template_columns
 from biphase.tasks.splits import TaskData
 
 if TYPE_CHECKING:
-    from biphase.finetuning.encoding import CellContext
+    pass
 
 RECORD = "biphase.json"
 """The file of a kept folder that describes its inputs."""
+
+TRAINED_ROWS = "trained_rows.u64"
+"""The file of a kept folder with the hashes of the inputs that trained or validated it, 8 bytes each (little endian);
+`push` does not send it."""
 
 TEXT = "text"
 """The column of running text, unless a template names one."""
@@ -69,76 +73,30 @@ class KeptModel(Strict):
     folder: Path = Field(default=Path(), exclude=True)
     is_ours: bool = Field(default=True, exclude=True)
     """Whether `finetune --keep` wrote the folder."""
+    stamps: Stamps = Field(default={}, exclude=True)
+    """The stamps of the folder's files, from before one of them was read."""
     layout: FileLayout = Field(default=FileLayout(), exclude=True)
     """The layout for reading a file of rows."""
 
 
-def keep_network(model: Any, encoder: Encoder, cell: "CellContext", folder: Path, score: Score, test: Any) -> None:
-    """Write a trained network (of `to_transformers`) as a model folder with labels, tokenizer and card, whole or not at
-    all. The new folder replaces an earlier one. `test` is the encoded test split."""
-    from biphase.exporting.golden import write_golden
-    from biphase.exporting.model import close_texts, save_encoder, write_sentence_transformer
-
-    card = card_text(cell, encoder, model, score)
-    tokenizer = copy.deepcopy(encoder.tokenizer.pretrained)
-    close_texts(tokenizer)
-    tokenizer.model_max_length = cell.config.max_length
-    if not cell.is_embedder:  # the token that counts as padding for the head
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.pad_token_id)
-    if cell.config.ranking == "pairs":  # both texts of a pair had the same type
-        tokenizer.model_input_names = ["input_ids", "attention_mask"]
-    with whole_folder(folder) as part:
-        if cell.is_embedder:
-            templates = {"query": cell.task.query_template, "document": cell.task.document_template}
-            prompts = {name: template.removesuffix("{text}") for name, template in templates.items()}
-            write_sentence_transformer(part, model, cell.config.max_length, prompts=prompts)
-        save_encoder(part, model, tokenizer)
-        record = KeptModel(cell=score.cell, task=cell.task, config=cell.config, calibration=cell.calibration)
-        if cell.task.family == "question_answering":
-            longest = cell.config.max_answer_tokens or test.max_answer_tokens
-            config = cell.config.model_copy(update={"max_answer_tokens": longest})
-            record = record.model_copy(update={"config": config, "has_unanswerable": test.has_unanswerable})
-        write_json(part / RECORD, record.model_dump(mode="json"))
-        write_golden(part)
-        write_text(part / "README.md", card)
-        write_mark(part, "fine-tuned model")
+def hash_inputs(inputs: Iterable[Any]) -> np.ndarray:
+    """Hash inputs, as `input_of` in `tasks/examples.py` returns them, to 8 bytes each."""
+    texts = (json.dumps(value, ensure_ascii=False).encode() for value in inputs)
+    return np.array([int.from_bytes(hashlib.sha256(text).digest()[:8], "little") for text in texts], dtype="<u8")
 
 
-def card_text(cell: "CellContext", encoder: Encoder, model: Any, score: Score) -> str:
-    """Write a small model card, with the fields that the Hub reads. It does not name a model or data of this machine
-    as the Hub's."""
-    from huggingface_hub import ModelCardData
+def read_trained(folder: Path) -> np.ndarray:
+    """Read the hashes of the inputs that trained or validated a kept model; none for another folder, and for a copy,
+    which does not have them."""
+    if not (folder / TRAINED_ROWS).exists():
+        return np.zeros(0, dtype="<u8")
+    with reading(folder / TRAINED_ROWS, "fine-tune it again with --keep"):
+        return np.fromfile(folder / TRAINED_ROWS, dtype="<u8")
 
-    from biphase.exporting.card import harmless, render_card
 
-    task, kind, base = cell.task, type(model).__name__, encoder.name.partition("@")[0]
-    is_of_this_machine = Path(find_model(encoder.name)).exists() or Path(base).exists()
-    name = harmless(Path(encoder.name).name if is_of_this_machine else encoder.name)
-    pipeline_tag = task.kind.pipeline_tag
-    library, load = "transformers", f"{kind}.from_pretrained(folder)"
-    if task.kind.is_search:
-        library, load = "sentence-transformers", f"SentenceTransformer(folder)  # {kind}"
-        if not cell.is_embedder:
-            pipeline_tag, load = "text-ranking", "CrossEncoder(folder)  # of sentence-transformers"
-    hub_id = task.hub.id if task.hub is not None else None
-    head = ModelCardData(
-        library_name=library,
-        pipeline_tag=pipeline_tag,
-        base_model=None if is_of_this_machine else base,
-        datasets=hub_id if score.source.partition("@")[0] == hub_id else None,
-        tags=["biphase", model.config.model_type],
-    )
-    return render_card(
-        Path(__file__).with_name("card.md.j2"),
-        head,
-        task=task,
-        name=name,
-        score=score.model_copy(update={"model": name}),
-        load=load,
-        is_embedder=cell.is_embedder,
-        config=model.config,
-        harmless=harmless,
-    )
+def count_trained(inputs: Iterable[Any], trained_hashes: np.ndarray) -> int:
+    """Count the inputs whose hashes are among those of `read_trained`."""
+    return int(np.isin(hash_inputs(inputs), trained_hashes).sum()) if len(trained_hashes) else 0
 
 
 def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
@@ -151,6 +109,7 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
         InputError: a folder without a head that predicts, or with unknown inputs.
     """
     folder = find_folder(name)
+    stamps = stamp_model(folder)
     config = read_json_as(folder / "config.json", dict[str, Any])
     classes = [str(kind) for kind in config.get("architectures") or []]
     family = next((name for kind in classes for name, record in KINDS.items() if kind.endswith(record.head)), None)
@@ -180,7 +139,8 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
         except ValueError as error:
             raise InputError(f"--{error}") from None
         model = KeptModel.model_construct(task=task, config=FinetuneConfig(), is_ours=False)
-    return model.model_copy(update={"folder": folder, "task": task, "layout": layout_to_predict(task, file)})
+    found = {"folder": folder, "stamps": stamps, "task": task, "layout": layout_to_predict(task, file)}
+    return model.model_copy(update=found)
 
 
 def layout_to_predict(task: Task, file: Path) -> FileLayout:

@@ -202,15 +202,16 @@ def moderate(own: float, degrees: int, group: Terms) -> tuple[float, int]:
     differences between an arm of the sum and the others, because arms of one trunk vary less among themselves. The
     result is never below the sum's own variance, so noisy arms stay noisy. In the sum, all arms must have the same
     weights on the datasets up to a factor, and these factors must add up to zero, as they do in differences of scores
-    and of averages: then a seed's effects on all arms cancel. Any other sum keeps its own variance.
+    and of averages: then a seed's effects on all arms cancel. Any other sum keeps its own variance, and so does a sum
+    with an arm that a cohort leaves out.
     """
     cohorts = {score.dataset: score.cohort for _, score in group}
     names = set.intersection(*map(set, cohorts.values()))
-    lent = count_lent(degrees, len(names))
+    arms, datasets = list(dict.fromkeys(score.arm.name for _, score in group)), list(cohorts)
+    lent = count_lent(degrees, len(names)) if names.issuperset(arms) else 0
     if not (lent and own > 0):
         return own, 0
     weights_AD = np.zeros((len(group), len(cohorts)))
-    arms, datasets = list(dict.fromkeys(score.arm.name for _, score in group)), list(cohorts)
     for weight, score in group:
         weights_AD[arms.index(score.arm.name), datasets.index(score.dataset)] += weight
     pattern_D = weights_AD[np.abs(weights_AD).sum(axis=1).argmax()]
@@ -227,7 +228,7 @@ def moderate(own: float, degrees: int, group: Terms) -> tuple[float, int]:
 def apart(rows_NR: np.ndarray, names: Sequence[str], arms: Sequence[str]) -> list[float]:
     """Return, for each of `arms`, the mean variance over repetitions of its differences from the other arms; `rows_NR`
     has a row of scores for each of `names`."""
-    gaps = [np.delete(rows_NR - rows_NR[names.index(arm)], names.index(arm), axis=0) for arm in arms if arm in names]
+    gaps = [np.delete(rows_NR - rows_NR[names.index(arm)], names.index(arm), axis=0) for arm in arms]
     return [float(gap_NR.var(axis=1, ddof=1).mean()) for gap_NR in gaps]
 
 

@@ -5,22 +5,20 @@ averages, prices and the page are the same as for our own studies. Notes say wha
 """
 
 import itertools
-import json
-import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from biphase.corpus.forms import PlacedRow, Row
-from biphase.corpus.rows import column, excerpt, read_json_file, rows_in_memory, rows_of_file
+from biphase.corpus.forms import PlacedRow
+from biphase.corpus.rows import column, read_json_file, read_number, rows_in_memory, rows_of_file
 from biphase.corpus.text import are_names
 from biphase.errors import InputError, first_of, refuse_doubles, refuse_unknown
-from biphase.files import content_hash
+from biphase.files import content_hash, parse_json
 from biphase.finetuning.scores import ExampleTable, KeptExamples
 from biphase.report import contrasts, tables
 from biphase.report.equivalents import AXES, LEAST_RUNGS, PriceList, list_prices, price_sentence, price_tables
@@ -30,6 +28,7 @@ from biphase.report.results import ALL_TASKS, ReportArm, Result, ResultSet, read
 from biphase.report.statistics import holm
 from biphase.report.tables import Cell, Table, interval_cell, rivals
 from biphase.report.verdicts import TaskComparison, judge
+from biphase.tasks.examples import canonical_label, is_missing
 
 if TYPE_CHECKING:
     import pandas
@@ -89,7 +88,8 @@ def folder_rows(folder: Path) -> Iterator[PlacedRow]:
                 row = {"method": method, "task": task, "seed": int(cell[2]), "score": test["score"]}
                 is_mean = abs(float(np.mean(test["scores_i"])) - test["score"]) <= SAME_MEAN  # false for some metrics
                 placed = str(path), row | ({"examples": test["scores_i"]} if is_mean else {})
-                grids[method, task][cell[1]].append((content["validation"]["score"], placed))
+                validation = read_number(str(path), "validation.score", content["validation"]["score"])
+                grids[method, task][cell[1]].append((validation, placed))
             elif "task_name" in content:
                 split = content["scores"].get("test") or next(iter(content["scores"].values()))
                 for part in split:
@@ -99,7 +99,7 @@ def folder_rows(folder: Path) -> Iterator[PlacedRow]:
                     row = {"method": path.parts[-3].replace("__", "/"), "task": task}
                     for seed, run in enumerate(runs if main else [part]):
                         yield str(path), row | {"seed": seed, "score": run[main or "main_score"]}
-        except (KeyError, TypeError, AttributeError, IndexError, StopIteration):
+        except (ArithmeticError, KeyError, TypeError, AttributeError, IndexError, StopIteration):
             raise InputError(f"{path}: neither a task's result of MTEB nor a cell of EncodEval") from None
     for by_rate in grids.values():
         chosen = max(by_rate.values(), key=lambda cells: float(np.mean([validation for validation, _ in cells])))
@@ -109,29 +109,21 @@ def folder_rows(folder: Path) -> Iterator[PlacedRow]:
 # Rows → results
 
 
+Compute = tuple[float | None, ...]
+"""The compute of a run in each unit of `AXES`; None if unknown."""
+
+
 class ForeignScore(NamedTuple):
     """A score, as read from a row of a table."""
 
+    location: str
     method: str
     task: str
-    compute: tuple[float | None, ...]
-    """The compute in each unit of `AXES`, rounded to three digits so that the seeds of a budget agree."""
+    compute: Compute
     seeds: tuple[Any, Any]
     """The seeds of pretraining and of fine-tuning; None if the table has none."""
     value: float
     examples: list[float] | None
-
-
-def parse_number(location: str, row: Row, name: str) -> float:
-    """Return the number in a column. Raises `InputError` for anything but a finite number."""
-    value = column(location, row, name, COLUMN_REMEDY)
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise InputError(f"{location}: column '{name}' is {excerpt(value)}, not a number: fix the row or take it out")
-    return number
 
 
 def parse_examples(location: str, value: Any, score: float) -> list[float] | None:
@@ -140,9 +132,9 @@ def parse_examples(location: str, value: Any, score: float) -> list[float] | Non
     if value is None or value == "":
         return None
     try:
-        values = [float(number) for number in (json.loads(value) if isinstance(value, str) else value)]
+        values = [float(number) for number in (parse_json(value) if isinstance(value, str) else value)]
         is_mean = abs(float(np.mean(values)) - score) <= SAME_MEAN * (100 if abs(score) > 1 else 1)
-    except (TypeError, ValueError):
+    except (ArithmeticError, TypeError, ValueError):
         is_mean = False
     if not is_mean:
         remedy = "give a list of numbers whose mean is the score, or leave the column out"
@@ -150,27 +142,74 @@ def parse_examples(location: str, value: Any, score: float) -> list[float] | Non
     return values
 
 
-def parse_rows(source: Any, rename: Mapping[str, str]) -> list[ForeignScore]:
-    """Read all scores. Raises `InputError` for a missing, malformed or repeated score, and for a single method."""
+def parse_rows(source: Any, rename: Mapping[str, str]) -> tuple[list[ForeignScore], list[str]]:
+    """Read all scores, and join the budgets of each method (`join_budgets`); return also a note about that. Raises
+    `InputError` for a missing, malformed or repeated score, and for a single method."""
     for ours in rename.values():
         refuse_unknown("rename: column", ours, COLUMNS)
-    scores, places = [], dict[tuple[Any, ...], str]()
+    scores, runs = list[ForeignScore](), defaultdict[str, list[tuple[Compute, object]]](list)
     only_task = next((theirs for theirs, ours in rename.items() if ours == "score"), "score")
     for location, row in read_tables(source, rename):
         method, task = str(column(location, row, "method", COLUMN_REMEDY)), str(row.get("task", only_task))
-        value, examples = parse_number(location, row, "score"), row.get("examples")
-        given = [parse_number(location, row, axis) if row.get(axis) not in (None, "") else None for axis in AXES]
-        compute = tuple(number and float(f"{number:.3g}") for number in given)
-        seeds = row.get("pretraining_seed"), row.get("seed")
-        if before := places.get(key := (method, task, compute, *map(str, seeds))):
+        value = read_number(location, "score", column(location, row, "score", COLUMN_REMEDY))
+        compute = tuple(
+            None if row.get(axis) in (None, "") else read_number(location, axis, row[axis]) for axis in AXES
+        )
+        seeds = read_seed(row.get("pretraining_seed")), read_seed(row.get("seed"))
+        examples = parse_examples(location, row.get("examples"), value)
+        scores.append(ForeignScore(location, method, task, compute, seeds, value, examples))
+        runs[method].append((compute, (task, seeds)))
+    if len(runs) < 2:
+        raise InputError(f"{show_count(len(runs), 'method')} ({first_of([*runs])}): there is nothing to compare")
+    budgets = {method: join_budgets(of_method) for method, of_method in runs.items()}
+    scores = [score._replace(compute=budgets[score.method][score.compute]) for score in scores]
+    places = dict[tuple[Any, ...], str]()
+    for location, method, task, compute, seeds, *_ in scores:
+        if before := places.get(key := (method, task, compute, seeds)):
             told = next((f"also with seed {seed}" for seed in reversed(seeds) if seed is not None), "without a `seed`")
             raise InputError(f"{location}: a second score of {method} on {task}, {told} (first: {before}); drop one")
         places[key] = location
-        scores.append(ForeignScore(method, task, compute, seeds, value, parse_examples(location, examples, value)))
-    methods = list(dict.fromkeys(score.method for score in scores))
-    if len(methods) < 2:
-        raise InputError(f"{show_count(len(methods), 'method')} ({first_of(methods)}): there is nothing to compare")
-    return scores
+    joined = [name for name, own in budgets.items() if len({*map(round_budget, own)}) > len({*own.values()})]
+    return scores, [read_words()["unknown"]["budgets"].format(names=first_of(joined))] if joined else []
+
+
+def read_seed(value: Any) -> Any:
+    """Return a seed in one spelling: 0, "0", " 0" and 0.0 are equal; None if the table has none."""
+    return None if is_missing(value) else canonical_label(str(value).strip())
+
+
+NEAR_BUDGETS = 1.05
+"""The largest factor between neighbouring budgets that count as one."""
+
+
+def round_budget(compute: Compute) -> Compute:
+    return tuple(number and float(f"{number:.3g}") for number in compute)
+
+
+def join_budgets(runs: Iterable[tuple[Compute, object]]) -> dict[Compute, Compute]:
+    """Map the compute of each run to the mean of its budget, rounded to three digits. `runs` are pairs of a compute and
+    a key. Neighbours within 5 % are one budget, unless a key occurs at two of them, as on a finely spaced ladder."""
+    keys: dict[Compute, list[object]] = defaultdict(list)
+    for compute, key in runs:
+        keys[compute].append(key)
+    budgets = list[list[Compute]]()
+    for compute in sorted(keys, key=lambda compute: [number or 0.0 for number in compute]):
+        if budgets and all(map(are_near, budgets[-1][-1], compute)):
+            budgets[-1].append(compute)
+        else:
+            budgets.append([compute])
+    joined = dict[Compute, Compute]()
+    for budget in budgets:
+        held = [key for compute in budget for key in {*keys[compute]}]
+        runs_of_axis = zip(*(compute for compute in budget for _ in keys[compute]), strict=True)
+        mean = tuple(None if None in numbers else float(np.mean(numbers)) for numbers in runs_of_axis)
+        joined |= {compute: round_budget(compute if len({*held}) < len(held) else mean) for compute in budget}
+    return joined
+
+
+def are_near(a: float | None, b: float | None) -> bool:
+    """Tell whether two numbers are equal or differ by at most `NEAR_BUDGETS`."""
+    return a == b or (a is not None and b is not None and 0 < min(a, b) >= max(a, b) / NEAR_BUDGETS)
 
 
 def find_factor(scores: Sequence[ForeignScore], scale: Scale | None) -> tuple[float, str]:
@@ -193,36 +232,42 @@ def find_factor(scores: Sequence[ForeignScore], scale: Scale | None) -> tuple[fl
 def mean_by_task(scores: Sequence[ForeignScore]) -> list[ForeignScore]:
     """Turn each task into a seed of a single task, with the mean over the task's own seeds as its score. Leave out
     methods that lack a task."""
-    values: dict[tuple[str, tuple[float | None, ...]], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    values: dict[tuple[str, Compute], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for score in scores:
         values[score.method, score.compute][score.task].append(score.value)
     name = f"mean over {max(map(len, values.values()))} tasks"
     means = []
     for (method, compute), by_task in values.items():
         for task, of_task in by_task.items() if f"{len(by_task)} tasks" in name else ():
-            means.append(ForeignScore(method, name, compute, (None, task), float(np.mean(of_task)), None))
+            means.append(ForeignScore("", method, name, compute, (None, task), float(np.mean(of_task)), None))
     return means
+
+
+def tell_budget(compute: Compute) -> str:
+    """Write the first known unit of a budget: `2e18 FLOPs`; empty if none is known."""
+    known = [f"{show_power(value)} {unit}" for value, unit in zip(compute, AXES.values(), strict=True) if value]
+    return next(iter(known), "")
 
 
 def make_results(scores: Sequence[ForeignScore], factor: float) -> ResultSet:
     """Make a result for each method, budget and task. Values times `factor` are shares, for which more is better.
-    Methods are paired by equal seeds."""
+    Methods are paired by equal seeds, and compared at near budgets (`join_budgets`)."""
+    classes = join_budgets((score.compute, score.method) for score in scores)
     budgets, cells = defaultdict(set), defaultdict(list)
     for score in scores:
         budgets[score.method].add(score.compute)
         cells[score.method, score.compute, score.task].append(score)
     has_ladder = any(len(of_method) > 1 for of_method in budgets.values())
-    distinct = sorted({str(seed) for score in scores for seed in score.seeds})
+    distinct = sorted({seed for score in scores for seed in score.seeds}, key=str)
     seeds = {seed: index for index, seed in enumerate(distinct)}
     results = []
     for (method, compute, task), of_cell in cells.items():
-        of_cell.sort(key=lambda score: [seeds[str(seed)] for seed in score.seeds])
-        known = [f"{show_power(value)} {unit}" for value, unit in zip(compute, AXES.values(), strict=True) if value]
-        budget = known[0] if known and has_ladder else ""
-        name = f"{method} @ {budget}" if len(budgets[method]) > 1 else method
+        of_cell.sort(key=lambda score: [seeds[seed] for seed in score.seeds])
+        budget = tell_budget(classes[compute]) if has_ladder else ""
+        name = f"{method} @ {tell_budget(compute)}" if len(budgets[method]) > 1 else method
         spent: dict[str, Any] = dict(zip(AXES, compute, strict=True))
         arm = ReportArm(name, "foreign", objective="", curriculum=method, budget_class=budget, **spent)
-        pretrainings, tunings = zip(*([seeds[str(seed)] for seed in score.seeds] for score in of_cell), strict=True)
+        pretrainings, tunings = zip(*([seeds[seed] for seed in score.seeds] for score in of_cell), strict=True)
         sizes, kept = {len(score.examples or ()) for score in of_cell}, None
         if 0 not in sizes:
             if len(sizes) > 1:
@@ -378,7 +423,7 @@ def judge_table(
     table: Any, baseline: str | None, scale: Scale | None, lower_is_better: bool, over: Over, rename: Mapping[str, str]
 ) -> Standing:
     """Judge the methods of a table, with the arguments of `biphase.equivalent`."""
-    scores = parse_rows(table, rename)
+    scores, joined = parse_rows(table, rename)
     factor, told = find_factor(scores, scale)
     signed = read_words()["unknown"]["sign"] if lower_is_better else ""
     if over == "tasks":
@@ -391,5 +436,5 @@ def judge_table(
     prices, lacking = list_prices(results, method=chosen) if chosen else ([], [])
     if len(ladders) > 1 and not chosen:
         lacking = [f"No shares of compute: {first_of(ladders)} have {LEAST_RUNGS} budgets or more; name a `baseline`."]
-    notes = filter(None, (told, signed, *tell_unknown(results, over), *lacking))
+    notes = filter(None, (told, signed, *joined, *tell_unknown(results, over), *lacking))
     return Standing(results, *compare_methods(results), tuple(prices), tuple(notes), chosen)

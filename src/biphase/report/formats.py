@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
+from biphase.corpus.rows import as_inert
 from biphase.report.results import AVERAGE, ResultSet, read_words
 from biphase.report.statistics import SIGNIFICANCE, Interval
 from biphase.tasks.families import KINDS
@@ -117,8 +118,9 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    """Write rows as CSV, with texts as `as_inert` returns them."""
     file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(rows)
+    csv.writer(file, lineterminator="\n").writerows(map(as_inert, row) for row in rows)
     return file.getvalue()
 
 

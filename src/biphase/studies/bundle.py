@@ -5,33 +5,45 @@ study-NAME/  study.yaml  bundle.json  hypotheses.json  failed/  own-tasks/NAME.y
              scores/MODEL/TASK-HASH16/{score.json, validation.npz, test.npz}
 
 The archive has no weights, predictions or shards; the records and bundle.json state the facts about them that a report
-needs. Equal folders give archives with equal bytes. An archive holds plain files below one folder, nothing else.
+needs. Of a path on this machine it has only the last name. Equal folders give archives with equal bytes. An archive
+holds plain files below one folder, nothing else.
 """
 
 import gzip
+import json
 import lzma
-import os
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import IO, Any, Literal
 
 from pydantic_core import to_jsonable_python
 
 from biphase import __version__
 from biphase.console import err
 from biphase.errors import SOURCE, InputError
-from biphase.files import files_below, refuse_existing, write_hashed, write_text
+from biphase.exporting.push import without_folders
+from biphase.files import (
+    RECORD_HASH,
+    claimed,
+    files_below,
+    new_file,
+    read_json_as,
+    refuse_existing,
+    write_hashed,
+    write_text,
+)
 from biphase.report.formats import show_count
 from biphase.run import Run
 from biphase.studies.cost import measure_sizes
 from biphase.studies.declarations import DECLARED
 from biphase.studies.folder import StudyState, read_state, study_text
-from biphase.studies.plan import plan_study
-from biphase.studies.report import BUNDLE, BundleRecord, list_commands, read_bundle, report_study
+from biphase.studies.plan import Plan, plan_study
+from biphase.studies.report import BUNDLE, BundleRecord, as_published, list_commands, read_bundle, report_study
 from biphase.studies.spec import load_study, move_tasks
 from biphase.tasks.spec import find_task, split_name
 
@@ -48,22 +60,34 @@ def bundle_study(state: StudyState, out: Path, commands: Sequence[str]) -> Path:
     if not out.name.endswith((".tar.gz", ".tar.xz")):
         raise InputError(f"{out}: the name of an archive ends in .tar.gz or .tar.xz")
     refuse_existing(out)
+    if not any(kept.scores for kept in state.scores.values()):
+        raise InputError(f"the study's folder {state.folder} has no finished score to publish yet")
     if left := len(state.kinds.keys() - state.done):
         err.print(f"{show_count(left, 'unit')} of {len(state.kinds)} not done: the archive has only finished units")
-    with TemporaryDirectory() as place:
-        staged = Path(place) / f"study-{state.plan.study.name}"
+    with claimed(out, "staged.part") as place, new_file(out) as file:
+        staged = place / f"study-{state.plan.study.name}"
         for path in list_kept(state):
             copy = staged / path.relative_to(state.folder)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
-        write_records(state, staged, commands)
-        plan = plan_study(load_study(staged / "study.yaml"))
+        hide_places(staged)
+        plan = write_records(state, staged, commands)
         kept = read_state(plan, staged)
         if lost := len(state.scored - kept.scored):  # an earlier version did not record the hashes of models
             raise InputError(f"{state.folder}: {show_count(lost, 'cell')} cannot be identified without model weights")
         report_study(plan, staged, staged / "report", commands)
-        write_archive(staged, out)
+        write_archive(staged, file.buffer, lzma.LZMAFile if out.suffix == ".xz" else gzip_file)
     return out
+
+
+def hide_places(staged: Path) -> None:
+    """Write the last name of each path of this machine into the recipes, scores and failures of a staged study."""
+    for path in (*staged.glob("runs/*/config.yaml"), *staged.glob("failed/*.json")):
+        write_text(path, without_folders(path.read_text(encoding="utf-8")))
+    for path in staged.glob("scores/*/*/score.json"):
+        score = read_json_as(path, dict[str, Any])
+        if (source := without_folders(score["source"])) != score["source"]:
+            write_hashed(path, {key: score[key] for key in score if key != RECORD_HASH} | {"source": source})
 
 
 def list_kept(state: StudyState) -> Iterator[Path]:
@@ -83,9 +107,9 @@ def list_kept(state: StudyState) -> Iterator[Path]:
     yield from filter(Path.is_file, [folder / DECLARED])
 
 
-def write_records(state: StudyState, staged: Path, commands: Sequence[str]) -> None:
+def write_records(state: StudyState, staged: Path, commands: Sequence[str]) -> Plan:
     """Write the study file and the user's own tasks beside it, the records of its runs with the identities of their
-    models, and bundle.json."""
+    models, and bundle.json. Return the plan of that study file, which has no paths of this machine."""
     moved = dict[str, str]()
     for name in state.plan.study.evaluation.tasks if state.plan.study.evaluation else ():
         file, test = split_name(name)
@@ -95,19 +119,21 @@ def write_records(state: StudyState, staged: Path, commands: Sequence[str]) -> N
             (staged / "own-tasks").mkdir(exist_ok=True)
             shutil.copyfile(file, staged / beside)
     tree = move_tasks(state.plan.study.model_dump(mode="json"), lambda name: moved.get(name, name))
-    write_text(staged / "study.yaml", study_text(state.plan.study.model_validate(tree)))
+    write_text(staged / "study.yaml", without_folders(study_text(state.plan.study.model_validate(tree))))
+    plan = plan_study(load_study(staged / "study.yaml"))
     (staged / "trained").mkdir(exist_ok=True)
     for name, record in state.records.items():
         models = {model.step: state.identify(name, model.step) for model in state.plan.models if model.run == name}
         known = dict(record.models) | {step: identity for step, identity in models.items() if identity}
-        record = replace(record, key=state.plan.runs[name].key, models=known)
+        record = replace(record, key=plan.runs[name].key, models=known)
         write_hashed(staged / "trained" / f"{name}.json", to_jsonable_python(record))
     bundle = read_bundle(state.folder)
-    sizes, made = measure_sizes(state.plan), [*list_commands(state), *commands]
+    sizes, made = measure_sizes(state.plan), list_commands(state, commands)
     if bundle is not None:  # the study itself came as an archive
-        sizes, made = sizes | dict(bundle.sizes), [*bundle.commands]
-    bundle = BundleRecord(__version__, find_commit(), sizes, tuple(made))
-    write_hashed(staged / BUNDLE, to_jsonable_python(bundle))
+        sizes, made = sizes | dict(bundle.sizes), [*chain(*map(as_published, bundle.commands))]
+    tree = to_jsonable_python(BundleRecord(__version__, find_commit(), sizes, tuple(made)))
+    write_hashed(staged / BUNDLE, json.loads(without_folders(json.dumps(tree, ensure_ascii=False))))
+    return plan
 
 
 def find_commit() -> str:
@@ -119,18 +145,16 @@ def find_commit() -> str:
         return ""
 
 
-def write_archive(folder: Path, out: Path) -> None:
+def gzip_file(file: IO[bytes], mode: Literal["wb"]) -> gzip.GzipFile:
+    """Open a gzip file without its name and time."""
+    return gzip.GzipFile("", mode, fileobj=file, mtime=DATE)
+
+
+def write_archive(folder: Path, file: IO[bytes], pack: Callable[..., Any]) -> None:
     """Write all files below a folder into an archive, in order, all with the same time, owner and mode."""
-    part = out.with_name(f".{out.name}.part")
-    with open(part, "wb") as file:
-        is_xz = out.suffix == ".xz"
-        with (
-            lzma.LZMAFile(file, "wb") if is_xz else gzip.GzipFile("", "wb", fileobj=file, mtime=DATE) as packed,
-            tarfile.open(fileobj=packed, mode="w") as archive,
-        ):
-            for path in files_below(folder):
-                entry = tarfile.TarInfo(f"{folder.name}/{path.relative_to(folder)}")
-                entry.size, entry.mtime = path.stat().st_size, DATE
-                with open(path, "rb") as content:
-                    archive.addfile(entry, content)
-    os.replace(part, out)
+    with pack(file, "wb") as packed, tarfile.open(fileobj=packed, mode="w") as archive:
+        for path in files_below(folder):
+            entry = tarfile.TarInfo(f"{folder.name}/{path.relative_to(folder)}")
+            entry.size, entry.mtime = path.stat().st_size, DATE
+            with open(path, "rb") as content:
+                archive.addfile(entry, content)

@@ -43,7 +43,7 @@ from biphase.studies.cost import Estimate, Machine, task_size
 from biphase.studies.declarations import hash_hypotheses
 from biphase.studies.plan import Plan, PlannedRun, history
 from biphase.studies.spec import EMBED, Evaluation, find_data_dirs, trainings
-from biphase.style import LOOKS, check_picture
+from biphase.style import LOOKS, check_picture, save_picture
 from biphase.tasks.spec import find_task
 
 LANE_INCHES = 0.2
@@ -72,7 +72,7 @@ def draw_plan(plan: Plan, path: Path) -> None:
         corner: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.01, 1.0), "ncols": -(-len(key) // rows)}
         sizes: dict[str, Any] = {"fontsize": 8, "handlelength": 1.6, "columnspacing": 1.4, "borderaxespad": 0.1}
         axes.legend(handles=key, frameon=False, **corner, **sizes)
-        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+        save_picture(figure, path)
 
 
 def plot_runs(plan: Plan, axes: Axes) -> None:

@@ -8,6 +8,7 @@ by a key over its recipe and the recipes of all its ancestors, a score by weight
 whose cells are all scored may be deleted; they are not trained again.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -22,10 +23,10 @@ from biphase.corpus.shards import read_shard_manifest
 from biphase.encoder.models import identify
 from biphase.engine.scheduler import Failure, read_failures
 from biphase.errors import BusyError, InputError
-from biphase.files import is_locked, read_hashed, read_json_as, remove_folder, write_text
+from biphase.files import is_locked, read_hashed, read_json_as, refuse_links, remove_folder, write_text
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.scores import Score, ScoreSet, read_scores
-from biphase.run import Run, open_run, read_metrics, whole_steps
+from biphase.run import Run, open_run, read_checkpoint_manifest, read_metrics, whole_steps
 from biphase.studies.plan import Plan, PlannedRun, StudyCell, train_name
 from biphase.studies.spec import EMBED, Study, scored_as
 from biphase.tasks.spec import find_task
@@ -38,8 +39,8 @@ TRAINING = "train"
 class TrainedRecord:
     """The record of a trained run: `trained/RUN.json`."""
 
-    folder: str
-    """The name of the run's folder below runs/."""
+    folder: Annotated[str, Field(pattern=r"^([^/]+-[0-9a-f]{8})?$")]
+    """The name of the run's folder below runs/, NAME-HASH8; empty in a clock of the first training."""
     key: str
     """The `key` of the run in its plan."""
     seconds: Annotated[float, Field(ge=0, le=1e10)]
@@ -58,17 +59,22 @@ class TrainedRecord:
         return self.folder not in self.untimed
 
 
+RECORD_REMEDY = "delete it: the study's own command then finds the run again, or trains it again"
+
+
 def read_record(path: Path) -> TrainedRecord:
     """Read the record of a run, or its clock. Raises `InputError` for a damaged file."""
-    remedy = "delete it: the study's own command then finds the run again, or trains it again"
-    return read_hashed(path, TrainedRecord, remedy)
+    return read_hashed(path, TrainedRecord, RECORD_REMEDY)
 
 
 def find_record(folder: Path, run: PlannedRun) -> TrainedRecord | None:
     """Read the record of a run. Return None if there is none, if it does not match the plan, or if the run's folder is
-    gone or not done. Shard sets match by path or by content."""
+    gone or not done. Shard sets match by path or by content. Raises `InputError` for a record that names the folder of
+    another run."""
     path = folder / "trained" / f"{run.name}.json"
     record = read_record(path) if path.exists() else None
+    if record is not None and record.folder.rpartition("-")[0] != run.name:
+        raise InputError(f"{path} names '{record.folder}', which is no folder of {run.name}; {RECORD_REMEDY}")
     if record is None or not Run(folder / "runs" / record.folder).is_done:
         return None
     if record.key == run.key:
@@ -85,12 +91,15 @@ def find_text(shards: str) -> str | None:
 
 def reach_step(folder: Path, run: PlannedRun, step: int) -> str:
     """Return `FOLDER@STEP` of a run that matches the plan. For a missing checkpoint, raise `BusyError` while another
-    process works on the run, else `InputError`."""
+    process works on the run, else `InputError`; likewise for the checkpoint of another run or step."""
     is_busy = False
     for _ in range(2):  # a run may finish between the look for its checkpoint and the look for its lock
         record = find_record(folder, run)
         path = folder / "runs" / record.folder if record else None
         if path and step in whole_steps(Run(path)):
+            made = read_checkpoint_manifest(Run(path).steps / str(step), check_files=False).run
+            if made != path.name:
+                raise InputError(f"{path}@{step} is a checkpoint of {made}, not of {path.name}: delete it, and rerun")
             return f"{path.resolve()}@{step}"
         locks = [folder / "trained" / f".{run.name}.lock", *folder.glob(f"runs/{run.name}-????????/.lock")]
         is_busy = is_busy or any(map(is_locked, locks))
@@ -111,9 +120,16 @@ def drop_checkpoints(folder: Path, plan: Plan) -> None:
             remove_folder(open_run(folder / "runs" / record.folder).steps / str(step))
 
 
+def refuse_links_in(folder: Path) -> None:
+    """Raise `InputError` for a link anywhere in a study's folder, which may come from somebody else."""
+    for parent, folders, files in os.walk(folder):  # passes over what another process removes meanwhile
+        refuse_links(*(Path(parent, name) for name in (*folders, *files)))
+
+
 def claim_study_folder(path: Path, study: Study) -> Path:
     """Write the study file into the study's folder, and return the folder. Raises `InputError` for another study's
-    folder."""
+    folder, and for a link in it."""
+    refuse_links_in(path)
     file = path / "study.yaml"
     if file.exists() and (name := read_yaml(file).get("name")) != study.name:
         raise InputError(f"{path} is the folder of the study '{name}', not of '{study.name}'; choose another one")
@@ -194,7 +210,8 @@ class StudyState:
 
 
 def read_runs(plan: Plan, folder: Path) -> StudyState:
-    """Read only the state of a study's runs, without scores."""
+    """Read only the state of a study's runs, without scores. Raises `InputError` for a link in the folder."""
+    refuse_links_in(folder)
     records = {name: record for name, run in plan.runs.items() if (record := find_record(folder, run))}
     steps = {name: {*whole_steps(Run(folder / "runs" / record.folder))} for name, record in records.items()}
     return StudyState(plan, folder, records, steps)

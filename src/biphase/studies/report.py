@@ -17,6 +17,7 @@ from biphase.console import duration
 from biphase.corpus.shards import read_shard_manifest
 from biphase.curriculum import OBJECTIVES, Phase, join_phases
 from biphase.errors import InputError, first_of
+from biphase.exporting.push import without_folders
 from biphase.files import read_hashed
 from biphase.finetuning.metrics import BM25
 from biphase.finetuning.scores import (
@@ -372,7 +373,8 @@ CELL_COLUMNS = ("model", "task", "learning_rate", "seed", "metric", "steps", "se
 def report_study(plan: Plan, folder: Path, out: Path, commands: Sequence[str]) -> WrittenReport:
     """Write tables, figures, verdicts and the page about all finished results into the folder `out`.
 
-    `commands`: the study's own commands that reproduce the results, in order.
+    `commands`: those that reproduce the results once the software is installed, in order. Paths of this machine become
+    their last names.
     """
     with figure_pool() as pool:
         picture = pool.submit(plan_svg, replace(plan, cells=()))  # while this process reads scores
@@ -393,13 +395,13 @@ def report_study(plan: Plan, folder: Path, out: Path, commands: Sequence[str]) -
             verdicts=verdicts,
             hypotheses=(findings, declared) if findings else None,
             declared=list_equivalents(plan),
-            notes=[*plan.study.notes, *list_notes(state, sizes)],
-            commands=bundle.commands if bundle else [*list_commands(state), *commands],
+            notes=list(map(without_folders, [*plan.study.notes, *list_notes(state, sizes)])),
+            commands=[*chain(*map(as_published, bundle.commands))] if bundle else list_commands(state, commands),
             bm25={task: values[BM25] for task, values in tests if BM25 in values},
             plan_svg=picture.result(),
             losses=read_losses(state),
             files=files,
-            missing=list(list_missing(state)),
+            missing=list(map(without_folders, list_missing(state))),
             costs=list_costs(state, sizes),
         )
         return write_report(results, out, page_text, pool)
@@ -419,15 +421,28 @@ def install_commands(machine: Mapping[str, Any]) -> Iterator[str]:
         yield f"pip install .{others}  # in a checkout of biphase {biphase}"
 
 
-def list_commands(state: StudyState) -> Iterator[str]:
-    """Yield the commands that precede the study's own: they install the software of its runs, and make their shards. A
-    missing shard set gets only a comment."""
+def as_published(command: str) -> Iterator[str]:
+    """Yield a command of an archive without paths of its author's machine. Versions before the first one on an index
+    wrote `pip install biphase==…`, which becomes an installation in a checkout."""
+    if command.startswith("pip install biphase=="):
+        yield from install_commands(dict(word.split("==") for word in command.split()[2:]))
+    else:
+        yield without_folders(command)
+
+
+def list_commands(state: StudyState, commands: Sequence[str]) -> list[str]:
+    """Return the commands that install the software of a study's runs, and then `commands`, without paths of this
+    machine."""
+    installing = dict.fromkeys(chain(*map(install_commands, state.environments.values())))
+    return [*installing, *map(without_folders, commands)]
+
+
+def list_texts(state: StudyState) -> Iterator[str]:
+    """Yield the commands that make the shards of a study's runs, and a comment for each folder with the data of a task.
+    A missing shard set gets only a comment."""
     texts: dict[tuple[str, str], None] = {}
-    versions: dict[str, None] = {}
     for name, record in state.records.items():
         texts |= dict.fromkeys(zip(state.plan.runs[name].recipe.data.sets, record.text or (), strict=False))
-        versions |= dict.fromkeys(install_commands(state.environments[name]))
-    yield from versions
     for path, content in texts:
         if find_text(path) != content:
             yield f"# trained on {path}: fingerprint {content[:16]}"
@@ -447,6 +462,10 @@ def list_commands(state: StudyState) -> Iterator[str]:
         changed = manifest.options.model_dump(exclude_defaults=True).items()
         words += [f"--{key.replace('_', '-')}{'' if value is True else f' {value}'}" for key, value in changed if value]
         yield " ".join(words)
+    evaluation = state.plan.study.evaluation
+    for task, place in evaluation.data_dirs.items() if evaluation else ():
+        if (shown := without_folders(place)) != place:
+            yield f"# {shown}: your copy of the data of {Path(task).stem}"
 
 
 def plan_svg(plan: Plan) -> str:

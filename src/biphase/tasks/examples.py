@@ -4,11 +4,10 @@ Splits that the source lacks are drawn, as `spec.Splits` says. Labels and tags b
 tags are in IOB2, answers are exact spans of their context, and documents have no prefixes.
 """
 
-import math
 import re
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache, partial
@@ -18,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from biphase.console import err
-from biphase.corpus.rows import SHORT_ROW, TASK_REMEDY, PlacedRow, Row, column, excerpt
+from biphase.corpus.rows import SHORT_ROW, TASK_REMEDY, PlacedRow, Row, column, excerpt, read_number
 from biphase.errors import InputError, first_of, refuse_doubles
 from biphase.tasks import spec
 from biphase.tasks.sources import TaskSource, read_rows, text_column
@@ -63,21 +62,6 @@ def canonical_label(value: Any) -> str | Decimal:
     if WRITTEN_NUMBER.fullmatch(text):
         return Decimal(text)
     return text.lower() if text.lower() in ("true", "false") else text
-
-
-def read_number(location: str, name: str, value: Any) -> float:
-    """Read a label that is a finite number. Raises `InputError` for anything else."""
-    number = as_number(value)
-    if number is None or not math.isfinite(number):
-        raise InputError(f"{location}: '{name}' is {excerpt(value)}, not a number")
-    return number
-
-
-def as_number(value: Any) -> float | None:
-    """Read a number, or a text that is one, as in tables. None for anything else."""
-    with suppress(TypeError, ValueError):
-        return None if isinstance(value, bool) else float(value)
-    return None
 
 
 def label_indices(task: spec.Task, location: str, value: Any) -> tuple[int, ...]:
@@ -465,7 +449,7 @@ def fill_row(task: spec.Task, location: str, row: Row) -> FilledText:
 
 def make_words(task: spec.Task, location: str, row: Row, scheme: spec.Scheme) -> TaggedWords:
     tags = column(location, row, task.label, LABEL_REMEDY)
-    spans = None if task.words in row else read_spans_of_characters(tags)
+    spans = None if task.words in row else read_spans_of_characters(location, tags)
     if spans is not None:
         text_words, tags = tag_spans(location, text_column(location, row, "text"), spans)
         row, scheme = row | {task.words: text_words}, "IOB2"
@@ -477,21 +461,35 @@ def make_words(task: spec.Task, location: str, row: Row, scheme: spec.Scheme) ->
     return TaggedWords(id_of(location, row), words, tuple(label_index(task, location, tag) for tag in tags))
 
 
-def read_spans_of_characters(value: Any) -> list[tuple[int, int, str]] | None:
+@dataclass(frozen=True)
+class CharacterSpan:
+    """A span of a running text, as an annotation tool writes it."""
+
+    start: int
+    end: int
+    label: str
+    text: str
+    """The marked text, if the tool writes it too."""
+
+
+def read_spans_of_characters(location: str, value: Any) -> list[CharacterSpan] | None:
     """Read the spans of annotation tools: `[start, end, label]` (Doccano, spaCy), or objects with `start` and `end` (or
-    `start_offset`, `end_offset`) and `label` (Prodigy, Doccano, `biphase predict`) or a list of `labels` (Label Studio,
-    also below `value`). None for anything else."""
+    `start_offset`, `end_offset`) and `label` (Prodigy, Doccano, `biphase predict`) or one of `labels` (Label Studio,
+    also below `value`). None for a value that is no list of lists or objects; raises `InputError` for other ones."""
+    if not isinstance(value, list) or not all(isinstance(item, list | dict) for item in value):
+        return None
     spans = []
-    for item in value if isinstance(value, list) else [None]:
-        span = item
-        if isinstance(item, dict):
-            named = item.get("value", item)
-            labels = named.get("labels") or [None]
-            first, last = named.get("start", named.get("start_offset")), named.get("end", named.get("end_offset"))
-            span = [first, last, named.get("label", labels[0])]
-        if not isinstance(span, list) or [type(part) for part in span] != [int, int, str]:
-            return None
-        spans.append((span[0], span[1], span[2]))
+    for item in value:
+        parts: Any = item.get("value") or item if isinstance(item, dict) else item
+        text = ""
+        if isinstance(parts, dict):
+            label, text = parts.get("label", parts.get("labels")), str(parts.get("text") or "")
+            label = label[0] if isinstance(label, list) and len(label) == 1 else label
+            parts = [parts.get("start", parts.get("start_offset")), parts.get("end", parts.get("end_offset")), label]
+        if not isinstance(parts, list) or [*map(type, parts)] != [int, int, str]:
+            raise InputError(f"{location}: {excerpt(parts)} is not a span's start, end and one label: fix or remove it")
+        start, end, name = parts
+        spans.append(CharacterSpan(start, end, name, text))
     return spans
 
 
@@ -499,19 +497,55 @@ WORD = re.compile(r"\w+|[^\w\s]")
 """A word of running text, or a sign of punctuation."""
 
 
-def tag_spans(location: str, text: str, spans: Sequence[tuple[int, int, str]]) -> tuple[list[str], list[str]]:
+def tag_spans(location: str, text: str, spans: Sequence[CharacterSpan]) -> tuple[list[str], list[str]]:
     """Divide a running text into words with tags in IOB2. A word belongs to a span that covers any part of it."""
     matches = [*WORD.finditer(text)]
+    starts, ends = [word.start() for word in matches], [word.end() for word in matches]
     tags = ["O"] * len(matches)
-    for start, end, label in spans:
-        if not 0 <= start < end <= len(text):
-            raise InputError(f"{location}: the span from {start} to {end} is not in its text of length {len(text):,}")
-        inside = [index for index, word in enumerate(matches) if word.start() < end and word.end() > start]
+    for span in place_spans(location, text, spans):
+        # The words that end after the span's start and begin before its end.
+        inside = range(bisect_right(ends, span.start), bisect_left(starts, span.end))
         if any(tags[index] != "O" for index in inside):
-            raise InputError(f"{location}: two spans share a word at {start} ({excerpt(text[start:end])}); drop one")
+            shared = f"two spans share a word at {span.start} ({excerpt(text[span.start : span.end])})"
+            raise InputError(f"{location}: {shared}; drop one")
         for index in inside:
-            tags[index] = f"{'B' if index == inside[0] else 'I'}-{label}"
+            tags[index] = f"{'B' if index == inside[0] else 'I'}-{span.label}"
     return [word[0] for word in matches], tags
+
+
+def place_spans(location: str, text: str, spans: Sequence[CharacterSpan]) -> Sequence[CharacterSpan]:
+    """Return spans that count characters. If the spans have the texts that they name only when they are read as UTF-16
+    units, which some tools count, converts them, and prints that.
+
+    Raises `InputError` for a span that is not in the text, or that does not have the text that it names.
+    """
+    units = [index for index, sign in enumerate(text) for _ in range(1 + (sign > "\uffff"))] + [len(text)]
+    odd = next((span for span in spans if not is_marked(text, span)), None)
+    if odd is None:
+        return spans
+    are_units = any(span.text for span in spans) and all(0 <= span.start < span.end < len(units) for span in spans)
+    placed = [replace(span, start=units[span.start], end=units[span.end]) for span in spans] if are_units else []
+    if placed and all(is_marked(text, span) for span in placed):
+        tell_units(location.rpartition(":")[0])
+        return placed
+    where = f"{location}: the span from {odd.start} to {odd.end}"
+    if not 0 <= odd.start < odd.end <= len(text):
+        raise InputError(f"{where} is not in its text of length {len(text):,}")
+    marked, remedy = text[odd.start : odd.end], "correct it, or export the annotations again"
+    raise InputError(f"{where} has {excerpt(marked)} in its text, not its own {excerpt(odd.text)}; {remedy}")
+
+
+def is_marked(text: str, span: CharacterSpan) -> bool:
+    """Tell whether a span is in a text and has the text that it names. Label Studio names it without some blanks, with
+    a backslash for line ends, and without the rest of words that it has completed."""
+    own, named = (re.sub(r"\\[nr]|\s", "", part) for part in (text[span.start : span.end], span.text))
+    return 0 <= span.start < span.end <= len(text) and named in own
+
+
+@lru_cache
+def tell_units(file: str) -> None:
+    """Print once that a file's spans count UTF-16 units."""
+    err.print(f"{file}: spans count UTF-16 units (2 for 😀), as their own texts show: read so")
 
 
 def words_of(task: spec.Task, location: str, row: Row) -> tuple[str, ...]:

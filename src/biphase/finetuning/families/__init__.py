@@ -31,6 +31,8 @@ class Predicted:
     rows: Sequence[Row]
     num_cut: int
     """The number of rows that were cut."""
+    inputs: Sequence[Any] = ()
+    """The input of each row, as `input_of` in `tasks/examples.py` returns it; () for running text to tag."""
 
 
 def family_module(task: Task, config: FinetuneConfig) -> Any:

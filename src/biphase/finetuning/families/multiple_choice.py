@@ -25,7 +25,7 @@ from biphase.finetuning.families.sequence_classification import labelled
 from biphase.finetuning.kept import KeptModel
 from biphase.finetuning.loss import segment_logsumexp
 from biphase.finetuning.metrics import Judgement, score_rows
-from biphase.tasks.examples import LabelledText, read_choices
+from biphase.tasks.examples import LabelledText, input_of, read_choices
 from biphase.tasks.spec import TaskSplit
 from biphase.tasks.splits import TaskData
 
@@ -102,4 +102,5 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
         inputs.append(LabelledText(location, choices, 0))
     split = encode_choices(inputs, tokenizer, model.config)
     parts = zip(np.split(predict_inputs(model, network, split)[:, 0], split.bounds_Q1[1:-1]), names, strict=True)
-    return Predicted([best_choice(*part) for part in parts], split.num_truncated)
+    answers = [best_choice(*part) for part in parts]
+    return Predicted(answers, split.num_truncated, [*map(input_of, inputs)])

@@ -29,7 +29,7 @@ from biphase.finetuning.families import Predicted, predict_inputs
 from biphase.finetuning.kept import KeptModel
 from biphase.finetuning.loss import segment_logsumexp
 from biphase.finetuning.metrics import Judgement, Rows, answer_scores, counted_answers, paper_answer_f1, token_f1
-from biphase.tasks.examples import Answer, Question, find_answer, read_spans
+from biphase.tasks.examples import Answer, Question, find_answer, input_of, read_spans
 from biphase.tasks.sources import text_column
 from biphase.tasks.spec import Task, TaskSplit
 from biphase.tasks.splits import TaskData
@@ -386,4 +386,4 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
         if model.has_unanswerable:
             row["no_answer_score"] = round(answer["no_answer_score"], 5)
         answers.append(row)
-    return Predicted(answers, split.num_truncated)
+    return Predicted(answers, split.num_truncated, [*map(input_of, inputs)])

@@ -145,7 +145,7 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
     for index in np.flatnonzero(is_empty):
         values = predictions[index].items()
         predictions[index] = {key: dict.fromkeys(value) if isinstance(value, dict) else None for key, value in values}
-    return Predicted(predictions, num_cut)
+    return Predicted(predictions, num_cut, [*map(input_of, inputs)])
 
 
 def classify_as_pipeline(network: Any, tokenizer: Any, texts: Sequence[str]) -> tuple[list[Row], int]:

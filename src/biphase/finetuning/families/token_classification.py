@@ -174,7 +174,7 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
     if task.classes[0] == "O":
         for words, row in zip(lists, tagged, strict=True):
             row["spans"] = spans_of_tags(words, row["predicted"], row["probabilities"])
-    return Predicted(tagged, 0)
+    return Predicted(tagged, 0, lists)
 
 
 def spans_of_tags(words: Sequence[str], tags: Sequence[str], probabilities: Sequence[float]) -> list[Row]:
