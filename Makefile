@@ -80,7 +80,7 @@ fuzz: $(VENV)/developer
 readers: $(VENV)/developer
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check fastembed openvino --editable '.[gguf]'
 	ONNXRUNTIME_NODE_INSTALL=skip npm install --silent --prefix $(VENV)/readers @huggingface/transformers
-	BIPHASE_NODE_MODULES=$(CURDIR)/$(VENV)/readers $(BIN)/python -m pytest tests/exporting/test_onnx.py tests/exporting/test_gguf.py
+	BIPHASE_NODE_MODULES=$(CURDIR)/$(VENV)/readers $(BIN)/python -m pytest tests/deploying/test_onnx.py tests/deploying/test_gguf.py
 
 campaigns: fuzz
 	$(BIN)/python tests/campaigns/killing.py --count 100 --seed $(SEED)

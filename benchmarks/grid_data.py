@@ -46,9 +46,10 @@ def write_splits(name: str, sizes: dict[Literal["train", "validation", "test"], 
 
 def write_pairs(name: str, beir: Path, closing: str, folder: Path) -> dict[str, Any]:
     """A retrieval task, and for Sentence Transformers its pairs and judgements: prefixes in place, splits drawn."""
-    from biphase.tasks.examples import Collection, load_examples
+    from biphase.tasks.examples import load_examples
     from biphase.tasks.sources import find_source
     from biphase.tasks.spec import find_task
+    from biphase.tasks.splits import Collection
 
     task = find_task(name)
     data = load_examples(find_source(task, beir), judged_only=True)

@@ -224,7 +224,8 @@ def padded(infer: Callable[[dict[str, Any]], Any], folder: Path, batch_size: int
 def prepare_models(embedder: Path, preset: str, vocab_size: int, folder: Path) -> dict[str, str]:
     """Make the classifier, and copies of both models with their ONNX files."""
     import biphase
-    from biphase.exporting.onnx import copy_model, quantize, write_onnx
+    from biphase.deploying.copying import copy_model
+    from biphase.deploying.onnx import quantize, write_onnx
 
     biphase.silence()
     texts = sample_lengths(200, *WORDS["short"])

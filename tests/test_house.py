@@ -29,6 +29,7 @@ ORDER = [
     ("finetuning",),
     ("embedding",),
     ("report",),
+    ("deploying",),
     ("studies",),
     # ... which Python and the command line go along.
     ("api",),

@@ -15,9 +15,9 @@ from threading import Thread
 import pytest
 
 from biphase import machine
-from biphase.api.networks import needs_extra
 from biphase.cli.app import run_command
 from biphase.errors import InputError
+from biphase.machine import needs_extra
 
 CODE = """
 import atexit, gc

@@ -12,13 +12,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing `typing` would take time before Ctrl-C is handled
     from typing import Any
 
-    from biphase.api.checking import check
     from biphase.api.finetuning import compare, evaluate, finetune, predict, score
     from biphase.api.folders import inspect
     from biphase.api.networks import embed, encode, export, load, pretrain, search, train_tokenizer, trim
     from biphase.api.studies import advise, equivalent, study
     from biphase.console import silence
     from biphase.corpus.prepare import prepare
+    from biphase.deploying.checking import check
     from biphase.errors import InputError
     from biphase.exporting.push import push
 
@@ -47,7 +47,7 @@ OFFERED = {
     ),
     **dict.fromkeys(("finetune", "predict", "score", "evaluate", "compare"), "api.finetuning"),
     **dict.fromkeys(("study", "advise", "equivalent"), "api.studies"),
-    "check": "api.checking",
+    "check": "deploying.checking",
     "inspect": "api.folders",
     "silence": "console",
     "InputError": "errors",

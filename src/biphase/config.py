@@ -1,14 +1,16 @@
 """A YAML file and `key.sub=value` overrides → a frozen, typed tree; an unknown key is an error."""
 
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 import pydantic
-from pydantic_core import PydanticCustomError
+import yaml
+from pydantic_core import PydanticCustomError, to_jsonable_python
 
 from biphase.errors import SOURCE, InputError, clipped, nearest, told_as
 from biphase.files import parse_yaml, reading
@@ -254,3 +256,39 @@ def explain(kind: type[Strict], error: Any) -> str:
     if error["type"] == "string_type":
         message += '; put a text in quotes that YAML takes for something else, as in "yes"'
     return f"'{key}' is {clipped(' '.join(repr(error['input']).split()))}: {message}"
+
+
+Changes = Sequence[str] | Mapping[str, Any]
+"""Settings to override: `{"schedule.peak_lr": 1e-3}`, or as on the command line `["schedule.peak_lr=1e-3"]`."""
+
+
+def read_settings(kind: type[Config], source: Any, changes: Changes) -> Config:
+    """Read a configuration from a YAML file, a tree in memory or another configuration, change single keys, and check
+    the result."""
+    overrides = list_changes(changes)
+    if isinstance(source, kind):
+        source = source.model_dump(mode="json")
+    if isinstance(source, Mapping):
+        return parse_config(kind, dict(source), overrides, origin=kind.__name__)
+    return load_config(kind, Path(str(source)), overrides)
+
+
+def list_changes(changes: Changes | None) -> list[str]:
+    """List changes in the form of the command line, `KEY=VALUE`."""
+    if isinstance(changes, Mapping):
+        return [f"{key}={write_value(value)}" for key, value in changes.items()]
+    return [changes] if isinstance(changes, str) else list(changes or ())
+
+
+def write_value(value: Any) -> str:
+    """Write a value as one line of YAML, with quotes where they are needed."""
+    value = to_jsonable_python(value, fallback=plain_value)
+    text = yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
+    return text.removesuffix("...\n").strip()
+
+
+def plain_value(value: Any) -> Any:
+    """Convert a NumPy value, a range, a path or a date for JSON and YAML."""
+    if isinstance(value, range):
+        return list(value)
+    return value.tolist() if hasattr(value, "tolist") else str(value)

@@ -288,3 +288,14 @@ def describe_kill(signum: int) -> str:
     names = {member.value: f", {member.name}" for member in signal.Signals}
     causes = {int(signal.SIGKILL): "; out of memory?", int(signal.SIGBUS): "; was a file that it reads cut short?"}
     return f"was killed (signal {signum}{names.get(signum, '')}{causes.get(signum, '')})"
+
+
+@contextmanager
+def needs_extra(extra: str, feature: str) -> Iterator[None]:
+    """Turn a missing or outdated package of an extra into an `InputError` with the command that installs it."""
+    refuse_versions(extra)
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        extra = "mteb" if error.name == "mteb" else extra
+        raise InputError(f"{feature} needs {error.name}: pip install 'biphase[{extra}]'") from None

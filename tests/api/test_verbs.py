@@ -18,15 +18,16 @@ import torch
 
 import biphase
 from biphase.api.finetuning import is_folder
-from biphase.api.own_task import describe_data, list_changes, write_task
-from biphase.api.tables import write_table
 from biphase.cli.app import run_command
+from biphase.config import list_changes
 from biphase.corpus.rows import TableForm
+from biphase.corpus.tables import write_table
 from biphase.corpus.text import are_names
 from biphase.errors import BusyError, InputError
 from biphase.files import claimed
 from biphase.finetuning.grid import Grid
 from biphase.tasks.examples import load_examples
+from biphase.tasks.own import describe_data, write_task
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import TASK_SPLITS, find_task
 

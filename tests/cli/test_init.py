@@ -8,7 +8,6 @@ from typing import Any
 import pandas
 import pytest
 
-from biphase.api.own_task import write_task
 from biphase.cli.init import BUNDLED_NAMES, init_recipe, init_study, init_task
 from biphase.config import load_config
 from biphase.embedding.recipe import EmbeddingRecipe
@@ -18,6 +17,7 @@ from biphase.studies.plan import plan_study
 from biphase.studies.spec import load_study
 from biphase.tasks.examples import input_of, load_examples
 from biphase.tasks.families import KINDS
+from biphase.tasks.own import write_task
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import find_task
 

@@ -45,6 +45,7 @@ from biphase.corpus.shards import read_shard_manifest
 from biphase.corpus.tokenizer import load_tokenizer, tokenizer_hash
 from biphase.curriculum import OBJECTIVES
 from biphase.encoder.attention import lay_out
+from biphase.encoder.models import Encoder
 from biphase.encoder.network import load_model
 from biphase.encoder.packed import LanguageModelHead, packed_hidden
 from biphase.encoder.proofs import FailedProofError
@@ -53,7 +54,7 @@ from biphase.exporting.model import check_export, close_texts, export_checkpoint
 from biphase.files import remove_folder
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import CellContext, pack
-from biphase.finetuning.heads import Encoder, TaskNetwork, load_encoder
+from biphase.finetuning.heads import TaskNetwork, load_encoder
 from biphase.pretraining.loop import train
 from biphase.recipe import Recipe
 from biphase.run import find_checkpoint

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from biphase.corpus.tokenizer import train_tokenizer
+from biphase.encoder.models import Encoder
 from biphase.encoder.network import TokenIds, make_model
 from biphase.finetuning.config import FinetuneConfig, plan_cells, settle_config
 from biphase.finetuning.encoding import CellContext, EncodedSplit
 from biphase.finetuning.fit import fit_cells
-from biphase.finetuning.heads import Encoder, load_encoder
+from biphase.finetuning.heads import load_encoder
 from biphase.finetuning.keeping import fit_and_keep, plan_to_keep
 from biphase.finetuning.scores import Score
 from biphase.tasks.spec import find_task, task_table

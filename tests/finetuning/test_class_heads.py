@@ -19,15 +19,8 @@ from biphase.finetuning.config import CellPlan, FinetuneConfig, plan_cells
 from biphase.finetuning.encoding import CellContext, pack
 from biphase.finetuning.encoding_cache import encode_source
 from biphase.finetuning.fit import train_network
-from biphase.finetuning.heads import (
-    ClassNetwork,
-    auto_class,
-    build_network,
-    load_encoder,
-    plan_to_keep,
-    to_transformers,
-)
-from biphase.finetuning.keeping import keep_network
+from biphase.finetuning.heads import ClassNetwork, auto_class, build_network, load_encoder
+from biphase.finetuning.keeping import keep_network, plan_to_keep, to_transformers
 from biphase.finetuning.scores import read_scores
 from biphase.tasks.spec import find_task
 

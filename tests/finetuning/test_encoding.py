@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers
 
+from biphase.encoder.models import Encoder
 from biphase.errors import InputError
 from biphase.finetuning.encoding import HashedTokenizer, cut_longest
-from biphase.finetuning.heads import Encoder
 from biphase.tasks.examples import fill_row
 from biphase.tasks.spec import Task
 

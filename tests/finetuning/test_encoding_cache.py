@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from biphase.encoder.models import Encoder
 from biphase.errors import InputError
 from biphase.finetuning import encoding_cache
 from biphase.finetuning.encoding_cache import (
@@ -16,7 +17,6 @@ from biphase.finetuning.encoding_cache import (
     save_encoded,
 )
 from biphase.finetuning.families import family_module
-from biphase.finetuning.heads import Encoder
 from biphase.tasks.sources import find_task_sources
 from biphase.tasks.spec import TASK_SPLITS, TaskSplit
 

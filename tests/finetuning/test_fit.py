@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import get_linear_schedule_with_warmup
 
-from biphase.encoder.models import identify
+from biphase.encoder.models import Encoder, identify
 from biphase.errors import InputError
 from biphase.files import locked
 from biphase.finetuning import fit
@@ -23,7 +23,7 @@ from biphase.finetuning.fit import (
     fit_cells,
     train_network,
 )
-from biphase.finetuning.heads import Encoder, build_network, load_encoder
+from biphase.finetuning.heads import build_network, load_encoder
 from biphase.finetuning.scores import Score, read_examples, read_score, read_scores
 from biphase.tasks.sources import find_task_sources
 from biphase.tasks.spec import EVALUATED_SPLITS, TaskSplit, find_task, task_table

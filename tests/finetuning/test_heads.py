@@ -4,8 +4,9 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from biphase.encoder.models import Encoder
 from biphase.finetuning.encoding import Batch, TokenizedTexts, pack
-from biphase.finetuning.heads import Encoder, TaskNetwork, mean_pool
+from biphase.finetuning.heads import TaskNetwork, mean_pool
 
 from .conftest import make_cell
 

@@ -204,7 +204,7 @@ READERS: dict[str, tuple[str, Callable[[Path, Path], Any]]] = {
         lambda kept, rows: biphase.finetune(kept, "snli", data=rows.parent, scores=rows.parent / "made"),
     ),
     "trim": (
-        "biphase.api.trimming.copy_model",
+        "biphase.deploying.trim.copy_model",
         lambda kept, rows: biphase.trim(kept, str(rows), rows.parent / "made", text_field="premise"),
     ),
     "export": (

@@ -12,11 +12,12 @@ import torch
 import transformers
 import yaml
 
+from biphase.encoder.models import Encoder
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig, settle_config
 from biphase.finetuning.encoding import CellContext
 from biphase.finetuning.encoding_cache import encode_source
-from biphase.finetuning.heads import Encoder, build_network
+from biphase.finetuning.heads import build_network
 from biphase.finetuning.kept import RECORD
 from biphase.finetuning.metrics import score_rows
 from biphase.finetuning.scores import Score, read_examples

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-from biphase.api.onnx import find_task_data
-from biphase.exporting.onnx import ONNX_FILE, OnnxNetwork, write_onnx
+from biphase.deploying.onnx import ONNX_FILE, OnnxNetwork, write_onnx
+from biphase.deploying.worth import find_task_data
 from biphase.hub import load_model_config
 
 from .conftest import fit_cell, make_cell

@@ -13,12 +13,13 @@ import transformers
 from sklearn.linear_model import LogisticRegression
 
 from biphase.config import parse_config
+from biphase.encoder.models import Encoder
 from biphase.errors import InputError
 from biphase.finetuning import heads as probe
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding_cache import encode_source
 from biphase.finetuning.fit import draw_shots, train_network
-from biphase.finetuning.heads import Encoder, build_network
+from biphase.finetuning.heads import build_network
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import task_table
 

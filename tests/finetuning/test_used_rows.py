@@ -8,11 +8,12 @@ import torch
 from torch import nn
 from transformers import AutoModel, Gemma3TextConfig
 
+from biphase.encoder.models import Encoder
 from biphase.finetuning import fit
 from biphase.finetuning.encoding import TokenizedTexts
 from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.fit import train_network
-from biphase.finetuning.heads import Encoder, UsedEmbedding, build_network, copy_backbone, is_table
+from biphase.finetuning.heads import UsedEmbedding, build_network, copy_backbone, is_table
 from biphase.tasks.sources import find_task_sources
 
 from .conftest import fit_cell, make_cell, predict_split

@@ -8,13 +8,14 @@ import torch
 from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 
+from biphase.encoder.models import Encoder
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig, settle_config
 from biphase.finetuning.encoding import CellContext, TokenizedTexts
 from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.families.sequence_classification import Split
 from biphase.finetuning.fit import train_network
-from biphase.finetuning.heads import Encoder, build_network
+from biphase.finetuning.heads import build_network
 from biphase.finetuning.loss import weigh_classes
 from biphase.tasks.sources import find_task_sources
 from biphase.tasks.spec import Task, find_task

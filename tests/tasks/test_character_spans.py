@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from biphase.api.own_task import write_task
 from biphase.corpus.rows import rows_of_file
 from biphase.errors import InputError
 from biphase.tasks.examples import TaggedWords, load_examples, read_spans_of_characters, tag_spans
+from biphase.tasks.own import write_task
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import find_task
 

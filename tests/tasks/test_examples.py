@@ -8,19 +8,10 @@ import numpy as np
 import pytest
 
 from biphase.errors import InputError
-from biphase.tasks.examples import (
-    Collection,
-    LabelledText,
-    Question,
-    TaggedWords,
-    find_answer,
-    input_of,
-    load_examples,
-    to_iob2,
-)
+from biphase.tasks.examples import LabelledText, Question, TaggedWords, find_answer, input_of, load_examples, to_iob2
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import TASK_SPLITS, find_task, task_table
-from biphase.tasks.splits import hold_out
+from biphase.tasks.splits import Collection, hold_out
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="developers' data is not here")

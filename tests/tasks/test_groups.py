@@ -3,9 +3,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from biphase.api.own_task import write_task
 from biphase.errors import InputError
 from biphase.tasks.examples import load_examples
+from biphase.tasks.own import write_task
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import find_task
 from biphase.tasks.splits import TaskData, hold_out

@@ -16,9 +16,10 @@ from seqeval.scheme import BILOU, IOBES, Entities
 
 from biphase.corpus.rows import rows_of_file
 from biphase.errors import InputError
-from biphase.tasks.examples import Collection, TaskData, count_shared, input_of, label_index, load_examples, to_iob2
+from biphase.tasks.examples import count_shared, input_of, label_index, load_examples, to_iob2
 from biphase.tasks.sources import find_source, read_rows
 from biphase.tasks.spec import FileLayout, Task, find_task, task_table
+from biphase.tasks.splits import Collection, TaskData
 
 TEXTS = ["plain", 'said "yes"', "a, b; c\td", "two\nlines", "", " ünï\u00a0code ", '"', "x;y"]
 CLASSES = {"name": "mine", "family": "sequence_classification", "metric": "accuracy", "template": "{text}"}

@@ -17,15 +17,15 @@ from pydantic_core import to_jsonable_python
 
 from biphase import console
 from biphase.api.networks import ZERO_SHOT, ZeroShot, run_zero_shot
-from biphase.api.own_task import write_task
-from biphase.api.tables import TABLE_FORMS, arrow_table, refuse_ending, write_rows
 from biphase.config import AnyPath, ModelName, OnCommandLine, PythonOnly, parse_config
-from biphase.corpus.rows import PlacedRow, Row, TableForm, ending_of, rows_in_memory
+from biphase.corpus.forms import PlacedRow, Row
+from biphase.corpus.rows import TableForm, ending_of, rows_in_memory
+from biphase.corpus.tables import TABLE_FORMS, arrow_table, refuse_ending, write_rows
 from biphase.corpus.text import keep_rows
 from biphase.engine.scheduler import Failure
 from biphase.engine.units import Engine, EngineKind
 from biphase.errors import InputError
-from biphase.files import claimed, new_file, refuse_existing, refuse_filled
+from biphase.files import new_file, refuse_existing, refuse_filled
 from biphase.finetuning.class_report import ClassReport, draw_confusion, print_report, read_report, report_classes
 from biphase.finetuning.config import FinetuneConfig, plan_cells
 from biphase.finetuning.grid import (
@@ -57,6 +57,7 @@ from biphase.report import verdicts
 from biphase.report.statistics import Interval, mean_interval
 from biphase.style import check_picture
 from biphase.tasks.examples import input_of
+from biphase.tasks.own import write_task
 from biphase.tasks.sources import name_data_dirs
 from biphase.tasks.spec import PAPER_TASKS, find_task, is_own_task, name_tests
 
@@ -114,19 +115,14 @@ def finetune(
         refuse_filled(Path(keep))
     [plan] = plan_cells(str(model), [task], config, {} if folder is None else {find_task(task).name: folder})
     from biphase.finetuning.fit import fit_cells
-    from biphase.finetuning.keeping import fit_and_keep, plan_to_keep
+    from biphase.finetuning.keeping import keep_anew, plan_to_keep
     from biphase.finetuning.rates import search_rate
 
     out, has_rate = Path(scores), "learning_rate" in config.model_fields_set or is_own_task(find_task(task))
     plan = plan if keep is None else plan_to_keep(plan)
     plan = plan if has_rate or plan.task.kind.is_search else search_rate(plan, out)
     is_old = plan.is_finished(out)
-    if keep is None:
-        [score] = fit_cells([plan], out)
-    else:
-        with claimed(Path(keep).resolve(), "keep.part"):
-            refuse_filled(Path(keep))  # another process may have written it meanwhile
-            score = fit_and_keep(plan, out, Path(keep))
+    [score] = fit_cells([plan], out) if keep is None else [keep_anew(plan, out, Path(keep))]
     tell_score(score, keep, is_old)
     return score
 

@@ -64,7 +64,7 @@ def inspect(folder: ModelName, *, verify: bool = False, picture: AnyPath | None 
     path = Path(folder)
     facts = read_folder(path if path.is_dir() else find_folder(str(folder)), verify)
     if facts["kind"].endswith("model") and "text_network" not in facts:
-        from biphase.exporting.inspection import examine_model
+        from biphase.deploying.inspection import examine_model
 
         facts |= examine_model(Path(facts["path"]))
     if picture is not None:

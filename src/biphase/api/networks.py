@@ -2,14 +2,12 @@
 search with that."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from biphase import console
-from biphase.api.own_task import Changes, read_settings
-from biphase.config import AnyPath, ModelName, OnCommandLine
+from biphase.config import AnyPath, Changes, ModelName, OnCommandLine, read_settings
 from biphase.corpus.packing import open_text
 from biphase.corpus.text import TxtDocuments, are_names, check_place, find_text_sources, name_sources, sample_texts
 from biphase.embedding.questions import By, read_request
@@ -18,7 +16,7 @@ from biphase.encoder.models import Stamps, find_folder, stamp_model, unreplaced
 from biphase.errors import InputError, clipped, refuse_doubles
 from biphase.files import read_json, refuse_filled, refuse_foreign, write_json
 from biphase.hub import fetch_model
-from biphase.machine import refuse_versions
+from biphase.machine import needs_extra
 from biphase.presets import find_preset
 from biphase.recipe import Recipe
 from biphase.run import find_checkpoint, name_run, split_reference
@@ -149,7 +147,7 @@ def export(
 
         console.out.prose(export_checkpoint(run, Path(folder), merge, complete))
     else:
-        from biphase.exporting.onnx import copy_model
+        from biphase.deploying.copying import copy_model
 
         copy_model(source, Path(folder), complete)
     if to_hub is not None:
@@ -170,17 +168,17 @@ def add_forms(folder: Path, as_: str | None, onnx: bool, int8: bool, test: str |
     if as_ not in (None, "llama"):
         raise InputError(f"`as_` is {as_!r}: llama is the only other type")
     if as_:
-        from biphase.exporting.llama import become_llama
+        from biphase.deploying.llama import become_llama
 
         become_llama(folder)
     if onnx:
         with needs_extra("onnx", "biphase export --onnx"):
-            from biphase.api.onnx import add_onnx
+            from biphase.deploying.onnx import add_onnx
 
             add_onnx(folder, int8, None if test is None else Path(test))
     if gguf:
         with needs_extra("gguf", "biphase export --gguf"):
-            from biphase.exporting.gguf import add_gguf
+            from biphase.deploying.gguf import add_gguf
 
             add_gguf(folder)
     write_golden(folder)
@@ -222,7 +220,7 @@ def trim(
     # Texts are read twice, so an iterator becomes a list.
     given = [list(part) if isinstance(part, Iterator) else part for part in (text, validation)]
     texts, unseen = ([] if part is None else find_text_sources(part) for part in given)
-    from biphase.api.trimming import trim_folder
+    from biphase.deploying.trim import trim_folder
 
     names, how = ", ".join(part.record_name for part in texts), (text_field, txt_documents)
     read_texts, read_unseen = (
@@ -291,17 +289,6 @@ ZERO_SHOT = ("zero-shot:", "mteb:")
 
 ZeroShot = dict[str, dict[str, dict[str, float]]]
 """Data set → model (or BM25) → metric → score."""
-
-
-@contextmanager
-def needs_extra(extra: str, feature: str) -> Iterator[None]:
-    """Turn a missing or outdated package of an extra into an `InputError` with the command that installs it."""
-    refuse_versions(extra)
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        extra = "mteb" if error.name == "mteb" else extra
-        raise InputError(f"{feature} needs {error.name}: pip install 'biphase[{extra}]'") from None
 
 
 def embed(

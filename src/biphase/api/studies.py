@@ -12,9 +12,8 @@ from pydantic_core import to_jsonable_python
 
 from biphase import console
 from biphase.api.finetuning import by_task, place_data, raise_failures
-from biphase.api.own_task import Changes, list_changes
-from biphase.config import AnyPath, OnCommandLine, PythonOnly, parse_config
-from biphase.corpus.text import are_names, plain_value
+from biphase.config import AnyPath, Changes, OnCommandLine, PythonOnly, list_changes, parse_config, plain_value
+from biphase.corpus.text import are_names
 from biphase.engine.units import Engine, EngineKind
 from biphase.errors import InputError
 

@@ -22,13 +22,14 @@ from docstring_parser import parse
 from rich.console import RenderableType
 
 from biphase import console
-from biphase.api import checking, finetuning, folders, networks, studies
+from biphase.api import finetuning, folders, networks, studies
 from biphase.api.finetuning import to_json
 from biphase.api.studies import OpenStudy
 from biphase.cli import doctor as machine
 from biphase.cli import show
 from biphase.config import BUNDLED, MOST_REPEATS, OnCommandLine, by_commas, parse_config
 from biphase.corpus.prepare import prepare as prepare_text
+from biphase.deploying import checking
 from biphase.errors import InputError, refuse_doubles
 from biphase.exporting.push import push as push_model
 from biphase.files import refuse_foreign, write_text

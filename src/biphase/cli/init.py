@@ -14,9 +14,8 @@ from cyclopts import Parameter
 from rich.prompt import Prompt
 
 from biphase import console
-from biphase.api.own_task import describe_data, write_value
 from biphase.cli.show import parse_data_dirs
-from biphase.config import BUNDLED, by_commas, parse_config
+from biphase.config import BUNDLED, by_commas, parse_config, write_value
 from biphase.corpus.rows import column, rows_of_file
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError, nearest
@@ -25,6 +24,7 @@ from biphase.presets import PRESETS
 from biphase.recipe import Recipe
 from biphase.run import find_checkpoint, name_run, split_reference
 from biphase.tasks.families import KINDS, Family, ProblemType
+from biphase.tasks.own import describe_data
 from biphase.tasks.sources import name_data_dirs
 from biphase.tasks.spec import Task
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from biphase.api.checking import AnswerCheck
 from biphase.api.finetuning import FileScore, ScoreSummary, fields_of
 from biphase.api.networks import ZeroShot, print_zero_shot
 from biphase.console import duration, out, print_rows
+from biphase.deploying.checking import AnswerCheck
 from biphase.engine.scheduler import Failure
 from biphase.errors import InputError, first_of
 from biphase.finetuning.class_report import ClassReport, print_report

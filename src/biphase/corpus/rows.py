@@ -9,7 +9,6 @@ import io
 import itertools
 import json
 import math
-import re
 import sys
 import warnings
 import zipfile
@@ -418,16 +417,6 @@ class TableForm:
     """Whether it begins with a byte order mark, by which Excel recognizes UTF-8."""
     line_end: str = "\n"
     decimal: str = "."
-
-
-FORMULA = re.compile(r"[=@＝＠\t\r\n]|[-+－＋](?![\d\s.,()]*([eE][-+]?\d+)?$)")
-"""The beginning of a text that a spreadsheet would compute, but not of a number, a telephone number or a dash."""
-
-
-def as_inert(value: Any) -> Any:
-    """Return the value of a table's field, with an apostrophe before a text that a spreadsheet would compute, as OWASP
-    recommends."""
-    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
 def open_table(path: Path, layout: FileForm, *, is_csv: bool) -> tuple[TableForm, Iterator[PlacedRow]]:

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from biphase import console
+from biphase.config import plain_value
+from biphase.corpus.forms import Row
 from biphase.corpus.rows import (
     DEFAULT_FORM,
     MAX_LINE_BYTES,
-    Row,
     check_text,
     column,
     ending_of,
@@ -178,13 +179,6 @@ def are_names(sources: Any) -> bool:
 def is_running_text(text: str) -> bool:
     """Return whether a text has several words, or letters without case (Chinese and Thai have no blanks)."""
     return len(text.split()) > 1 or any(unicodedata.category(letter) == "Lo" for letter in text)
-
-
-def plain_value(value: Any) -> Any:
-    """Convert a NumPy value, a range, a path or a date for JSON and YAML."""
-    if isinstance(value, range):
-        return list(value)
-    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def json_line(location: str, row: Row) -> str:

@@ -25,15 +25,14 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from transformers import AutoModelForSequenceClassification
 
 from biphase import console
-from biphase.config import Strict
-from biphase.corpus.rows import Row
+from biphase.config import Strict, plain_value
+from biphase.corpus.forms import Row
 from biphase.corpus.text import (
     Document,
     TextSource,
     cut_words,
     find_text_sources,
     join_words,
-    plain_value,
     read_documents,
     sample_language,
 )

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from biphase import console
-from biphase.corpus.rows import FileForm, PlacedRow, as_number, check_text, read_number, rows_of_file
+from biphase.corpus.forms import PlacedRow
+from biphase.corpus.rows import FileForm, as_number, check_text, read_number, rows_of_file
 from biphase.corpus.text import TextSource, check_place, cut_words, find_text_sources, join_words, read_documents
 from biphase.embedding.recipe import EmbeddingRecipe, EmbeddingStage, PairSource
 from biphase.encoder.models import find_folder

@@ -19,7 +19,7 @@ from biphase.encoder.network import without_padding
 from biphase.encoder.proofs import agree, telling_tokens
 from biphase.errors import InputError, memory_told
 from biphase.exporting.model import as_llama, set_direction
-from biphase.files import read_json_as, whole_folder, write_json, write_mark, write_text
+from biphase.files import claimed, read_json_as, refuse_filled, whole_folder, write_json, write_mark, write_text
 from biphase.finetuning.calibration import calibration_error
 from biphase.finetuning.config import CellPlan, FinetuneConfig, plan_cell
 from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, TokenizedTexts, pack
@@ -111,6 +111,14 @@ def fit_and_keep(plan: CellPlan, out: Path, folder: Path) -> Score:
         if not fitted.score.diverged:
             keep_cell(fitted, folder)
     return read_score(plan.folder(out))
+
+
+def keep_anew(plan: CellPlan, out: Path, folder: Path) -> Score:
+    """Do as `fit_and_keep` does, in a folder that has no files yet. Raises `InputError` for one that has some, and
+    `BusyError` if another process writes into it."""
+    with claimed(folder.resolve(), "keep.part"):
+        refuse_filled(folder)  # another process may have written it meanwhile
+        return fit_and_keep(plan, out, folder)
 
 
 def keep_cell(fitted: FittedCell, folder: Path) -> None:

@@ -18,11 +18,10 @@ import numpy as np
 from pydantic import Field
 
 from biphase.config import Strict
+from biphase.corpus.forms import PlacedRow, Row
 from biphase.corpus.rows import (
     FORMATS,
     QUOTE,
-    PlacedRow,
-    Row,
     TableForm,
     column,
     ending_of,

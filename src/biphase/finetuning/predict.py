@@ -13,7 +13,8 @@ import torch
 from tokenizers import Tokenizer
 
 from biphase.console import err
-from biphase.corpus.rows import LONGEST_TEXT, PlacedRow, Row
+from biphase.corpus.forms import PlacedRow, Row
+from biphase.corpus.rows import LONGEST_TEXT
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.models import unreplaced
 from biphase.encoder.network import load_weights

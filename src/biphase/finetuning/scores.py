@@ -33,7 +33,7 @@ from biphase.tasks.spec import EVALUATED_SPLITS, EvaluatedSplit
 GridPoint = tuple[float, int]
 """A learning rate and a seed."""
 
-LOWEST = {name: measure.lowest for kind in KINDS.values() for name, measure in kind.metrics.items()}
+LOWEST_SCORES = {name: measure.lowest for kind in KINDS.values() for name, measure in kind.metrics.items()}
 """Metric → its lowest score."""
 ROUNDING = 1e-6
 
@@ -236,7 +236,7 @@ def read_scores(folder: Path) -> ScoreSet:
             continue
         try:
             score = read_score(path.parent)
-            lowest = LOWEST.get(score.metric, 0)
+            lowest = LOWEST_SCORES.get(score.metric, 0)
             for split in () if score.diverged else EVALUATED_SPLITS:
                 value = score.metrics.get(split, {}).get(score.metric)
                 if value is None:

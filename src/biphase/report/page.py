@@ -35,7 +35,7 @@ from biphase.report.results import (
     ReportArm,
     Result,
     ResultSet,
-    list_flaws,
+    find_flaws,
     read_words,
 )
 from biphase.report.statistics import SIGNIFICANCE, Interval, is_significant
@@ -233,7 +233,7 @@ def write_report(results: ResultSet, out: Path, page_text: PageText, pool: Execu
         printed, wide = tables.make_tables(results), [tables.wide_table(results, name) for name in results.metrics]
         on_paper = [*wide, *printed, *page_text.judgements, *chain(*priced)]
         texts = {**page_text.files, **tables.table_files(on_paper)}
-        flaws = list_flaws(results)
+        flaws = find_flaws(results)
         lacks = [*flaws.gaps, *(f"No figure: {line}" for line in lacking)]
         missing = [*page_text.missing, *unpriced, *lacks]
         page_text = replace(page_text, notes=[*page_text.notes, *flaws.edges], missing=missing)

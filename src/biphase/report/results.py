@@ -397,7 +397,7 @@ class Flaws(NamedTuple):
     """What `tell_edges` tells."""
 
 
-def list_flaws(results: ResultSet) -> Flaws:
+def find_flaws(results: ResultSet) -> Flaws:
     """List the flaws of results: scores that are missing, averages that differ, rates at the edge of their grid."""
     return Flaws(list_gaps(results), check_averages(results), [*tell_edges(results)])
 

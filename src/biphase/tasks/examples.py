@@ -17,7 +17,8 @@ from typing import Any, Literal
 import numpy as np
 
 from biphase.console import err
-from biphase.corpus.rows import SHORT_ROW, TASK_REMEDY, PlacedRow, Row, column, excerpt, read_number
+from biphase.corpus.forms import PlacedRow, Row
+from biphase.corpus.rows import SHORT_ROW, TASK_REMEDY, column, excerpt, read_number
 from biphase.errors import InputError, first_of, refuse_doubles
 from biphase.tasks import spec
 from biphase.tasks.sources import TaskSource, read_rows, text_column

@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from biphase.config import BUNDLED
-from biphase.corpus.forms import PUBLISHED
+from biphase.corpus.forms import PUBLISHED, PlacedRow, Row
 from biphase.corpus.rows import (
     CODECS,
     FORMATS,
     LONGEST_TEXT,
     SHORT_ROW,
-    PlacedRow,
-    Row,
     check_text,
     column,
     ending_of,

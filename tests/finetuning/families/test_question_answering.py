@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from biphase.encoder.models import Encoder
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import TokenizedTexts, pack
 from biphase.finetuning.families import question_answering
@@ -16,7 +17,6 @@ from biphase.finetuning.families.question_answering import (
     encode_questions,
     span_loss,
 )
-from biphase.finetuning.heads import Encoder
 from biphase.tasks.examples import Question
 from biphase.tasks.spec import task_table
 from biphase.tasks.splits import TaskData

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from biphase.encoder.models import Encoder
 from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.families import pair_ranking, retrieval
 from biphase.finetuning.families.retrieval import contrastive_loss, embed_all, no_negatives
-from biphase.finetuning.heads import Encoder, build_network
+from biphase.finetuning.heads import build_network
 from biphase.tasks.sources import find_source
 from biphase.tasks.splits import Collection, own_documents
 

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from biphase.encoder.models import Encoder
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.families.token_classification import (
     Split,
@@ -8,7 +9,6 @@ from biphase.finetuning.families.token_classification import (
     tag_rows,
     vote,
 )
-from biphase.finetuning.heads import Encoder
 from biphase.tasks.examples import TaggedWords
 
 SENTENCES = (

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from biphase.corpus.rows import Row
+from biphase.corpus.forms import Row
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import CellContext, EncodedSplit, TokenizedTexts
 from biphase.finetuning.heads import padded_logits

@@ -15,7 +15,7 @@ import torch
 from scipy.special import softmax
 from torch import Tensor
 
-from biphase.corpus.rows import PlacedRow
+from biphase.corpus.forms import PlacedRow
 from biphase.errors import InputError
 from biphase.finetuning.calibration import Calibration, fit_temperature
 from biphase.finetuning.config import FinetuneConfig

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from biphase.corpus.rows import PlacedRow
+from biphase.corpus.forms import PlacedRow
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import CellContext, HashedTokenizer, TokenizedTexts, share_room, to_bounds
 from biphase.finetuning.families import Predicted, multiple_choice, predict_inputs

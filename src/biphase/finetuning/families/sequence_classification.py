@@ -17,7 +17,8 @@ from scipy.special import expit, softmax
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
-from biphase.corpus.rows import PlacedRow, Row, column
+from biphase.corpus.forms import PlacedRow, Row
+from biphase.corpus.rows import column
 from biphase.finetuning.calibration import Calibration, choose_thresholds, fit_temperature
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import Batch, BatchModel, CellContext, EncodedSplit, HashedTokenizer

@@ -16,7 +16,7 @@ import transformers
 from scipy.special import softmax
 from torch import Tensor
 
-from biphase.corpus.rows import PlacedRow, Row
+from biphase.corpus.forms import PlacedRow, Row
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import Batch, BatchModel, CellContext, EncodedSplit, HashedTokenizer, to_bounds
 from biphase.finetuning.families import Predicted, in_order_of_length, predict_inputs

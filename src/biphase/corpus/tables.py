@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -13,9 +14,10 @@ from types import SimpleNamespace
 from typing import Any, TextIO
 
 from biphase import console
-from biphase.api.networks import needs_extra
-from biphase.corpus.rows import BYTE_ORDER_MARK, Row, TableForm, as_inert
+from biphase.corpus.forms import Row
+from biphase.corpus.rows import BYTE_ORDER_MARK, TableForm, as_inert
 from biphase.errors import InputError, first_line, told_as
+from biphase.machine import needs_extra
 
 TABLE_FORMS = {".csv": TableForm(), ".tsv": TableForm("\t", csv.QUOTE_ALL)}
 """Ending → the form of a table, for rows that come from a file with another ending."""
@@ -23,6 +25,16 @@ ENDINGS = (".jsonl", ".parquet", *TABLE_FORMS, ".xlsx")
 LONGEST_CELL = 32_767
 """The most characters that a cell of a spreadsheet holds."""
 OTHER_FILE = "write a .jsonl file"
+
+
+FORMULA = re.compile(r"[=@＝＠\t\r\n]|[-+－＋](?![\d\s.,()]*([eE][-+]?\d+)?$)")
+"""The beginning of a text that a spreadsheet would compute, but not of a number, a telephone number or a dash."""
+
+
+def as_inert(value: Any) -> Any:
+    """Return the value of a table's field, with an apostrophe before a text that a spreadsheet would compute, as OWASP
+    recommends."""
+    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
 def refuse_ending(path: Path) -> None:

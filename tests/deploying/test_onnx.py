@@ -23,11 +23,11 @@ import transformers
 from transformers import AutoModel, AutoTokenizer
 
 import biphase
-from biphase.api import worth
 from biphase.corpus.tokenizer import load_tokenizer
+from biphase.deploying import onnx as onnx_files
+from biphase.deploying import worth
 from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
-from biphase.exporting import onnx as onnx_files
 from biphase.exporting.model import export_checkpoint, save_encoder, set_direction
 from biphase.exporting.plain import load_named
 from biphase.files import MARK, file_hash

@@ -1,67 +1,27 @@
-"""Settings and rows in memory → configurations and task files. A task is written once, with its data and description,
-into a folder whose name ends in a hash of its contents."""
+"""Rows of a user's own → the description of their task. A task of rows in memory is written once, with its data and
+description, into a folder whose name ends in a hash of its contents."""
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import yaml
-from pydantic_core import to_jsonable_python
 
-from biphase.config import Strict, load_config, parse_config
+from biphase.config import parse_config
 from biphase.console import err
-from biphase.corpus.rows import (
-    PlacedRow,
-    column,
-    excerpt,
-    field_names,
-    plain_path,
-    rows_in_memory,
-    rows_of_file,
-)
-from biphase.corpus.text import is_running_text, json_line, plain_value
+from biphase.corpus.forms import PlacedRow
+from biphase.corpus.rows import column, excerpt, field_names, plain_path, rows_in_memory, rows_of_file
+from biphase.corpus.text import is_running_text, json_line
 from biphase.errors import InputError, clipped
 from biphase.files import content_hash, whole_folder, write_text
 from biphase.tasks.examples import is_missing, list_labels, read_spans_of_characters
 from biphase.tasks.families import KINDS
 from biphase.tasks.spec import TASK_SPLITS, Task, task_table
-
-Settings = TypeVar("Settings", bound=Strict)
-
-Changes = Sequence[str] | Mapping[str, Any]
-"""Settings to override: `{"schedule.peak_lr": 1e-3}`, or as on the command line `["schedule.peak_lr=1e-3"]`."""
-
-
-def read_settings(kind: type[Settings], source: Any, changes: Changes) -> Settings:
-    """Read a configuration from a YAML file, a tree in memory or another configuration, change single keys, and check
-    the result."""
-    overrides = list_changes(changes)
-    if isinstance(source, kind):
-        source = source.model_dump(mode="json")
-    if isinstance(source, Mapping):
-        return parse_config(kind, dict(source), overrides, origin=kind.__name__)
-    return load_config(kind, Path(str(source)), overrides)
-
-
-def list_changes(changes: Changes | None) -> list[str]:
-    """List changes in the form of the command line, `KEY=VALUE`."""
-    if isinstance(changes, Mapping):
-        return [f"{key}={write_value(value)}" for key, value in changes.items()]
-    return [changes] if isinstance(changes, str) else list(changes or ())
-
-
-def write_value(value: Any) -> str:
-    """Write a value as one line of YAML, with quotes where they are needed."""
-    value = to_jsonable_python(value, fallback=plain_value)
-    text = yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
-    return text.removesuffix("...\n").strip()
-
 
 LABEL_NAMES = (
     *("label", "labels", "class", "category", "sentiment", "stars", "rating", "intent", "topic", "topics", "genres"),

@@ -15,10 +15,10 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import biphase
+from biphase.api.networks import trim as trimming
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
-from biphase.exporting import trim as trimming
 from biphase.files import MARK
 
 OZ = (Path(__file__).parents[1] / "data" / "land_of_oz.txt").read_text(encoding="utf-8")
@@ -266,7 +266,7 @@ def break_merges(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def break_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    from biphase.api import trimming as whole
+    from biphase.deploying import trim as whole
 
     sliced = trimming.trim_weights
     monkeypatch.setattr(whole, "trim_weights", lambda part, ids: sliced(part, dict.fromkeys([*ids][::-1])))

@@ -8,22 +8,23 @@ graph. torch.onnx traces a graph on one example; batches of other sizes and leng
 """
 
 import logging
-import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.utils import ModelOutput
 
 from biphase.console import told_if_slow
-from biphase.corpus.tokenizer import load_pretrained_tokenizer
-from biphase.errors import InputError, told_as
+from biphase.deploying.worth import ScoredTask, find_task_data, tell_loss, tell_speed
+from biphase.errors import told_as
+from biphase.exporting.card import add_chapter
 from biphase.exporting.plain import (
     TEXTS_AT_ONCE,
     TOKEN_OUTPUTS,
@@ -31,19 +32,9 @@ from biphase.exporting.plain import (
     NamedOutputs,
     load_named,
     prove_outputs,
-    text_limits,
+    read_answers,
 )
-from biphase.exporting.push import MODEL_FILES
-from biphase.files import (
-    MARK,
-    FolderMark,
-    files_below,
-    read_json_as,
-    refuse_filled,
-    whole_folder,
-    write_json,
-    write_mark,
-)
+from biphase.hub import load_model_config
 
 ONNX_FILE, INT8_FILE = "onnx/model.onnx", "onnx/model_quantized.onnx"
 OPSET = 18
@@ -79,40 +70,6 @@ class OnnxNetwork:
 
     def __call__(self, **features: Tensor) -> Any:
         return ModelOutput(self.outputs(features))
-
-
-def copy_model(source: Path, folder: Path, complete: Callable[[Path], None]) -> None:
-    """Copy the model files of a folder, and let `complete` add to the copy. Raises `InputError` for a target that is
-    not empty, and for a link that leaves the folder, except into its own repository in the Hub's cache."""
-    if (source / "onnx").exists():
-        raise InputError(f"{source} has ONNX files already (in onnx/): give the folder it was made from")
-    places = [source.resolve()]
-    if places[0].parent.name == "snapshots":
-        places.append((places[0].parents[1] / "blobs").resolve())
-    kind = read_json_as(source / MARK, FolderMark).biphase if (source / MARK).exists() else "model"
-    with whole_folder(folder) as part:
-        refuse_filled(folder)  # another process may have written it in the meantime
-        for path in files_below(source):
-            name = path.relative_to(source)
-            if MODEL_FILES.fullmatch(name.as_posix()):
-                if not any(path.resolve().is_relative_to(place) for place in places):
-                    raise InputError(f"{path} is a link to a file outside of its folder: put the file in its place")
-                (part / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, part / name)
-        join_limits(part)
-        complete(part)
-        write_mark(part, kind)
-
-
-def join_limits(folder: Path) -> None:
-    """Make a folder's tokenizer and sentence-transformers cut texts at the same number of tokens: the smallest of
-    theirs and the network's."""
-    limits = text_limits(folder, load_pretrained_tokenizer(folder))
-    lengths = {"tokenizer_config.json": "model_max_length", "sentence_bert_config.json": "max_seq_length"}
-    for path, key in [(folder / name, key) for name, key in lengths.items() if limits]:
-        settings = read_json_as(path, dict[str, Any]) if path.exists() else {}
-        if (path.exists() or path.name.startswith("tokenizer")) and settings.get(key) != min(limits.values()):
-            write_json(path, settings | {key: min(limits.values())})
 
 
 @dataclass(frozen=True)
@@ -196,3 +153,49 @@ def quantize(folder: Path) -> None:
 def megabytes(path: Path) -> float:
     """Return the size of an ONNX file and its data, in MB."""
     return sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*")) / 1e6
+
+
+def add_onnx(folder: Path, int8: bool, test: Path | None) -> None:
+    """Write the ONNX files of a model folder and a chapter of its card. Raises `InputError` for a file whose outputs
+    differ from PyTorch's, and for data of another task."""
+    task = find_task_data(folder, test) if int8 else None
+    proof = write_onnx(folder)
+    whole = OnnxNetwork(folder / ONNX_FILE, load_model_config(folder))
+    names = " and ".join(f"`{name}`" for name in whole.output_names)
+    lines = [
+        f"`{ONNX_FILE}`, {megabytes(folder / ONNX_FILE):,.1f} MB, outputs {names}. On texts and lengths that were not "
+        f"used for tracing, onnxruntime's outputs differ from PyTorch's by at most {proof.gap:.1e} of their mean "
+        "magnitude."
+    ]
+    if int8:
+        quantize(folder)
+        lines.append(f"`{INT8_FILE}` has 8-bit weights, for CPUs: {describe_int8(folder, whole, proof.batches, task)}.")
+    add_chapter(folder, "ONNX", lines)
+
+
+def describe_int8(folder: Path, whole: OnnxNetwork, batches: Sequence[Features], task: ScoredTask | None) -> str:
+    """Write what 8 bits cost on the task, or without a task how similar the outputs are; and what they save."""
+    int8 = OnnxNetwork(folder / INT8_FILE, whole.config)
+    smaller = megabytes(folder / ONNX_FILE) / megabytes(folder / INT8_FILE)
+    saved = f"{smaller:.1f} times smaller; {tell_speed(whole, int8, batches)}"
+    if task is None:
+        return f"{describe_agreement(whole, int8, batches)}; {saved}. Its loss on a task was not measured"
+    return f"{tell_loss(task, task.judge(whole), task.judge(int8))}; {saved}"
+
+
+def describe_agreement(whole: OnnxNetwork, int8: OnnxNetwork, batches: Sequence[Features]) -> str:
+    """Write how similar the outputs of two networks for some texts are: by the share of equal labels, or the cosine."""
+    alike: list[float] = []
+    num_texts = sum(len(features["input_ids"]) for features in batches)
+    for features in batches:
+        lengths = features["attention_mask"].sum(1).tolist()
+        answers = (read_answers(network.outputs(features), lengths) for network in (whole, int8))
+        for first, second in zip(*answers, strict=True):
+            is_label = whole.output_names == ["logits"] and first.shape[-1] > 1
+            norms = np.linalg.norm(first) * np.linalg.norm(second)
+            similar = first.argmax(-1) == second.argmax(-1) if is_label else (first * second).sum() / norms
+            alike += np.atleast_1d(similar).tolist()
+    if is_label:
+        return f"the same label as the fp32 file in {np.mean(alike):.1%} of the labels of {num_texts} English texts"
+    mean, least = f"{np.mean(alike):.4f} on average", f"{min(alike):.4f} at least"
+    return f"the cosine with the output of the fp32 file is {mean}, {least}, for {num_texts} English texts"

@@ -14,7 +14,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from itertools import islice, pairwise
 from math import inf
 from pathlib import Path
@@ -30,13 +30,18 @@ from transformers import AutoModel
 from biphase.console import told_if_slow
 from biphase.corpus.text import cut_words, join_words
 from biphase.corpus.tokenizer import load_auto_tokenizer, load_pretrained_tokenizer
+from biphase.deploying.copying import copy_model
+from biphase.deploying.worth import find_task_data, tell_loss
+from biphase.encoder.models import stamp_model, unreplaced
 from biphase.encoder.network import load_weights, pad_batch
 from biphase.encoder.proofs import FailedProofError, agree
 from biphase.errors import InputError, clipped, told_as
-from biphase.exporting.golden import read_named_prompts
+from biphase.exporting.card import add_chapter
+from biphase.exporting.golden import read_named_prompts, write_golden
 from biphase.exporting.plain import network_class
 from biphase.files import read_json_as, write_json
 from biphase.hub import count_positions, load_model_config
+from biphase.report.formats import format_bytes, show_count
 
 NAMES_ID = re.compile(r"\w*token_ids?|\w*token_index|\w*suppress_tokens|bad_words_ids|pad_id|ids|sep|cls")
 """Keys whose numbers are token ids, in configurations and in a tokenizer's padding and post-processor."""
@@ -326,3 +331,78 @@ def prove_network(before: Any, after: Any, ids: dict[int, int]) -> float:
         reason = f"with another vocabulary this {type(after).__name__} computes something else"
         raise FailedProofError(f"the vocabulary cannot be trimmed: {reason}; nothing is written")
     return float((computed - expected).abs().max() / expected.abs().mean())
+
+
+Texts = Callable[[], Iterable[str]]
+
+
+def trim_folder(
+    source: Path, folder: Path, read_texts: Texts, read_unseen: Texts, names: str, minimum_count: int, test: Path | None
+) -> None:
+    """Write a copy of a model folder with the tokens that occur at least `minimum_count` times in texts.
+
+    Args:
+        read_texts: The function that reads these texts; it is called twice.
+        read_unseen: The function that reads further texts; the card says how many tokens they take.
+        names: The names of the texts, for the card.
+
+    Raises:
+        InputError: no fast tokenizer of a known kind, or unsuitable texts.
+        FailedProofError: the copy tokenizes a text of kept tokens differently, or computes another output for it.
+    """
+    task = find_task_data(source, test)
+    stamps = stamp_model(source)
+    ids = choose_ids(source, read_texts(), minimum_count)
+
+    def trim(part: Path) -> None:
+        with unreplaced(source, stamps):
+            trim_copy(part)
+
+    def trim_copy(part: Path) -> None:
+        whole, smaller = trim_weights(part, ids)
+        trim_tokenizer(part, ids)
+        trim_id_records(part, ids)
+        with told_if_slow("comparing the tokenizers and the networks on the texts"):
+            texts = measure_texts(compare_texts(source, part, read_texts(), ids))
+            unseen = measure_texts(compare_texts(source, part, read_unseen(), ids))
+            networks = load_plain(source), load_plain(part)
+            gap = prove_network(*networks, ids)
+        loss = "Its loss on a task was not measured"
+        if task is not None:
+            loss = tell_loss(task, task.judge(), task.judge(folder=part))
+        sizes = [
+            sum(path.stat().st_size for path in (*place.glob("*.safetensors"), place / "tokenizer.json"))
+            for place in (source, part)
+        ]
+        often = "occur" if minimum_count == 1 else f"occur at least {minimum_count} times"
+        same = "all" if texts["same"] == texts["number"] else f"{texts['same']:,}"
+        lengths = f"Tokens a text: {show_means(texts)}"
+        if unseen["number"]:
+            lengths += f"; of {show_count(unseen['number'], 'unseen text')}: {show_means(unseen)}"
+        lines = [
+            f"{len(ids):,} of {networks[0].config.vocab_size:,} tokens are kept: those that {often} in "
+            f"{show_count(texts['number'], 'text')} ({names}), their parts, special tokens, and bytes or single "
+            f"characters for all other text. {whole:,} → {smaller:,} parameters; weights and tokenizer "
+            f"{format_bytes(sizes[0])} → {format_bytes(sizes[1])}.",
+            f"Of these texts, {same} have the same tokens as before; for kept tokens transformers' outputs differ by "
+            f"at most {gap:.1e} of their mean size. {lengths}.",
+            f"{loss}; {sizes[0] / sizes[1]:.1f} times smaller.",
+        ]
+        write_golden(part)
+        add_chapter(part, "Vocabulary", lines)
+
+    copy_model(source, folder, trim)
+
+
+def measure_texts(read: Iterable[tuple[list[int | None], list[int]]]) -> Counter[str]:
+    """Count the texts, the texts with the same tokens as before, and the tokens before and after."""
+    counts = Counter[str]()
+    for old, new in read:
+        counts.update(number=1, same=old == new, before=len(old), after=len(new))
+    return counts
+
+
+def show_means(counts: Counter[str]) -> str:
+    """Show the mean number of tokens before and after: `153.2 → 158.0 (+3.1 %)`."""
+    before, after = (counts[key] / counts["number"] for key in ("before", "after"))
+    return f"{before:,.1f} → {after:,.1f} ({after / before - 1:+.1%})"

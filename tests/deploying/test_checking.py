@@ -20,9 +20,9 @@ import transformers
 from transformers import AutoModel, AutoTokenizer, EuroBertConfig, LlamaConfig
 
 import biphase
-from biphase.api.checking import AnswerCheck
 from biphase.cli.app import run_command
 from biphase.corpus.tokenizer import load_tokenizer
+from biphase.deploying.checking import AnswerCheck
 from biphase.errors import InputError
 from biphase.exporting.golden import GOLDEN, TEXTS, write_golden
 from biphase.exporting.model import export_checkpoint, save_encoder, write_sentence_transformer

@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModel, AutoTokenizer, EuroBertModel, LlamaModel
 
 import biphase
+from biphase.deploying import llama
 from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
-from biphase.exporting import llama
 from biphase.exporting.model import export_checkpoint
 from biphase.pretraining.loop import train
 

@@ -12,8 +12,8 @@ from transformers import EuroBertConfig, EuroBertModel
 
 import biphase
 from biphase.corpus.tokenizer import train_tokenizer
+from biphase.deploying import gguf
 from biphase.errors import InputError
-from biphase.exporting import gguf
 from biphase.exporting.model import close_texts, export_checkpoint, save_encoder, write_sentence_transformer
 from biphase.pretraining.loop import train
 

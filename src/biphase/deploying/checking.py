@@ -19,11 +19,11 @@ import numpy as np
 from scipy import special
 
 from biphase import console
-from biphase.api.networks import needs_extra
 from biphase.config import ModelName
 from biphase.encoder.models import find_folder, unreplaced
 from biphase.errors import InputError, clipped, first_line, first_of, told_as
 from biphase.files import parse_json, read_json_as
+from biphase.machine import needs_extra
 
 if TYPE_CHECKING:
     from biphase.exporting.golden import Golden
@@ -105,7 +105,7 @@ def check(folder: ModelName, server: str | None = None, *, timeout: float = 60.0
         checks = [judge_answers("transformers", golden, network.tokenizer, network.outputs)]
         if onnx.exists():
             with needs_extra("onnx", "to run its ONNX file"):
-                from biphase.exporting.onnx import OnnxNetwork
+                from biphase.deploying.onnx import OnnxNetwork
 
                 compute = OnnxNetwork(onnx).outputs
             checks.append(judge_answers("onnx/model.onnx", golden, network.tokenizer, compute))

@@ -18,9 +18,9 @@ import torch
 
 from biphase import console
 from biphase.corpus.tokenizer import SPLIT_TEXTS
+from biphase.deploying.llama import find_pooling
 from biphase.encoder.proofs import FailedProofError, agree
 from biphase.errors import InputError, told_as
-from biphase.exporting.llama import find_pooling
 from biphase.exporting.plain import load_named
 from biphase.machine import python_process
 

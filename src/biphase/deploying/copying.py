@@ -1,0 +1,55 @@
+"""A model folder → a copy of its files, to which a form is added."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from biphase.corpus.tokenizer import load_pretrained_tokenizer
+from biphase.errors import InputError
+from biphase.exporting.plain import text_limits
+from biphase.exporting.push import MODEL_FILES
+from biphase.files import (
+    MARK,
+    FolderMark,
+    files_below,
+    read_json_as,
+    refuse_filled,
+    whole_folder,
+    write_json,
+    write_mark,
+)
+
+
+def copy_model(source: Path, folder: Path, complete: Callable[[Path], None]) -> None:
+    """Copy the model files of a folder, and let `complete` add to the copy. Raises `InputError` for a target that is
+    not empty, and for a link that leaves the folder, except into its own repository in the Hub's cache."""
+    if (source / "onnx").exists():
+        raise InputError(f"{source} has ONNX files already (in onnx/): give the folder it was made from")
+    places = [source.resolve()]
+    if places[0].parent.name == "snapshots":
+        places.append((places[0].parents[1] / "blobs").resolve())
+    kind = read_json_as(source / MARK, FolderMark).biphase if (source / MARK).exists() else "model"
+    with whole_folder(folder) as part:
+        refuse_filled(folder)  # another process may have written it in the meantime
+        for path in files_below(source):
+            name = path.relative_to(source)
+            if MODEL_FILES.fullmatch(name.as_posix()):
+                if not any(path.resolve().is_relative_to(place) for place in places):
+                    raise InputError(f"{path} is a link to a file outside of its folder: put the file in its place")
+                (part / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, part / name)
+        join_limits(part)
+        complete(part)
+        write_mark(part, kind)
+
+
+def join_limits(folder: Path) -> None:
+    """Make a folder's tokenizer and sentence-transformers cut texts at the same number of tokens: the smallest of
+    theirs and the network's."""
+    limits = text_limits(folder, load_pretrained_tokenizer(folder))
+    lengths = {"tokenizer_config.json": "model_max_length", "sentence_bert_config.json": "max_seq_length"}
+    for path, key in [(folder / name, key) for name, key in lengths.items() if limits]:
+        settings = read_json_as(path, dict[str, Any]) if path.exists() else {}
+        if (path.exists() or path.name.startswith("tokenizer")) and settings.get(key) != min(limits.values()):
+            write_json(path, settings | {key: min(limits.values())})
