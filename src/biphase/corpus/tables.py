@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from biphase import console
 from biphase.corpus.forms import Row
-from biphase.corpus.rows import BYTE_ORDER_MARK, TableForm, as_inert
+from biphase.corpus.rows import BYTE_ORDER_MARK, TableForm
 from biphase.errors import InputError, first_line, told_as
 from biphase.machine import needs_extra
 

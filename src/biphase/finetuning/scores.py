@@ -35,7 +35,7 @@ GridPoint = tuple[float, int]
 
 LOWEST_SCORES = {name: measure.lowest for kind in KINDS.values() for name, measure in kind.metrics.items()}
 """Metric → its lowest score."""
-ROUNDING = 1e-6
+ROUNDING_ERROR = 1e-6
 
 NO_SETTING = PLACEMENT | {"learning_rate", "seed"}
 """Keys of a cell's configuration that are not settings of its model: where it ran, and its point in the grid."""
@@ -241,7 +241,7 @@ def read_scores(folder: Path) -> ScoreSet:
                 value = score.metrics.get(split, {}).get(score.metric)
                 if value is None:
                     raise InputError(f"its {score.metric} on {split} is missing")
-                if not lowest - ROUNDING <= value <= 1 + ROUNDING:
+                if not lowest - ROUNDING_ERROR <= value <= 1 + ROUNDING_ERROR:
                     raise InputError(f"its {score.metric} on {split} is {value:g}, which is out of its range")
             scores.append(score)
         except (InputError, OSError) as error:
