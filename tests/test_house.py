@@ -173,9 +173,10 @@ def definitions(kind: str) -> dict[str, set[str]]:
             names: list[str] = []
             if isinstance(node, ast.FunctionDef if kind == "function" else ast.ClassDef) and kind != "constant":
                 names = [node.name]
-            elif kind == "constant" and isinstance(node, ast.Assign | ast.AnnAssign):
+            elif kind != "function" and isinstance(node, ast.Assign | ast.AnnAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                names = [target.id for target in targets if isinstance(target, ast.Name) and target.id.isupper()]
+                assigned = [target.id for target in targets if isinstance(target, ast.Name) and target.id[0].isupper()]
+                names = [name for name in assigned if name.isupper() == (kind == "constant")]  # else a type's alias
             for name in names:
                 found[name].add(name_of(path))
     return found
@@ -183,8 +184,9 @@ def definitions(kind: str) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("kind", ["class", "constant", "function"])
 def test_one_meaning_per_name(kind: str) -> None:
-    """A name at the top of a module is that of one thing, but for the roles that all families of tasks have, and for
-    the functions of the package and the commands, which users call as they call what does the work."""
+    """A name at the top of a module, also an alias of a type, is that of one thing, but for the roles that all families
+    of tasks have, and for the functions of the package and the commands, which users call as they call what does the
+    work."""
     for name, modules in definitions(kind).items():
         modules = {module for module in modules if not (name in OFFERED and module.partition(".")[0] == "api")}
         modules = modules - {"cli.commands"} if len(modules) > 1 else modules

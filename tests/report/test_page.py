@@ -18,7 +18,7 @@ from biphase import style
 from biphase.errors import InputError
 from biphase.report.claims import judge_claims, tell_finding
 from biphase.report.contrasts import with_averages
-from biphase.report.figures import FIGURES, Panel, Part, list_figures, plot_panel, save_figure
+from biphase.report.figures import FIGURES, FigurePart, Panel, list_figures, plot_panel, save_figure
 from biphase.report.formats import show_estimate, show_p_value, show_points, show_superscript
 from biphase.report.page import (
     PageText,
@@ -261,7 +261,7 @@ def test_inline_svg() -> None:
         "<text>0.1234</text></svg>"
     )
     styles = {"fill: none": "s0"}
-    assert inline_svg([Part("whole", text)], styles) == (
+    assert inline_svg([FigurePart("whole", text)], styles) == (
         '<svg class="whole" viewBox="0 0 1 1"><clipPath id="p1"/><g><g clip-path="url(#p1)" class="s1">'
         '<use href="#m2" x="1.2" width="3"/></g></g><path id="m2" class="s1"/><text>0.1234</text></svg>'
     )

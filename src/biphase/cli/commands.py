@@ -66,7 +66,7 @@ def in_one_word(read: Callable[[str], Any], description: str) -> Parameter:
 Form = Annotated[
     Literal["text", "json"], Parameter(name="--format", help="Print text for people, or JSON for programs.")
 ]
-Changes = Annotated[Sequence[str], Parameter(name="KEY=VALUE", help="Settings to override.")]
+KeyValues = Annotated[Sequence[str], Parameter(name="KEY=VALUE", help="Settings to override.")]
 DataDir = Annotated[
     Path | None, Parameter(name="--data-dir", help="Read the task's original data from this folder, not from the Hub.")
 ]
@@ -240,7 +240,7 @@ def prepare() -> None:
 
 
 @like(networks.pretrain, arguments="recipe changes")
-def pretrain(changes: Changes, **options: Any) -> None:
+def pretrain(changes: KeyValues, **options: Any) -> None:
     """Pretrain, continue or adapt a model according to a recipe. Run the same command again to resume.
 
     Example: `biphase pretrain tiny data.shards=shards schedule.peak_lr=1e-3`
@@ -331,7 +331,7 @@ def finetune(
     task: Annotated[str, Parameter(required=True)],
     data: DataDir,
     scores: ScoresFolder,
-    changes: Changes = (),
+    changes: KeyValues = (),
     **options: Any,
 ) -> dict[str, Any]:
     """Fine-tune one model on one task with one seed, and score it on validation and test.
@@ -417,7 +417,7 @@ def evaluate(
 
 
 @like(networks.embed, arguments="recipe changes")
-def embed(changes: Changes, **options: Any) -> None:
+def embed(changes: KeyValues, **options: Any) -> None:
     """Turn an encoder or a decoder into an embedding model for sentence-transformers.
 
     Run the same command again to resume.
@@ -443,7 +443,7 @@ def search(**options: Any) -> Any:
 @like(studies.study, OpenStudy.plan, arguments="file changes")
 def study_plan(
     file: str,
-    changes: Changes,
+    changes: KeyValues,
     form: Form = "text",
     picture: Annotated[
         Path | None, Parameter(help="Save a drawing of the tree of runs to this .svg, .pdf or .png file.")
@@ -466,7 +466,7 @@ def study_plan(
 
 
 @like(studies.study, arguments="file changes", shows=show.print_facts)
-def study_declare(file: str, changes: Changes, folder: OutFolder) -> dict[str, Any]:
+def study_declare(file: str, changes: KeyValues, folder: OutFolder) -> dict[str, Any]:
     """Record a study's hypotheses before it runs, and print them with a hash to publish.
 
     Example: `biphase study declare mini`
@@ -475,7 +475,7 @@ def study_declare(file: str, changes: Changes, folder: OutFolder) -> dict[str, A
 
 
 @like(studies.study, OpenStudy.run, arguments="file changes")
-def study_run(file: str, changes: Changes, folder: OutFolder, **options: Any) -> None:
+def study_run(file: str, changes: KeyValues, folder: OutFolder, **options: Any) -> None:
     """Train and evaluate whatever is missing. Run the same command again to continue.
 
     You can run the same command in several processes at once; they share the work.
@@ -486,7 +486,7 @@ def study_run(file: str, changes: Changes, folder: OutFolder, **options: Any) ->
 
 
 @like(studies.study, arguments="file changes", shows=lambda status: show.print_facts(vars(status)))
-def study_status(file: str, changes: Changes, folder: OutFolder) -> Any:
+def study_status(file: str, changes: KeyValues, folder: OutFolder) -> Any:
     """Show what is done, begun and failed, and how long the rest will take.
 
     Example: `biphase study status mini`
@@ -496,7 +496,7 @@ def study_status(file: str, changes: Changes, folder: OutFolder) -> Any:
 
 @like(studies.study, OpenStudy.report, arguments="file changes")
 def study_report(
-    file: str, changes: Changes, folder: OutFolder, out: Annotated[Path | None, Parameter(name="--report")]
+    file: str, changes: KeyValues, folder: OutFolder, out: Annotated[Path | None, Parameter(name="--report")]
 ) -> None:
     """Write tables, figures, verdicts and one HTML page from what is finished so far.
 
@@ -506,7 +506,7 @@ def study_report(
 
 
 @like(studies.study, OpenStudy.bundle, arguments="file changes")
-def study_bundle(file: str, changes: Changes, out: Annotated[Path | None, Parameter(name="--out")]) -> None:
+def study_bundle(file: str, changes: KeyValues, out: Annotated[Path | None, Parameter(name="--out")]) -> None:
     """Write one archive to publish, with the study file, records, scores, losses and report.
 
     `biphase study report` rebuilds the page from it.

@@ -46,7 +46,6 @@ SHARES: dict[str, Callable[[Any], np.ndarray]] = {
 }
 """Name of a function → the function, by which servers and pipelines turn logits [texts, classes] into scores."""
 
-Row = dict[str, Any]
 Parts = Sequence[np.ndarray] | np.ndarray
 """The embedding or the logits of each text."""
 
@@ -59,7 +58,7 @@ class AnswerCheck:
     """The source: transformers, an ONNX file, or a server's address."""
     is_equal: bool
     verdict: str
-    texts: list[Row]
+    texts: list[dict[str, Any]]
     """A row for each text: `text`, `tokens`, `cosine`, and `difference`, the largest difference between numbers."""
 
     def __repr__(self) -> str:
@@ -144,9 +143,9 @@ def find_gap(answered: Parts, expected: Parts) -> float:
     return max(float(np.linalg.norm(one - other)) / max(float(np.linalg.norm(other)), 1e-30) for one, other in pairs)
 
 
-def tell_nearness(golden: "Golden", expected: Parts, answered: Parts) -> list[Row]:
+def tell_nearness(golden: "Golden", expected: Parts, answered: Parts) -> list[dict[str, Any]]:
     """Make a row for each text whose answer has the expected shape."""
-    rows: list[Row] = []
+    rows: list[dict[str, Any]] = []
     for text, ids, one, other in zip(golden.texts, golden.ids, answered, expected, strict=True):
         if one.shape == other.shape:
             cosine = (one * other).sum() / max(np.linalg.norm(one) * np.linalg.norm(other), 1e-30)
@@ -160,7 +159,7 @@ def tell_nearness(golden: "Golden", expected: Parts, answered: Parts) -> list[Ro
 
 def check_server(folder: Path, golden: "Golden", server: str, timeout: float) -> AnswerCheck:
     """Compare a server's answers with the golden vectors; if they differ, name the mistake that explains it."""
-    config, is_embedding = read_json_as(folder / "config.json", Row), golden.output == "embedding"
+    config, is_embedding = read_json_as(folder / "config.json", dict[str, Any]), golden.output == "embedding"
     if isinstance(golden.values[0][0], list):
         raise InputError(f"{folder} answers for each token, which cannot be compared with a server: leave `server` out")
     labels = [] if is_embedding else [str(name) for name in (config.get("id2label") or {}).values()]
@@ -185,7 +184,7 @@ def to_directions(embeddings: Parts) -> np.ndarray:
     return embeddings / np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-30)
 
 
-def find_shares(config: Row) -> str:
+def find_shares(config: dict[str, Any]) -> str:
     """Return the name of the function in `SHARES` that a pipeline applies to a network's logits."""
     problem = config.get("problem_type")
     if problem == "regression":

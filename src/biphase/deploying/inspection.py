@@ -21,10 +21,8 @@ from biphase.exporting.model import DIRECTION_KEY
 from biphase.exporting.plain import network_class, read_modules, read_pooling, tell_limits, text_limits
 from biphase.hub import load_model_config, refuse_pickles
 
-Facts = dict[str, Any]
 
-
-def examine_model(folder: Path) -> Facts:
+def examine_model(folder: Path) -> dict[str, Any]:
     """Collect the facts of a model folder, and warnings.
 
     Raises `InputError` for a folder that transformers loads only with the folder's own code, or with pickles.
@@ -39,7 +37,7 @@ def examine_model(folder: Path) -> Facts:
         model, report = network_class(config).from_pretrained(folder, **settings, output_loading_info=True)
     model.eval()
     size = sum(weight.numel() for weight in model.parameters())
-    facts: Facts = {"network": f"{type(model).__name__}, {size:,} parameters"}
+    facts: dict[str, Any] = {"network": f"{type(model).__name__}, {size:,} parameters"}
     facts["head"] = examine_head(model, report["missing_keys"], warnings)
     if unused := sorted(report["unexpected_keys"]):
         warnings.append(f"{len(unused)} weights are not used by {type(model).__name__}: {first_of(unused)}")
@@ -101,10 +99,10 @@ def claimed_directions(config: Any) -> dict[str, bool]:
     return {f"its type ({config.model_type})": kind is transformers.AutoModelForCausalLM}
 
 
-def examine_texts(folder: Path, model: Any, config: Any, warnings: list[str]) -> Facts:
+def examine_texts(folder: Path, model: Any, config: Any, warnings: list[str]) -> dict[str, Any]:
     """Compare the tokenizer's ids with the rows of the embedding, and the longest texts with the network's
     positions."""
-    facts: Facts = {}
+    facts: dict[str, Any] = {}
     tokenizer = None
     if any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
         tokenizer = load_pretrained_tokenizer(folder)

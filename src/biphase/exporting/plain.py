@@ -53,7 +53,7 @@ a batch."""
 
 Features = dict[str, Tensor]
 """A padded batch: `input_ids`, `attention_mask` and perhaps `token_type_ids`, [S, L]; or outputs by their names."""
-Compute = Callable[[Features], Features]
+OutputsOf = Callable[[Features], Features]
 
 
 class NamedOutputs(nn.Module):
@@ -107,7 +107,7 @@ def network_class(config: Any) -> Any:
     return kind if is_network else transformers.AutoModel
 
 
-def load_named(folder: Path, attention: str | None = None, *, pooled: bool = True) -> tuple[NamedOutputs, Compute]:
+def load_named(folder: Path, attention: str | None = None, *, pooled: bool = True) -> tuple[NamedOutputs, OutputsOf]:
     """Load the network of a folder in fp32, and a function that computes the reference outputs.
 
     The network has the folder's head, or with `pooled` the modules of sentence-transformers, which then computes the
@@ -161,7 +161,7 @@ def read_answers(outputs: Features, lengths: Sequence[int]) -> list[np.ndarray]:
 
 
 @torch.no_grad()
-def prove_outputs(compute: Compute, reference: Compute, network: NamedOutputs, name: str) -> float:
+def prove_outputs(compute: OutputsOf, reference: OutputsOf, network: NamedOutputs, name: str) -> float:
     """Prove that another form of a network computes for batches what the reference computes for each text alone.
 
     Returns the largest difference, in units of an output's mean size. Raises `FailedProofError` for more than rounding.

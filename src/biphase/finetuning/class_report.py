@@ -26,7 +26,7 @@ CLASSES_IN_TABLE = 12
 """The most classes in a terminal's table (half of them the worst, half the best) and in a sentence."""
 
 
-Unit = Literal["examples", "words", "entities"]
+CountedUnit = Literal["examples", "words", "entities"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class ClassReport:
-    unit: Unit
+    unit: CountedUnit
     classes: tuple[ClassScore, ...]
     averages: tuple[ClassScore, ...]
     """The micro average over all units, the macro average, and the average weighted by support. The last two are over
@@ -66,7 +66,7 @@ class ClassReport:
 def report_classes(rows: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> ClassReport:
     """Count for each class the units that are right, predicted and gold, and which classes are confused."""
     # 1. Counts, [3, L]: right, predicted, gold.
-    unit: Unit = "words" if is_sentence(rows[0]) else "examples"
+    unit: CountedUnit = "words" if is_sentence(rows[0]) else "examples"
     has_several = unit == "examples" and isinstance(rows[0]["gold"], list)
     names = tuple(classes)
     confusion_LL = np.zeros((0, 0), dtype=np.int64)

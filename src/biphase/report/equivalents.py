@@ -22,7 +22,7 @@ from biphase.report.contrasts import Contrast, Noise, average, contrast
 from biphase.report.figures import MARKER_SIZE, Panel, name_training, round_ticks
 from biphase.report.formats import MISSING, show_estimate, show_list, show_noise, show_steps
 from biphase.report.results import FAMILY_NAMES, ReportArm, Result, ResultSet, read_words, reference_mask
-from biphase.report.tables import Cell, Row, Table, interval_cell
+from biphase.report.tables import Cell, Table, TableRow, interval_cell
 from biphase.style import LOOKS, SERIES
 
 Compute = Literal["flops", "tokens"]
@@ -492,9 +492,9 @@ def price_tables(price_list: PriceList) -> list[Table]:
         steps = [Cell(f"{score.arm.pretrain_steps:,}")] if has_steps else []
         shares = {mean.axis: show_multiple(mean) for mean in price.mean}
         cells = (*steps, interval_cell(score.interval), *(Cell(shares.get(axis, MISSING)) for axis in axes))
-        rows.append(Row((score.arm.name,), cells, arm=score.arm))
+        rows.append(TableRow((score.arm.name,), cells, arm=score.arm))
         cells = (*steps, *(Cell(show_multiple(price.by_part[part])) for part in parts))
-        rows_by_part.append(Row((score.arm.name,), cells, arm=score.arm))
+        rows_by_part.append(TableRow((score.arm.name,), cells, arm=score.arm))
         for part, equivalent in [*(("mean", mean) for mean in price.mean), *price.by_part.items()]:
             records.append(price_record(price_list, part, equivalent))
     # 2. The note below both tables.

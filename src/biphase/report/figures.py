@@ -435,14 +435,14 @@ def plot_loss_curves(
 
 
 @dataclass(frozen=True)
-class Part:
+class FigurePart:
     """A part of a figure, which the page arranges."""
 
     kind: Literal["whole", "legend", "panel"]
     svg: str
 
 
-def save_figure(name: str, plots: Plots, folder: Path) -> list[Part]:
+def save_figure(name: str, plots: Plots, folder: Path) -> list[FigurePart]:
     """Write `NAME.svg` and `NAME.pdf` into a folder, and return the figure in parts. Equal plots give equal bytes."""
     import matplotlib
     from fontTools.subset import Options
@@ -460,10 +460,10 @@ def save_figure(name: str, plots: Plots, folder: Path) -> list[Part]:
         FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None})
         figure.set_layout_engine("none")
         FigureCanvasPdf(figure).print_pdf(svg.with_suffix(".pdf"), metadata={"CreationDate": None})
-        return [*draw_parts(figure, name)] if len(plots) > 1 else [Part("whole", svg.read_text(encoding="utf-8"))]
+        return [*draw_parts(figure, name)] if len(plots) > 1 else [FigurePart("whole", svg.read_text(encoding="utf-8"))]
 
 
-def draw_parts(figure: "Figure", name: str) -> Iterator[Part]:
+def draw_parts(figure: "Figure", name: str) -> Iterator[FigurePart]:
     """Draw the legend and each panel of a figure separately, each with its own ids. All panels have the same margins
     around their axes, so the axes stay aligned."""
     import matplotlib
@@ -483,7 +483,7 @@ def draw_parts(figure: "Figure", name: str) -> Iterator[Part]:
         inches = box.transformed(figure.dpi_scale_trans.inverted())
         with matplotlib.rc_context({"svg.hashsalt": f"{name} {number}"}):
             figure.savefig(file, format="svg", bbox_inches=inches, metadata={"Date": None})
-        yield Part("legend" if part in figure.legends else "panel", file.getvalue())
+        yield FigurePart("legend" if part in figure.legends else "panel", file.getvalue())
 
 
 def arrange_panels(plots: Plots) -> "Figure":

@@ -27,7 +27,7 @@ from biphase.files import own_folder
 from biphase.report import contrasts, formats, tables
 from biphase.report.claims import ClaimVerdict, Finding, Verdicts, count_tested, tell_finding, tell_verdict
 from biphase.report.equivalents import ladder_panel, list_prices, price_sentence, price_tables
-from biphase.report.figures import Part, figure_pool, list_figures, plot_panel, save_figure
+from biphase.report.figures import FigurePart, figure_pool, list_figures, plot_panel, save_figure
 from biphase.report.formats import MISSING, show_count, show_list, show_share, show_steps, tell_p_value
 from biphase.report.results import (
     ALL_TASKS,
@@ -50,7 +50,7 @@ SUPERFLUOUS = re.compile(
 """Parts of matplotlib's SVG that the page does not need: global styles, superfluous digits, ids of groups."""
 
 
-def inline_svg(parts: Iterable[Part], styles: dict[str, str]) -> Markup:
+def inline_svg(parts: Iterable[FigurePart], styles: dict[str, str]) -> Markup:
     """Return the parts of a figure as SVG in the page's colours.
 
     `styles`: CSS style in the page's pictures → name of its class; the function adds new styles.
@@ -285,10 +285,10 @@ def tell_answer(results: ResultSet, price_sentences: Iterable[str], page_text: P
         yield page_text.verdicts[1]
 
 
-def render(drawn: Mapping[str, Sequence[Part]], plan_svg: str, **parts: Any) -> str:
+def render(drawn: Mapping[str, Sequence[FigurePart]], plan_svg: str, **parts: Any) -> str:
     """Render the page as HTML; `drawn` has the parts of each figure."""
     styles = dict[str, str]()
-    drawn = {**drawn, "plan": [Part("whole", plan_svg)]} if plan_svg else drawn
+    drawn = {**drawn, "plan": [FigurePart("whole", plan_svg)]} if plan_svg else drawn
     pictures = {name: inline_svg(figure, styles) for name, figure in drawn.items()}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals |= {name: show for name, show in vars(formats).items() if name.startswith("show_")}

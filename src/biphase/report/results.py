@@ -21,7 +21,7 @@ from biphase.finetuning.scores import KeptExamples, Score, ScoreSet, show_rate
 from biphase.report.statistics import Interval, mean_interval, repetitions
 from biphase.tasks.families import KINDS, TASK_FAMILIES
 
-Family = Literal["SC", "TC", "QA", "IR", "EM", "OT", ""]
+FamilyCode = Literal["SC", "TC", "QA", "IR", "EM", "OT", ""]
 """The code of a family. Empty: a mean over all tasks. `OT`: only the task's name is known."""
 Metric = Literal["standard", "paper"]
 
@@ -117,7 +117,7 @@ class Result:
     """The test score of an arm on a dataset at the rate that validation data chose."""
 
     arm: ReportArm
-    family: Family
+    family: FamilyCode
     dataset: str
     metric: Metric
     samples: Sequence[float] = ()
@@ -254,7 +254,7 @@ class ResultSet:
         return next(iter(self.metrics), "standard")
 
     @cached_property
-    def families(self) -> list[Family]:
+    def families(self) -> list[FamilyCode]:
         return [family for family in FAMILY_NAMES if any(r.family == family for r in self.results)]  # type: ignore[misc]
 
     @cached_property

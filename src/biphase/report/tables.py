@@ -50,7 +50,7 @@ def interval_cell(interval: Interval) -> Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     stub: tuple[str, ...]
     """The words before the cells."""
     cells: tuple[Cell, ...]
@@ -66,7 +66,7 @@ class Table:
     title: str
     stub: tuple[str, ...]
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     notes: tuple[str, ...] = ()
     """Sentences that explain how to read the table."""
     records: Sequence[Sequence[object]] = ()
@@ -203,13 +203,13 @@ def make_score_table(
         compared: the arms over which the signal of each column is measured.
         details: as in `Table`.
     """
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for block in dict.fromkeys(blocks.values()):
         members = [arm for arm in blocks if blocks[arm] == block]
         scores = [results.scores[arm.name] for arm in members]
         marked = [mark_column([known.get(column) for known in scores]) for column in columns.values()]
         for arm, cells in zip(members, zip(*marked, strict=True), strict=True):
-            rows.append(Row(tuple(show(arm) for show in stubs.values()), cells, block, arm))
+            rows.append(TableRow(tuple(show(arm) for show in stubs.values()), cells, block, arm))
     known = [results.scores[arm.name] for arm in compared]
     signals = [measure_signal(scores[column] for scores in known if column in scores) for column in columns.values()]
     by = "as published, 1.96·s/√n (verdicts use Student’s t)" if is_of_others(results) else "by Student’s t"

@@ -29,7 +29,7 @@ from biphase.report.statistics import (
     mean_interval,
     rate_spread,
 )
-from biphase.report.tables import Cell, Row, Table, interval_cell, print_table, show_signal
+from biphase.report.tables import Cell, Table, TableRow, interval_cell, print_table, show_signal
 
 ComparisonVerdict = Literal["A better", "B better", "within noise", "cannot be told"]
 
@@ -244,10 +244,10 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
         ratio, needs = contrasts.measure_signal(chosen if len(metrics) == 1 else ())
         signals += [] if math.isnan(ratio) else [f"{task} {show_signal(ratio, needs)}"]
         undecided += [f"{task} separates no models yet; needed: {needs}"] if needs else []
-        table_rows.append(Row((task,), (Cell(""), Cell(" / ".join(metrics))), task))
+        table_rows.append(TableRow((task,), (Cell(""), Cell(" / ".join(metrics))), task))
         for row in of_task:
             cells = tuple(show(row) for show in columns.values())
-            table_rows.append(Row((f"  {names[row.score.arm.name]}",), cells, task))
+            table_rows.append(TableRow((f"  {names[row.score.arm.name]}",), cells, task))
     if table_rows:
         title = "Test scores in %, each seed at the rate that the others chose"
         print_table(Table("scores", title, ("model",), tuple(columns), tuple(table_rows)))
@@ -292,7 +292,7 @@ def print_comparison(comparisons: Sequence[TaskComparison]) -> None:
         cells = [interval_cell(side.interval) for side in (pair.a, pair.b)]
         tested = pair.contrast.against() if pair.contrast else None
         gap = Cell(f"{100 * tested.value:+.2f}", show_share(tested.half_width)) if tested else Cell(MISSING)
-        rows.append(Row((pair.a.dataset,), (*cells, gap, Cell(show_p_value(pair.p_value)), Cell(pair.verdict))))
+        rows.append(TableRow((pair.a.dataset,), (*cells, gap, Cell(show_p_value(pair.p_value)), Cell(pair.verdict))))
     for letter, model in zip("AB", models, strict=True):
         out.print(f"{letter} = {model}")
     title = "Test scores in % ± half the width of the 95 % interval over seeds"
