@@ -51,7 +51,7 @@ GO_ON = "whole checkpoints stay, run the same command to continue"
 HAS_LEFT = 1 << 40
 """The number added to the beats of a process that has ended as it should."""
 
-Answer = TypeVar("Answer")
+Shared = TypeVar("Shared")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class World:
         if num_failures:
             raise failure or kind("another process of this run says why it ends")
 
-    def broadcast(self, value: Answer) -> Answer:
+    def broadcast(self, value: Shared) -> Shared:
         """Return the first process's value (plain data) in all processes, because others may see an older state of
         files."""
         if self.size == 1:
@@ -102,7 +102,7 @@ class World:
         dist.broadcast_object_list(values, device=self.device)
         return values[0]
 
-    def on_first(self, work: Callable[[], Answer]) -> Answer:
+    def on_first(self, work: Callable[[], Shared]) -> Shared:
         """Call `work` in the first process, and return its result (plain data) in all. If it fails, all processes
         raise."""
         result: Any = None

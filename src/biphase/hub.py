@@ -226,6 +226,8 @@ def read_config(folder: Path) -> ConfigFile:
     """Read the config.json of a model folder. Raises `InputError` for a damaged one, and for one that names another
     file, a kernel of the Hub or an unknown activation function."""
     path = folder / "config.json"
+    if not path.is_file():
+        raise InputError(f"cannot read a model configuration from {folder}: it has no config.json")
     content = read_json_as(path, dict[str, Any], NAMED)
     refuse_named(path, content)
     return validate_record(path, content, ConfigFile, NAMED)

@@ -76,7 +76,7 @@ class OpenStudy:
     folder: Path
     words: tuple[str, ...]
     """The file, changes and folder as words of the command line; for a study from memory, the file in its folder."""
-    made_by: str = ""
+    made_by: str = field(default="", repr=False)
     """The command that makes the whole study, text included, such as `biphase demo`; empty for other studies."""
 
     def command(self, verb: str) -> str:

@@ -109,7 +109,7 @@ def folder_rows(folder: Path) -> Iterator[PlacedRow]:
 # Rows → results
 
 
-Spent = tuple[float | None, ...]
+BudgetKey = tuple[float | None, ...]
 """The compute of a run in each unit of `AXES`; None if unknown."""
 
 
@@ -119,7 +119,7 @@ class ForeignScore(NamedTuple):
     location: str
     method: str
     task: str
-    compute: Spent
+    compute: BudgetKey
     seeds: tuple[Any, Any]
     """The seeds of pretraining and of fine-tuning; None if the table has none."""
     value: float
@@ -147,7 +147,7 @@ def parse_rows(source: Any, rename: Mapping[str, str]) -> tuple[list[ForeignScor
     `InputError` for a missing, malformed or repeated score, and for a single method."""
     for ours in rename.values():
         refuse_unknown("rename: column", ours, COLUMNS)
-    scores, runs = list[ForeignScore](), defaultdict[str, list[tuple[Spent, object]]](list)
+    scores, runs = list[ForeignScore](), defaultdict[str, list[tuple[BudgetKey, object]]](list)
     only_task = next((theirs for theirs, ours in rename.items() if ours == "score"), "score")
     for location, row in read_tables(source, rename):
         method, task = str(column(location, row, "method", COLUMN_REMEDY)), str(row.get("task", only_task))
@@ -182,23 +182,23 @@ NEAR_BUDGETS = 1.05
 """The largest factor between neighbouring budgets that count as one."""
 
 
-def round_budget(compute: Spent) -> Spent:
+def round_budget(compute: BudgetKey) -> BudgetKey:
     return tuple(number and float(f"{number:.3g}") for number in compute)
 
 
-def join_budgets(runs: Iterable[tuple[Spent, object]]) -> dict[Spent, Spent]:
+def join_budgets(runs: Iterable[tuple[BudgetKey, object]]) -> dict[BudgetKey, BudgetKey]:
     """Map the compute of each run to the mean of its budget, rounded to three digits. `runs` are pairs of a compute and
     a key. Neighbours within 5 % are one budget, unless a key occurs at two of them, as on a finely spaced ladder."""
-    keys: dict[Spent, list[object]] = defaultdict(list)
+    keys: dict[BudgetKey, list[object]] = defaultdict(list)
     for compute, key in runs:
         keys[compute].append(key)
-    budgets = list[list[Spent]]()
+    budgets = list[list[BudgetKey]]()
     for compute in sorted(keys, key=lambda compute: [number or 0.0 for number in compute]):
         if budgets and all(map(are_near, budgets[-1][-1], compute)):
             budgets[-1].append(compute)
         else:
             budgets.append([compute])
-    joined = dict[Spent, Spent]()
+    joined = dict[BudgetKey, BudgetKey]()
     for budget in budgets:
         held = [key for compute in budget for key in {*keys[compute]}]
         runs_of_axis = zip(*(compute for compute in budget for _ in keys[compute]), strict=True)
@@ -232,7 +232,7 @@ def find_factor(scores: Sequence[ForeignScore], scale: Scale | None) -> tuple[fl
 def mean_by_task(scores: Sequence[ForeignScore]) -> list[ForeignScore]:
     """Turn each task into a seed of a single task, with the mean over the task's own seeds as its score. Leave out
     methods that lack a task."""
-    values: dict[tuple[str, Spent], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    values: dict[tuple[str, BudgetKey], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for score in scores:
         values[score.method, score.compute][score.task].append(score.value)
     name = f"mean over {max(map(len, values.values()))} tasks"
@@ -243,7 +243,7 @@ def mean_by_task(scores: Sequence[ForeignScore]) -> list[ForeignScore]:
     return means
 
 
-def tell_budget(compute: Spent) -> str:
+def tell_budget(compute: BudgetKey) -> str:
     """Write the first known unit of a budget: `2e18 FLOPs`; empty if none is known."""
     known = [f"{show_power(value)} {unit}" for value, unit in zip(compute, AXES.values(), strict=True) if value]
     return next(iter(known), "")
