@@ -227,8 +227,9 @@ def read_config(folder: Path) -> ConfigFile:
     file, a kernel of the Hub or an unknown activation function."""
     path = folder / "config.json"
     content = read_json_as(path, dict[str, Any], NAMED)
+    config = validate_record(path, content, ConfigFile, NAMED)
     refuse_named(path, content)
-    return validate_record(path, content, ConfigFile, NAMED)
+    return config
 
 
 def refuse_named(path: Path, content: dict[str, Any]) -> None:

@@ -18,10 +18,10 @@ import numpy as np
 
 from biphase.console import err
 from biphase.corpus.forms import PlacedRow, Row
-from biphase.corpus.rows import SHORT_ROW, TASK_REMEDY, column, excerpt, read_number
+from biphase.corpus.rows import SHORT_ROW, TASK_REMEDY, column, excerpt, read_number, text_column
 from biphase.errors import InputError, first_of, refuse_doubles
 from biphase.tasks import spec
-from biphase.tasks.sources import TaskSource, read_rows, text_column
+from biphase.tasks.sources import TaskSource, read_rows
 from biphase.tasks.splits import TEST_SHARE, TRAIN_SHARE, Collection, TaskData, draw_indices, hold_out, load_collection
 
 LABEL_REMEDY = f"{TASK_REMEDY}; leave a split without labels out"
