@@ -229,8 +229,9 @@ def read_config(folder: Path) -> ConfigFile:
     if not path.is_file():
         raise InputError(f"cannot read a model configuration from {folder}: it has no config.json")
     content = read_json_as(path, dict[str, Any], NAMED)
+    config = validate_record(path, content, ConfigFile, NAMED)
     refuse_named(path, content)
-    return validate_record(path, content, ConfigFile, NAMED)
+    return config
 
 
 def refuse_named(path: Path, content: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """The tidy form: averages, spreads, and what is missing."""
 
 import math
+import runpy
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from scipy import stats
 
 from biphase.finetuning.scores import KeptExamples, ScoreSet, read_score
+from biphase.report import results
 from biphase.report.contrasts import difference, with_averages
 from biphase.report.figures import choose_objectives
 from biphase.report.page import describe_results
@@ -20,6 +22,7 @@ from biphase.report.results import (
 )
 from biphase.report.statistics import Interval
 from biphase.studies.report import collect_model
+from biphase.tasks import families
 
 CLM = ReportArm("clm", "objective", "1m", "clm", None, 100, 100, 0)
 MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 100, 0, 100)
@@ -28,6 +31,17 @@ MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 100, 0, 100)
 def published(arm: ReportArm, mean: float, half_width: float, num: int = 5) -> Result:
     """A score of which the mean ± is known."""
     return Result(arm, "SC", "a", "paper", summary=Interval(mean, mean - half_width, mean + half_width, num=num))
+
+
+def test_a_code_has_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy of a family's record does not rename the code that both share."""
+    monkeypatch.setattr(families, "TASK_FAMILIES", (*families.TASK_FAMILIES, "ordinal"))
+    monkeypatch.setitem(families.KINDS, "ordinal", families.SEQUENCE_CLASSIFICATION)  # type: ignore[misc]
+    again = runpy.run_path(str(results.__file__), run_name=results.__name__)
+    assert again["FAMILY_CODES"]["ordinal"] == "SC"
+    assert again["FAMILY_NAMES"] == results.FAMILY_NAMES
+    assert [*results.FAMILY_NAMES] == ["SC", "TC", "QA", "IR", "EM", "OT"]
+    assert results.FAMILY_NAMES["SC"] == "sequence classification"
 
 
 def test_published_spread() -> None:

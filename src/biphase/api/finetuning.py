@@ -268,7 +268,7 @@ def score(
     task, measures = kept.task, dict[str, Interval]()
     for name, value in metrics.items():
         measures[name] = Interval(value)
-        if name in task.kind.metrics and (name == task.metric or task.family != "question_answering"):
+        if name in task.kind.metrics and (name == task.metric or not task.kind.is_answering):
             measures[name] = mean_interval(linearize(*contributions(rows, name, task.classes)))
     report = report_classes(rows, task.classes) if task.classes else None
     if num_trained:

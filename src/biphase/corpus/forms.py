@@ -76,14 +76,21 @@ PUBLISHED: dict[str, tuple[Callable[[Any], Iterable[Row]], str]] = {
 kinds of rows."""
 
 
-def unfold(location: str, content: Any, form: str) -> Iterator[PlacedRow]:
-    """Yield the rows of one JSON value in a published form. Raises `InputError` for another form."""
+def unfold(values: Iterable[tuple[str, Any]], form: str) -> Iterator[PlacedRow]:
+    """Yield the rows of JSON values, each with its location, in a published form. Values of any other form are rows
+    already. Raises `InputError` for a value that does not have the form."""
+    if form not in PUBLISHED:
+        yield from values
+        return
     make_rows, needed = PUBLISHED[form]
-    try:
-        for row in make_rows(content):
-            yield location, row
-    except (AttributeError, KeyError, TypeError):
-        raise InputError(f"{location}: not {needed}") from None
+    for location, value in values:
+        try:
+            for row in make_rows(value):
+                if not isinstance(row, dict):
+                    raise InputError(f"{location} is not an object: give a list, objects by id, or SQuAD's form")
+                yield location, row
+        except (AttributeError, KeyError, TypeError):
+            raise InputError(f"{location}: not {needed}") from None
 
 
 def name_classes(rows: Iterable[Row], features: dict[str, Any]) -> Iterator[Row]:
@@ -94,6 +101,13 @@ def name_classes(rows: Iterable[Row], features: dict[str, Any]) -> Iterator[Row]
             if name in row:
                 row[name] = with_names(row[name], features[name])
         yield row
+
+
+def read_dataset(table: Any) -> Iterator[Row]:
+    """Yield the rows of a `datasets.Dataset`, with names of classes in place of their numbers."""
+    features = table.features.to_dict()
+    for batch in table.with_format("arrow").iter(batch_size=1000):
+        yield from name_classes(batch.to_pylist(), features)
 
 
 def with_names(value: Any, feature: Any) -> Any:

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from biphase.config import Strict
-from biphase.corpus.forms import Format, PlacedRow, Row, name_classes, unfold
+from biphase.corpus.forms import Format, PlacedRow, Row, name_classes, read_dataset, unfold
 from biphase.errors import InputError, clipped, refuse_doubles, told_as
 from biphase.files import parse_json, reading
 
@@ -199,6 +199,18 @@ def check_text(location: str, name: str, value: Any) -> str:
     return value
 
 
+def text_column(location: str, row: Row, name: str) -> str:
+    """Return a column's text. A list of texts (PubMedQA) becomes one text."""
+    text = column(location, row, name)
+    if isinstance(text, list) and text and all(isinstance(part, str) for part in text):
+        return " ".join(text)
+    text = check_text(location, name, text)
+    if len(text) > LONGEST_TEXT:
+        size = f"{len(text):,} characters, more than {LONGEST_TEXT:,}"
+        raise InputError(f"{location}: column '{name}' has {size}: cut it")
+    return text
+
+
 def as_number(value: Any) -> float | None:
     """Read a number, or a text that is one, as in tables. An integer beyond floats is infinite, as such a text is. None
     for anything else."""
@@ -311,13 +323,6 @@ def choose_columns(path: Path, schema: Any, names: Sequence[str]) -> tuple[list[
     return columns, features if isinstance(features, dict) else {}
 
 
-def read_dataset(table: Any) -> Iterator[Row]:
-    """Yield the rows of a `datasets.Dataset`, with names of classes in place of their numbers."""
-    features = table.features.to_dict()
-    for batch in table.with_format("arrow").iter(batch_size=1000):
-        yield from name_classes(batch.to_pylist(), features)
-
-
 def saved_tables(folder: Path) -> list[Path]:
     """List the files of a data set that `datasets` saved in a folder, in order; none for another folder.
 
@@ -373,32 +378,34 @@ def rows_of_file(
     `words` and `label` name the words and tags of a file of columns; without a label, tags are not read.
     """
     form: str = "saved" if path.is_dir() else layout.format or FORMATS.get(ending_of(path), "columns")
+    values: Iterable[tuple[str, Any]]
     match form:
         case "squad":
-            yield from unfold(str(path), read_json_file(path), form)
+            values = [(str(path), read_json_file(path))]
         case "judgements":  # a .tsv is in TREC's form if it has no header and four fields
             fields = next(numbered_lines(path), (1, ""))[1].split("\t")
             is_trec = len(fields) == 4 and fields[-1].lstrip("-").isdecimal()
-            yield from read_trec(path) if is_trec else open_table(path, layout, is_csv=False)[1]
+            values = read_trec(path) if is_trec else open_table(path, layout, is_csv=False)[1]
         case "tsv" | "csv":
-            yield from open_table(path, layout, is_csv=form == "csv")[1]
+            values = open_table(path, layout, is_csv=form == "csv")[1]
         case "columns" | "conllu":
-            yield from read_columns(path, layout, words, label, is_conllu=form == "conllu")
+            values = read_columns(path, layout, words, label, is_conllu=form == "conllu")
         case "json":
-            yield from read_json_rows(path)
+            form, values = open_json(path)
         case "xlsx":
-            yield from read_sheet(path)
+            values = read_sheet(path)
         case "trec":
-            yield from read_trec(path)
+            values = read_trec(path)
         case "parquet" | "saved":
             tables = [path] if form == "parquet" else saved_tables(path)
             if not tables:
                 raise InputError(f"{path} is a folder; name a file of rows in it")
             rows = itertools.chain.from_iterable(map(read_table, tables))
-            yield from ((f"{path}: row {number}", row) for number, (_, row, _) in enumerate(rows))
+            values = ((f"{path}: row {number}", row) for number, (_, row, _) in enumerate(rows))
         case _:
-            for number, row, _ in read_json_lines(path):
-                yield from unfold(f"{path}:{number}", row, form)
+            values = ((f"{path}:{number}", row) for number, row, _ in read_json_lines(path))
+    unfolded = unfold(values, form)
+    yield from list(unfolded) if isinstance(values, list) else unfolded  # what is in memory is refused at once
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -574,22 +581,19 @@ def read_trec(path: Path) -> Iterator[PlacedRow]:
             raise InputError(f"{path}:{number}: {len(fields)} fields where TREC has query, 0, document and grade")
 
 
-def read_json_rows(path: Path) -> Iterator[PlacedRow]:
-    """Read a JSON file of rows: a list of objects, objects by id, one object per line, or SQuAD's form."""
+def open_json(path: Path) -> tuple[str, Iterable[tuple[str, Any]]]:
+    """Open a JSON file: a list of objects, objects by id, one object per line, or SQuAD's form. Returns the name of the
+    form for `unfold`, and the values, each with its location."""
     lines = (line for _, line, _ in read_text_lines(path) if line.strip())
     first = next(lines, "")
     with suppress(json.JSONDecodeError):
         if first.startswith("{") and next(lines, None) is not None and parse_json(first):
-            return ((f"{path}:{number}", row) for number, row, _ in read_json_lines(path))
+            return "json", ((f"{path}:{number}", row) for number, row, _ in read_json_lines(path))
     content = read_json_file(path)
     if isinstance(content, dict) and isinstance(content.get("data"), list):
-        return unfold(str(path), content, "squad")
+        return "squad", [(str(path), content)]
     if isinstance(content, dict):
         named = {id: {"id": id} | row if isinstance(row, dict) else row for id, row in content.items()}
     else:
         named = dict(enumerate(content if isinstance(content, list) else [content]))
-    rows = {id: row for id, value in named.items() for _, row in unfold(f"{path}: row {id}", value, "jsonl")}
-    for id, row in rows.items():
-        if not isinstance(row, dict):
-            raise InputError(f"{path}: row {id} is not an object: give a list, objects by id, or SQuAD's form")
-    return ((f"{path}: row {id}", row) for id, row in rows.items())
+    return "jsonl", [(f"{path}: row {id}", value) for id, value in named.items()]

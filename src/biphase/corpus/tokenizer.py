@@ -244,8 +244,9 @@ def check_tokenizer_files(folder: Path) -> None:
     if settings.exists():
         read_json_as(settings, TokenizerSettings, NAMED)
     with told_as(f"tokenizer {folder} cannot be loaded"):
-        for path in {*folder.glob("tokenizer*.json")} - {settings}:
-            refuse_growth(path, stamp_of(path))
+        stamps = {path: stamp_of(path) for path in {*folder.glob("tokenizer*.json")} - {settings}}
+        for path, stamp in stamps.items():
+            refuse_growth(path, stamp)
 
 
 @lru_cache

@@ -189,7 +189,7 @@ def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> Finetu
 def settings_that_matter(config: FinetuneConfig, task: Task) -> set[str]:
     """List the settings of the task's family that have an effect under this configuration."""
     matters = {*task.kind.settings}
-    if task.family == "question_answering":
+    if task.kind.is_answering:
         matters.remove("head_dropout" if config.qa_head == "span" else "doc_stride")
     if task.kind.is_search and config.ranking == "pairs":
         matters.remove("scale")

@@ -204,11 +204,11 @@ def config_with_head(config: Any, encoder: Encoder, cell: CellContext) -> Any:
     """Copy a network's configuration, with the outputs of its head and the token that pads batches."""
     config = copy.deepcopy(config)
     config.num_labels = cell.num_outputs
-    if cell.task.family != "question_answering":
+    if not cell.task.kind.is_answering:
         config.id2label = {0: cell.task.label} if cell.num_outputs == 1 else dict(enumerate(cell.task.classes))
         config.label2id = {name: index for index, name in config.id2label.items()}
         config.problem_type = cell.task.problem_type
-    if cell.task.family == "retrieval":  # else CrossEncoder would give other numbers, in the same order
+    if cell.task.kind.is_search:  # else CrossEncoder would give other numbers, in the same order
         config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
     config.pad_token_id = padding_token(encoder)
     return config
@@ -324,7 +324,7 @@ def build_network(encoder: Encoder, cell: CellContext, splits: Iterable[EncodedS
 
 def can_look_up(cell: CellContext) -> bool:
     """Tell whether a cell trains one layer on the stored outputs of an unchanged encoder."""
-    config, has_layer = cell.config, cell.task.family != "question_answering"
+    config, has_layer = cell.config, not cell.task.kind.is_answering
     return config.frozen and has_layer and config.weights == "pretrained" and config.weight_dtype == "fp32"
 
 

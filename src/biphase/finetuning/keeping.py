@@ -68,7 +68,7 @@ def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> 
     """Raise `InputError` for a network that has another head in transformers (`OtherHeadError`), or whose outputs for a
     text change in a batch, and for templates that cannot become prompts."""
     cell = CellContext(task, finetuning, torch.device("cpu"), torch.float32)
-    if task.family == "question_answering" and finetuning.qa_head != "span":
+    if task.kind.is_answering and finetuning.qa_head != "span":
         raise InputError("keep: transformers has no class with the token head; give qa_head=span")
     for template in (task.query_template, task.document_template) if cell.is_embedder else ():
         if not template.endswith("{text}"):
@@ -202,7 +202,7 @@ def with_same_head(network: Any, encoder: Encoder, cell: CellContext) -> Any:
     config = config_with_head(inner.config, encoder, cell)
     config.classifier_pooling = "mean"  # EuroBERT's and ModernBERT's name for the paper's pooling
     # EuroBERT has no class for answers, but is a Llama that looks both ways.
-    if cell.task.family == "question_answering" and isinstance(config, transformers.EuroBertConfig):
+    if cell.task.kind.is_answering and isinstance(config, transformers.EuroBertConfig):
         config = as_llama(config)
         set_direction(config, causal=False)
     model = make_class(config, network.backbone, cell).eval()
@@ -250,7 +250,7 @@ def keep_network(
         save_encoder(part, model, tokenizer)
         spell_special_tokens(part)
         record = KeptModel(cell=score.cell, task=cell.task, config=cell.config, calibration=cell.calibration)
-        if cell.task.family == "question_answering":
+        if cell.task.kind.is_answering:
             longest = cell.config.max_answer_tokens or test.max_answer_tokens
             config = cell.config.model_copy(update={"max_answer_tokens": longest})
             record = record.model_copy(update={"config": config, "has_unanswerable": test.has_unanswerable})

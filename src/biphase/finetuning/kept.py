@@ -129,7 +129,7 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
             raise InputError(f"{folder}: {RECORD} does not have one threshold for each of its classes; {remedy}")
         if template is not None:
             raise InputError(f"{name} was trained on inputs of the form {task.template!r}: leave `template` out")
-    elif family == "question_answering":
+    elif KINDS[family].is_answering:
         raise InputError(f"{name} does not say what its inputs are: answers need what `finetune --keep` wrote")
     else:
         task = Task.model_construct(name=name, family=family, template=template or "{" + TEXT + "}")
@@ -189,7 +189,7 @@ def open_rows(model: KeptModel, file: Path) -> tuple[TableForm | None, Iterator[
     if table:
         table = replace(table, decimal=decimal_of(table, (row for _, row in begin)))
     location, row = begin[0][0], with_task_names(task, model.layout, begin[0][1])
-    if task.family == "token_classification":
+    if task.kind.is_tagging:
         words = f"'{task.words}' (a list of words) or " if model.is_ours else ""
         if TEXT not in row and not (words and task.words in row):
             raise InputError(f"{location}: {words}'{TEXT}' is needed; the columns are: {clipped(', '.join(row))}")
@@ -224,7 +224,7 @@ def label_of(model: KeptModel, row: Row) -> str | list[str] | None:
     for multiple choice, whose rows name their own choices."""
     task = model.task
     named = with_task_names(task, model.layout, row)
-    has_classes = model.is_ours and task.kind.has_classes and task.family != "multiple_choice"
+    has_classes = model.is_ours and task.kind.has_classes and not task.kind.has_choices
     if not has_classes or lacks_label(task, find_field(named, task.label)):
         return None
     try:
@@ -232,7 +232,7 @@ def label_of(model: KeptModel, row: Row) -> str | list[str] | None:
     except ValueError:  # the file's column of this name holds something else
         return None
     labels = [task.classes[index] for index in classes_of(example)]
-    return labels if task.family == "token_classification" or task.problem_type is not None else labels[0]
+    return labels[0] if task.kind.has_strata else labels
 
 
 def read_labelled(model: KeptModel, file: Path) -> TaskData:
@@ -246,7 +246,7 @@ def read_labelled(model: KeptModel, file: Path) -> TaskData:
     for location, row in open_rows(model, file)[1]:
         named = with_task_names(task, model.layout, row)
         num_rows += 1
-        if task.family == "question_answering" or not lacks_label(task, find_field(named, task.label)):
+        if task.kind.is_answering or not lacks_label(task, find_field(named, task.label)):
             labelled.append((location, named))
     examples, _ = make_examples(task, model.layout.scheme, labelled, defaultdict(list))
     if not examples:
@@ -282,9 +282,9 @@ def has_text_lines(task: Task, layout: FileLayout, file: Path) -> bool:
     Lines of columns all have the same number of fields, and tabs between fields, empty lines between sentences, or more
     lines than have one length by chance. Raises `InputError` for columns in the .txt of a task that has no .txt.
     """
-    if task.family == "sequence_classification" or layout.format not in (None, "columns"):
-        return task.family == "sequence_classification"
-    if task.family != "token_classification":
+    if task.kind.is_of_texts or layout.format not in (None, "columns"):
+        return task.kind.is_of_texts
+    if not task.kind.is_tagging:
         return True
     text = "\n".join(line.strip() for _, line, _ in islice(read_text_lines(file), LINES_READ)).strip()
     filled = [line for line in text.split("\n") if line]

@@ -98,7 +98,7 @@ def judge_test(
     """Predict and score test examples by a kept model, or by a `network` in place of its own. Returns every metric of
     the family, a row for each example, and the number of examples that were cut."""
     own, tokenizer = load_kept(model, device)
-    if isinstance(data, TaskData) and model.task.family == "question_answering":
+    if isinstance(data, TaskData) and model.task.kind.is_answering:
         split = encode_questions(model.task, data.test, tokenizer, model.config, model.has_unanswerable)
     else:
         split = family_module(model.task, model.config).encode(data, tokenizer, model.config)["test"]

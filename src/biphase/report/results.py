@@ -27,8 +27,9 @@ Metric = Literal["standard", "paper"]
 
 FAMILY_CODES: dict[str, str] = {name: KINDS[name].code for name in TASK_FAMILIES} | {"embedding": "EM"}
 """Name of a family in `biphase.tasks` → its code; multiple choice counts as classification."""
-FAMILY_NAMES = {code: name.replace("_", " ") for name, code in FAMILY_CODES.items() if name != "multiple_choice"}
-FAMILY_NAMES["OT"] = "tasks"
+FIRST_FAMILIES = {code: name for name, code in reversed(FAMILY_CODES.items())}
+"""Code → the first family with this code, which names it in reports."""
+FAMILY_NAMES = {code: FIRST_FAMILIES[code].replace("_", " ") for code in FAMILY_CODES.values()} | {"OT": "tasks"}
 
 
 @cache

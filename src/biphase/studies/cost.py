@@ -454,8 +454,7 @@ def cell_cost(shape: Shape | None, cell: StudyCell, context: int, folders: Mappi
     config, trained, size = cell.config, find_task(cell.task), task_size(cell.task, folders)
     examples = min(size.train_examples, config.max_train_examples or size.train_examples)
     if config.shots is not None:
-        has_strata = trained.family == "sequence_classification" and trained.problem_type is None
-        examples = config.shots * (len(trained.classes) if has_strata else 1)
+        examples = config.shots * (len(trained.classes) if trained.kind.has_strata else 1)
     epoch_steps, steps = math.ceil(examples / config.batch_size), config.max_steps  # 0 steps without examples
     if config.shots is None or config.epochs > 1:
         steps = min(steps, config.epochs * epoch_steps)

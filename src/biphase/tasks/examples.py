@@ -18,10 +18,10 @@ import numpy as np
 
 from biphase.console import err
 from biphase.corpus.forms import PlacedRow, Row
-from biphase.corpus.rows import SHORT_ROW, TASK_REMEDY, column, excerpt, read_number
+from biphase.corpus.rows import SHORT_ROW, TASK_REMEDY, column, excerpt, read_number, text_column
 from biphase.errors import InputError, first_of, refuse_doubles
 from biphase.tasks import spec
-from biphase.tasks.sources import TaskSource, read_rows, text_column
+from biphase.tasks.sources import TaskSource, read_rows
 from biphase.tasks.splits import TEST_SHARE, TRAIN_SHARE, Collection, TaskData, draw_indices, hold_out, load_collection
 
 LABEL_REMEDY = f"{TASK_REMEDY}; leave a split without labels out"
@@ -219,7 +219,7 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
         if not examples[split]:
             remedy = "; leave `test` out: a part of train takes its place" if split == "test" else ""
             raise InputError(f"task '{task.name}': the {split} split in {source.name} has no labelled examples{remedy}")
-        if task.family == "question_answering":  # answers are compared by id
+        if task.kind.is_answering:  # answers are compared by id
             refuse_doubles(f"{source.name}: {split}: the question", [example.id for example in examples[split]])
     draw_splits(source, examples, most_evaluated)
     tell_groups(task, {split: {example.group for example in examples[split]} for split in spec.TASK_SPLITS})
@@ -267,7 +267,7 @@ def draw_splits(source: TaskSource, examples: dict[spec.TaskSplit, list[AnyExamp
         if groups is not None and len(np.unique(groups)) < 2:
             raise InputError(f"{train_of} has too few values of '{task.group}' to hold out whole groups for {split}")
         examples["train"], examples[split] = hold_out(examples["train"], shares[split], strata, groups)
-    for split in spec.TASK_SPLITS if task.problem_type == "regression" else spec.TASK_SPLITS[:1]:
+    for split in spec.TASK_SPLITS if task.kind.has_label_numbers else spec.TASK_SPLITS[:1]:
         labels = {example.label for example in examples[split] if isinstance(example, LabelledText)}
         if len(labels) == 1 and len(examples[split]) > 1 and not task.choices:
             count = f"all {len(examples[split]):,} examples of {split} in {source.name}"
@@ -354,7 +354,7 @@ def count_characters(example: AnyExample) -> int:
 def why_left_out(task: spec.Task, location: str, row: Row) -> Literal["answer", "label", "text"] | None:
     """Name the part that a row lacks to be an example: a known answer, a label or a text. None if it lacks nothing.
     Takes rows of biphase's own tasks as published."""
-    if task.family not in ("sequence_classification", "multiple_choice", "token_classification"):
+    if task.kind.is_answering:
         return None
     label = column(location, row, task.label, LABEL_REMEDY)
     if canonical_label(label) in map(canonical_label, task.unlabelled):  # -1 may be written as -1.0
@@ -369,7 +369,7 @@ def why_left_out(task: spec.Task, location: str, row: Row) -> Literal["answer", 
 
 def lacks_label(task: spec.Task, label: Any) -> bool:
     """Tell whether a field lacks a label. For sets of classes, an empty field means that none applies."""
-    return is_missing(label) and (label is None or task.problem_type != "multi_label_classification")
+    return is_missing(label) and (label is None or not task.kind.has_label_sets)
 
 
 def lacks_text(values: Sequence[Any]) -> bool:
@@ -402,9 +402,9 @@ def make_text(task: spec.Task, location: str, row: Row) -> LabelledText:
     label = column(location, row, task.label, LABEL_REMEDY)
     text = fill_row(task, location, row)
     answer: int | float | tuple[int, ...]
-    if task.problem_type == "regression":
+    if task.kind.has_label_numbers:
         answer = read_number(location, task.label, label)
-    elif task.problem_type == "multi_label_classification":
+    elif task.kind.has_label_sets:
         answer = label_indices(task, location, label)
     else:
         answer = label_index(task, location, label)

@@ -72,6 +72,20 @@ class Kind:
     """Whether a network has an output for each token, not for each sample."""
     is_search: bool = False
     """Whether its tasks search documents for judged queries. Their data is a `Collection`, not rows of examples."""
+    is_of_texts: bool = False
+    """Whether its examples are texts, or pairs of texts, with a label each."""
+    is_tagging: bool = False
+    """Whether its examples are sentences with a tag for each word."""
+    is_answering: bool = False
+    """Whether its examples are questions whose answers are spans of a context."""
+    has_choices: bool = False
+    """Whether its examples have choices, one of which is right."""
+    has_strata: bool = False
+    """Whether a drawn split may have its share of each class."""
+    has_label_sets: bool = False
+    """Whether a label is a set of classes."""
+    has_label_numbers: bool = False
+    """Whether a label is a number."""
     input_columns: tuple[str, ...] = ()
     """The columns of an input's texts. Empty: those in the template."""
     settings: tuple[str, ...] = ()
@@ -94,6 +108,8 @@ SEQUENCE_CLASSIFICATION = Kind(
     example="reviews",
     size=TaskSize(train_examples=50_000, example_tokens=40, evaluated_tokens=1_000_000),
     has_classes=True,
+    is_of_texts=True,
+    has_strata=True,
     settings=("head", "class_weights", "label_smoothing"),
 )
 
@@ -115,6 +131,7 @@ KINDS: dict[Family | ProblemType, Kind] = {
         size=TaskSize(train_examples=15_000, example_tokens=25, evaluated_tokens=200_000),
         has_classes=True,
         has_token_outputs=True,
+        is_tagging=True,
         input_columns=("text",),
         settings=("head", "head_dropout", "class_weights", "label_smoothing"),
     ),
@@ -129,6 +146,7 @@ KINDS: dict[Family | ProblemType, Kind] = {
         size=TaskSize(train_examples=90_000, example_tokens=200, evaluated_tokens=3_000_000),
         num_outputs=2,
         has_token_outputs=True,
+        is_answering=True,
         settings=("head", "head_dropout", "qa_head", "doc_stride", "max_answer_tokens"),
         encoding_settings=("qa_head", "doc_stride"),
     ),
@@ -161,6 +179,7 @@ KINDS: dict[Family | ProblemType, Kind] = {
         size=TaskSize(train_examples=40_000, example_tokens=200, evaluated_tokens=2_000_000),
         has_classes=True,
         num_outputs=1,
+        has_choices=True,
         settings=("head",),
     ),
     "regression": replace(
@@ -171,6 +190,8 @@ KINDS: dict[Family | ProblemType, Kind] = {
         },
         example="similarity",
         has_classes=False,
+        has_strata=False,
+        has_label_numbers=True,
         num_outputs=1,
         settings=("head",),
     ),
@@ -178,6 +199,8 @@ KINDS: dict[Family | ProblemType, Kind] = {
         SEQUENCE_CLASSIFICATION,
         metrics={"micro_f1": Measure("micro-F1"), "macro_f1": MACRO_F1, "accuracy": ACCURACY},
         example="subjects",
+        has_strata=False,
+        has_label_sets=True,
         settings=("head", "class_weights"),
     ),
 }

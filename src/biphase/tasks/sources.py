@@ -12,16 +12,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from biphase.config import BUNDLED
-from biphase.corpus.forms import PUBLISHED, PlacedRow, Row
+from biphase.corpus.forms import PUBLISHED, PlacedRow, read_dataset
 from biphase.corpus.rows import (
     CODECS,
     FORMATS,
-    LONGEST_TEXT,
     SHORT_ROW,
-    check_text,
-    column,
     ending_of,
-    read_dataset,
     renamed,
     rows_of_file,
     saved_tables,
@@ -236,15 +232,3 @@ def read_hub_split(id: str, revision: str | None, config: str | None, split: str
     """Read the rows of a split of a Hub data set, at the commit that the revision names."""
     table = load_rows(id, config, split, pin_commit(id, revision))
     return ((f"{id} {split}: row {row_number}", row) for row_number, row in enumerate(read_dataset(table)))
-
-
-def text_column(location: str, row: Row, name: str) -> str:
-    """Return a column's text. A list of texts (PubMedQA) becomes one text."""
-    text = column(location, row, name)
-    if isinstance(text, list) and text and all(isinstance(part, str) for part in text):
-        return " ".join(text)
-    text = check_text(location, name, text)
-    if len(text) > LONGEST_TEXT:
-        size = f"{len(text):,} characters, more than {LONGEST_TEXT:,}"
-        raise InputError(f"{location}: column '{name}' has {size}: cut it")
-    return text

@@ -175,12 +175,11 @@ class Task(Strict):
     @model_validator(mode="after")
     def keys_fit(self) -> "Task":
         """Raise `ValueError` with the first sentence whose condition is true."""
-        kind_name, metric, classes = self.problem_type or self.family, self.metric, self.classes
-        is_text, is_tagging = self.family == "sequence_classification", self.family == "token_classification"
-        is_choice, is_asked = self.family == "multiple_choice", self.family == "question_answering"
-        is_retrieval, metrics = self.kind.is_search, self.kind.metrics
-        is_single, is_several = kind_name == "sequence_classification", kind_name == "multi_label_classification"
-        has_classes, has_choices = self.kind.has_classes, bool(self.choices)
+        kind, kind_name, metric, classes = self.kind, self.problem_type or self.family, self.metric, self.classes
+        is_mistyped = self.problem_type is not None and not KINDS[self.family].is_of_texts
+        is_text, is_tagging, is_retrieval = kind.is_of_texts, kind.is_tagging, kind.is_search
+        is_single, is_several = kind.has_strata, kind.has_label_sets
+        metrics, has_classes, has_choices = kind.metrics, kind.has_classes, bool(self.choices)
         has_entities, has_tags = is_tagging and classes[:1] == ("O",), metric in ("accuracy", "macro_f1")
         odd = next((name for name in classes[1:] if name[:2] not in ("B-", "I-") or len(name) == 2), None)
         are_distinct = len(classes) >= 2 and len(set(classes)) == len(classes)
@@ -188,7 +187,7 @@ class Task(Strict):
         lacks_texts = self.hub is not None and None in (self.hub.corpus, self.hub.queries)
         is_question = columns == ("question", "context") and self.template.endswith("{context}")
         table = [
-            (self.problem_type is not None and not is_text, "problem_type is for sequence_classification"),
+            (is_mistyped, "problem_type is for sequence_classification"),
             (self.stratified and not is_single, "stratified is for sequence_classification with one class for each"),
             (self.group is not None and is_retrieval, "group is for tasks of rows: retrieval draws whole queries"),
             (self.multi_hot is not None and not is_several, "multi_hot is for multi_label_classification"),
@@ -200,9 +199,9 @@ class Task(Strict):
             (has_entities and metric == "macro_f1", "macro_f1 is for tags that are not entities: take f1 or strict_f1"),
             (has_entities and odd is not None, f"classes after O must be B-… and I-… (IOB2), not '{odd}'"),
             (is_text and not columns, "template must name a column in braces, such as {text}"),
-            (has_choices != is_choice, "choices are columns of multiple_choice, and of it alone"),
+            (has_choices != kind.has_choices, "choices are columns of multiple_choice, and of it alone"),
             (has_choices and "choice" not in columns, "template must have {choice}"),
-            (is_asked and not is_question, "template must have {question} and end in {context}"),
+            (kind.is_answering and not is_question, "template must have {question} and end in {context}"),
             (self.trained_on is not None and not is_retrieval, "trained_on is for retrieval"),
             (is_retrieval and lacks_texts, "hub: retrieval needs corpus and queries"),
         ]

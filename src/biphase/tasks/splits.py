@@ -14,9 +14,9 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from biphase import console
-from biphase.corpus.rows import column
+from biphase.corpus.rows import column, text_column
 from biphase.errors import InputError
-from biphase.tasks.sources import PartName, TaskSource, read_rows, text_column
+from biphase.tasks.sources import PartName, TaskSource, read_rows
 from biphase.tasks.spec import EVALUATED_SPLITS, TASK_SPLITS, EvaluatedSplit, Task, TaskSplit
 
 DRAW_SEED = 42

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from biphase.corpus.forms import PlacedRow
+from biphase.corpus.rows import text_column
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import CellContext, HashedTokenizer, TokenizedTexts, share_room, to_bounds
 from biphase.finetuning.families import Predicted, multiple_choice, predict_inputs
 from biphase.finetuning.kept import KeptModel
 from biphase.finetuning.metrics import BM25, Judgement, judge_ranking, ranking_scores
 from biphase.tasks.bm25 import index_bm25, query_bm25
-from biphase.tasks.sources import text_column
 from biphase.tasks.spec import TASK_SPLITS, TaskSplit
 from biphase.tasks.splits import DRAW_SEED, Collection, Judgements, own_documents
 

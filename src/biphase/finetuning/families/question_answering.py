@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy
 
 from biphase import console
 from biphase.corpus.forms import PlacedRow, Row
+from biphase.corpus.rows import text_column
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import Batch, BatchModel, CellContext, EncodedSplit, HashedTokenizer, to_bounds
@@ -30,7 +31,6 @@ from biphase.finetuning.kept import KeptModel
 from biphase.finetuning.loss import segment_logsumexp
 from biphase.finetuning.metrics import Judgement, Rows, answer_scores, counted_answers, paper_answer_f1, token_f1
 from biphase.tasks.examples import Answer, Question, find_answer, input_of, read_spans
-from biphase.tasks.sources import text_column
 from biphase.tasks.spec import Task, TaskSplit
 from biphase.tasks.splits import TaskData
 

@@ -17,6 +17,7 @@ from scipy.special import softmax
 from torch import Tensor
 
 from biphase.corpus.forms import PlacedRow, Row
+from biphase.corpus.rows import text_column
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import Batch, BatchModel, CellContext, EncodedSplit, HashedTokenizer, to_bounds
 from biphase.finetuning.families import Predicted, in_order_of_length, predict_inputs
@@ -24,7 +25,6 @@ from biphase.finetuning.kept import TEXT, KeptModel
 from biphase.finetuning.loss import balance_classes, cross_entropy
 from biphase.finetuning.metrics import Judgement, Rows, find_entities, tag_scores
 from biphase.tasks.examples import TaggedWords, words_of
-from biphase.tasks.sources import text_column
 from biphase.tasks.spec import TaskSplit
 from biphase.tasks.splits import TaskData
 
