@@ -40,7 +40,7 @@ lint: $(VENV)/developer
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python scripts/measure_house.py --line
+	$(BIN)/python scripts/measure_house.py --check
 
 check: lint
 	$(BIN)/python -m pytest -m "not slow"

@@ -35,9 +35,16 @@ PATHS = {
     "a plan into its page": ("studies.report", "report_study"),
 }
 """Path → the module and the function where it begins."""
-CAPS = {"code": 23_200, "modules": 140, "import lines": 2_474, "longest function": 53}
+CAPS = {
+    "code": 23_860,
+    "modules": 141,
+    "import lines": 2_600,
+    "longest function": 55,
+    "a recipe into train": 90,
+    "a cell into its score": 79,
+    "a plan into its page": 149,
+}
 """A feature may raise a cap in the commit that brings it, with the reason; it may not raise the depth of a path."""
-CAPS |= {"a recipe into train": 0, "a cell into its score": 0, "a plan into its page": 0}
 
 
 def code_lines(text: str, tree: ast.AST) -> set[int]:
