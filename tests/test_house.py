@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 import subprocess
 import sys
 from collections import defaultdict
@@ -259,3 +260,20 @@ def test_the_map_is_true() -> None:
     assert folders <= named, f"docs/path_of_data.md does not name {sorted(folders - named)}"
     gone = named - folders - {path.name for path in MODULES} - {"test_house.py"}
     assert not gone, f"docs/path_of_data.md names {sorted(gone)}, which are not here"
+
+
+def test_a_path_is_as_deep_as_its_reader_comes_back(tmp_path: Path) -> None:
+    """one.start → two.middle → three.end, back in one by `last`, then three again by a method."""
+    modules = {
+        "one": "from biphase import three\nfrom biphase.two import middle\n"
+        "def start(thing: three.Thing):\n    middle()\n    last(thing)\n"
+        "def last(thing: three.Thing):\n    three.end()\n    three.late()\n",
+        "two": "from biphase.three import end\ndef middle():\n    end()\n",
+        "three": "class Thing:\n    pass\ndef end():\n    pass\ndef late():\n    pass\n",
+    }
+    for name, text in modules.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    calls = runpy.run_path(str(SOURCE.parents[1] / "scripts" / "measure_house.py"))["Calls"](tmp_path)
+    assert calls.count_returns(("two", "middle")) == 0
+    assert calls.count_returns(("one", "last")) == 0, "three.end and three.late are one stay"
+    assert calls.count_returns(("one", "start")) == 2, "in one again, and in three again"
