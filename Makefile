@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # For a PyTorch without CUDA: make demo TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'
 TORCH ?= torch==2.13.0
 
-.PHONY: demo test newest docs lint check format bench gpu families fuzz readers campaigns clean
+.PHONY: demo test test-minutes newest docs lint check format bench gpu families fuzz readers campaigns clean
 
 demo: $(VENV)/installed
 	$(BIN)/biphase demo
@@ -16,7 +16,11 @@ WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 7 ? cor
 
 # Bytecode is written, whatever the environment says: the tests start a hundred processes.
 test: $(VENV)/developer
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 -m "not minutes"
+
+# The tests that take half a minute or more, which `make test` leaves out.
+test-minutes: $(VENV)/developer
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 -m minutes
 
 # The tests that need no PyTorch, which is gigabytes, on the newest Python that pyproject.toml claims.
 NEWEST ?= python3.13

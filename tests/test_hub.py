@@ -377,6 +377,7 @@ def test_shards_of_a_data_set_are_of_the_commit_that_they_name(
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_an_index_of_a_data_set_is_searched_without_the_hub(hub: Hub, corpus: Any, tmp_path: Path) -> None:
     from transformers import AutoTokenizer, LlamaConfig, LlamaModel
 

@@ -25,6 +25,7 @@ def outline(cells: list[Any]) -> list[tuple[str, int]]:
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run(path: Path, tmp_path: Path, update_golden: bool) -> None:
     """What the repository has of their results has the form of those of today; `--update-golden` writes them anew."""

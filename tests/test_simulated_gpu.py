@@ -72,6 +72,7 @@ def test_the_device_refuses_what_cuda_refuses() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 @pytest.mark.parametrize("what", CHOSEN)
 def test_on_a_simulated_gpu(what: str) -> None:
     selected = " or ".join(f"({Path(name).name} and ({words}))" for name, words in CHOSEN[what].items())
@@ -80,6 +81,7 @@ def test_on_a_simulated_gpu(what: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_a_study_in_workers_on_a_simulated_gpu(tmp_path: Path) -> None:
     """Each process of it is given the device."""
     (tmp_path / "sitecustomize.py").write_text("import simulated_gpu\n")

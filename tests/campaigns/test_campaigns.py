@@ -20,6 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_a_slice_of_broken_input(folder: Path) -> None:
     """Each ends with the right result or one line: no traceback, no hang, no damage that nobody noticed."""
     made = list(campaign(count=25, seed=0, folder=folder))
@@ -48,6 +49,7 @@ for module, given in slices:
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_slices_of_kills_full_disks_hostile_models_lost_processes_and_exchanged_files(folder: Path) -> None:
     """Killed: nothing of pretraining, shards, cells and studies is lost, redone or left lying. A full disk: one
     line, and the same command ends as if it had never been full. Hostile: no code of theirs runs, and nothing behind a

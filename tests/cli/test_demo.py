@@ -18,6 +18,7 @@ SHORT = (
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_the_whole_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "demo"
     demo(folder, changes=SHORT)

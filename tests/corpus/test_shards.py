@@ -125,6 +125,7 @@ def test_content_does_not_depend_on_workers_or_place(made: Path, tokenizer_folde
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_a_ray_cluster_makes_the_same_set(made: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch) -> None:
     """From paths that are relative here: its workers stand elsewhere."""
     pytest.importorskip("ray", reason="Ray is not installed")

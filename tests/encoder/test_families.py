@@ -191,6 +191,7 @@ def check_shape(model_type: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 @pytest.mark.parametrize("part", range(4))
 def test_every_type_is_right_or_refused(part: int, tmp_path: Path, update_golden: bool) -> None:
     """As the table says, which one part writes; the others run beside each other."""

@@ -131,6 +131,7 @@ def driving(address: str, folder: Path) -> Iterator[subprocess.Popen]:
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_a_node_with_other_files_ends_the_run(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +162,7 @@ def test_who_waits_for_a_place_is_told_why(
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_a_command_on_a_cluster_ends_in_one_line(two_nodes: Any, tmp_path: Path) -> None:
     """When it is asked to stop, and when the head is gone, after which Ray would end it without a word."""
     address = two_nodes.address

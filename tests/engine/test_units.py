@@ -733,6 +733,7 @@ def test_a_cluster_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_ray_runs_units_on_all_nodes_and_outlives_one(deeds: ModuleType, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
     from ray.cluster_utils import Cluster
@@ -813,6 +814,7 @@ def listening(pid: int) -> set[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the sockets of all processes are root's to see")
 def test_a_cluster_that_is_started_here_is_nobody_elses(tmp_path: Path) -> None:
     """It listens on the loopback interface alone, and wants a token. In a process of its own: Ray keeps its first."""

@@ -345,6 +345,7 @@ print(json.dumps({"run": str(run.path), "graphs": counters["stats"]["unique_grap
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_compiling_changes_no_number(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
     """Four graphs: with and without gradients, causal and not. More would be batches that do not fit one graph.
 

@@ -220,6 +220,7 @@ def test_a_killed_process_is_named_in_one_line(run_of_two: Callable[..., list[st
 
 @on_linux
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_a_stopped_process_is_named_in_one_line(
     run_of_two: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ SMALL = {
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 @pytest.mark.parametrize(("compiled", "num_layers", "num_batches"), [("blocks", 2, 8), ("network and loss", 1, 3)])
 def test_one_graph_per_direction_whatever_the_batch(compiled: str, num_layers: int, num_batches: int) -> None:
     """Blocks are what runs compile. The rest of a step, to the loss, has nothing that would break a graph, either; it

@@ -151,6 +151,8 @@ def test_what_is_scored_needs_no_checkpoint(plan: Plan, finished: Path, tmp_path
     assert lacking == {train_name("tiny-50-50-12"), train_name("tiny-clm-12")}, "the branch, and what it starts from"
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_an_archive_gives_the_page_again(
     plan: Plan, finished: Path, words_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
