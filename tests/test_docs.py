@@ -95,6 +95,12 @@ def test_entries_of_the_log_are_newest_first() -> None:
     assert len(dates) > 50 and dates == sorted(dates, reverse=True)
 
 
+def test_a_link_to_the_log_names_an_entry() -> None:
+    pages = [*PAGES, *ROOT.glob("docs/**/*.ipynb")]
+    bare = re.compile(r"\]\([^)\s]*LOG\.md\)|^\[[^\]]+\]: \S*LOG\.md$", re.MULTILINE)
+    assert [page.name for page in pages if bare.search(page.read_text(encoding="utf-8"))] == []
+
+
 def test_commands_that_are_not_run_exist() -> None:
     for block in blocks():
         if block.language == "bash":
