@@ -19,7 +19,7 @@ CHOSEN = {
         "pretraining/test_adapt.py": "encoder or bit_exactly",
     },
     "fine-tuned and kept, embedding models": {
-        "finetuning/test_keep.py": "classifies_texts or tags_tokens or is_kept_for",
+        "finetuning/test_keeping.py": "classifies_texts or tags_tokens or is_kept_for",
         "finetuning/test_predict.py": "answers_as_scored or words_as_scored or is_kept_for or with_a_head",
         "embedding/test_embed.py": (
             "without_our_code or others_saved or stages_follow or teacher_is_followed or left_out"

@@ -19,7 +19,7 @@ from biphase.tasks.spec import task_table
 
 from ..conftest import DEVICE
 from .conftest import write_jsonl
-from .test_keep import fit_and_keep, keep_untrained
+from .test_keeping import fit_and_keep, keep_untrained
 from .test_kinds import fit_made_up, sentences, write_task
 from .test_predict import predict_all
 

@@ -36,7 +36,7 @@ from biphase.tasks.splits import draw_indices
 
 from ..conftest import DEVICE, full_disk
 from .conftest import write_jsonl
-from .test_keep import fit_and_keep, keep_untrained
+from .test_keeping import fit_and_keep, keep_untrained
 
 WHERE = torch.device(DEVICE)
 
