@@ -196,7 +196,7 @@ def slow(path: str, body: Any) -> tuple[int, Any]:
         (lambda *_: (200, [[float("nan")] * 32] * 4), "finite ones"),
         (lambda *_: (404, {"detail": "Not Found"}), "/v1/embeddings 404 .*; /embed 404"),
         (lambda *_: (500, b"out of memory"), "/v1/embeddings 500 'out of memory'"),
-        (slow, "timed out"),
+        (slow, "timed out|no whole answer"),
     ],
     ids=[
         "html",

@@ -18,7 +18,7 @@ from biphase.exporting.model import close_texts, export_checkpoint, save_encoder
 from biphase.pretraining.loop import train
 
 from ..conftest import flip_bit
-from .test_model import MLM, SIZES
+from ..exporting.test_model import MLM, SIZES
 from .test_onnx import make_embedder, make_family, make_kept
 
 xllamacpp = pytest.importorskip("xllamacpp")

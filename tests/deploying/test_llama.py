@@ -18,7 +18,7 @@ from biphase.errors import InputError
 from biphase.exporting.model import export_checkpoint
 from biphase.pretraining.loop import train
 
-from .test_model import CLM, MLM
+from ..exporting.test_model import CLM, MLM
 from .test_onnx import TEXTS, make_embedder, make_family, make_kept
 
 

@@ -26,6 +26,7 @@ import biphase
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.deploying import onnx as onnx_files
 from biphase.deploying import worth
+from biphase.deploying.copying import copy_model
 from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.exporting.model import export_checkpoint, save_encoder, set_direction
@@ -34,7 +35,7 @@ from biphase.files import MARK, file_hash
 from biphase.pretraining.loop import train
 
 from ..conftest import flip_bit, full_disk
-from .test_model import FAMILIES, MLM
+from ..exporting.test_model import FAMILIES, MLM
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -178,13 +179,13 @@ def test_a_copy_follows_no_link_out_of_its_folder(encoder: Path, tmp_path: Path)
     (blobs := tmp_path / "models--a--b" / "blobs").mkdir()
     shutil.move(commit / "model.safetensors", blobs / "d")
     (commit / "model.safetensors").symlink_to("../../blobs/d")
-    onnx_files.copy_model(commit, tmp_path / "copy", lambda part: None)
+    copy_model(commit, tmp_path / "copy", lambda part: None)
     assert file_hash(tmp_path / "copy" / "model.safetensors") == file_hash(encoder / "model.safetensors")
     (tmp_path / "secret").write_text("secret")
     for target in (tmp_path / "secret", "../../../secret"):
         (link := commit / "LICENSE").symlink_to(target)
         with pytest.raises(InputError, match=f"{link.name} is a link to a file outside of its folder: put the file"):
-            onnx_files.copy_model(commit, tmp_path / "other", lambda part: None)
+            copy_model(commit, tmp_path / "other", lambda part: None)
         assert not (tmp_path / "other").exists()
         link.unlink()
 

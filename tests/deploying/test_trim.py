@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import biphase
-from biphase.api.networks import trim as trimming
 from biphase.corpus.tokenizer import load_tokenizer
+from biphase.deploying import trim as trimming
 from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.files import MARK
@@ -266,10 +266,9 @@ def break_merges(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def break_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    from biphase.deploying import trim as whole
 
     sliced = trimming.trim_weights
-    monkeypatch.setattr(whole, "trim_weights", lambda part, ids: sliced(part, dict.fromkeys([*ids][::-1])))
+    monkeypatch.setattr(trimming, "trim_weights", lambda part, ids: sliced(part, dict.fromkeys([*ids][::-1])))
 
 
 def break_bias(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,7 +160,7 @@ def test_what_is_one(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("'evaluation.data_dirs={a: ../shared/data/a, b: /work/b}'", "'evaluation.data_dirs={a: ./a, b: ./b}'"),
+        ("'evaluation.data_dirs={a: ../shared/data/a, b: /data/b}'", "'evaluation.data_dirs={a: ./a, b: ./b}'"),
         ("--out ~/studies/mine --report ../../r", "--out ./mine --report ./r"),
         (r"checkpoint: /srv/runs/1m-12345678@5, D:\data\mine", "checkpoint: ./1m-12345678@5, ./mine"),
         ("https://a.org/b/c runs/x ./y a../b", "https://a.org/b/c runs/x ./y a../b"),
