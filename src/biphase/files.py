@@ -237,11 +237,12 @@ def reading(path: Path, remedy: str = ANEW) -> Iterator[None]:
             raise InputError(f"{path} does not exist") from None
 
 
-def read_json(path: Path) -> Any:
-    """Read the value in a JSON file. Raises `InputError` naming the file when it is missing or not JSON."""
+def read_json(path: Path, remedy: str = ANEW) -> Any:
+    """Read the value in a JSON file. Raises `InputError` naming the file when it is missing, or not JSON, with the
+    remedy."""
     with reading(path):
         content = path.read_bytes()
-    with told_as(f"{path} is not valid JSON", ANEW):
+    with told_as(f"{path} is not valid JSON", remedy):
         return parse_json(content.decode())
 
 
@@ -251,7 +252,7 @@ def read_json_as(path: Path, kind: type[Stored], remedy: str = ANEW) -> Stored:
     Raises:
         InputError: as `read_json`; and for a missing or wrong key, with file, key and remedy.
     """
-    return validate_record(path, read_json(path), kind, remedy)
+    return validate_record(path, read_json(path, remedy), kind, remedy)
 
 
 make_adapter: Callable[[Any], TypeAdapter[Any]] = lru_cache(TypeAdapter)
