@@ -312,8 +312,11 @@ def test_a_bad_line_stops_with_its_place_and_keeps_what_is_finished(
     assert not (tmp_path / "out" / "manifest.json").exists()
     assert not list((tmp_path / "out" / "shards").glob("*1.jsonl*"))
     write_jsonl(corpus / "1.jsonl", texts_of(1))
+    (tmp_path / "out" / "shards" / ".2.jsonl-0.lock.part").write_text("")  # as left by a worker that was stopped
+    (tmp_path / "out" / "shards" / ".2.jsonl-0.part").mkdir()
     prepare([corpus], tokenizer_folder, tmp_path / "out", workers=1, validation_fraction=0)
     assert decoded(tmp_path / "out") == [text for file in range(3) for text in texts_of(file)]
+    assert not list((tmp_path / "out" / "shards").glob(".*"))
 
 
 def test_no_space_left(corpus: Path, tokenizer_folder: Path, tmp_path: Path, monkeypatch) -> None:

@@ -281,9 +281,9 @@ def finish_set(out: Path, plans: list[ShardPlan], draft: ShardManifest) -> Shard
     manifest = draft.model_copy(update=content)
     files.write_hashed(out / "manifest.json", manifest.model_dump(mode="json"))
     names = {shard.name for shard in shards}
+    files.sweep_parts(out / "shards")  # a worker that was stopped leaves its folder and the file that locked it
     for folder in (out / "shards").iterdir():
-        is_ours = (folder / "shard.json").exists() or folder.name.endswith(".part")
-        if folder.name not in names and is_ours:
+        if folder.name not in names and (folder / "shard.json").exists():
             shutil.rmtree(folder)  # left by an unfinished call with other sources or options
     shutil.rmtree(out / ".locks", ignore_errors=True)
     return manifest
