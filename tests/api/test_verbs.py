@@ -21,8 +21,8 @@ from biphase.api.finetuning import is_folder
 from biphase.cli.app import run_command
 from biphase.config import list_changes
 from biphase.corpus.rows import TableForm
-from biphase.corpus.tables import write_table
 from biphase.corpus.text import are_names
+from biphase.corpus.writing import write_table
 from biphase.errors import BusyError, InputError
 from biphase.files import claimed
 from biphase.finetuning.grid import Grid

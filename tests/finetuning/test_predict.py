@@ -20,7 +20,7 @@ import biphase
 from biphase.api.finetuning import write_predictions
 from biphase.cli.app import run_command
 from biphase.corpus.rows import rows_of_file
-from biphase.corpus.tables import refuse_ending, write_rows
+from biphase.corpus.writing import refuse_ending, write_rows
 from biphase.errors import InputError
 from biphase.files import MARK, whole_file
 from biphase.finetuning import predict as predicting

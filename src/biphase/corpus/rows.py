@@ -1,7 +1,7 @@
 """Files, data sets and values in memory → rows: lines and JSON (plain, .gz or .zst), tables, DataFrames.
 
-This module reads pretraining texts, task data, pairs, and rows to predict; each `Format` has a reader. Errors are
-`InputError`s that name the file, and the line or row if there is one.
+This module reads pretraining texts, task data, pairs, and rows to predict; each `Format` has a reader. An unpacked
+workbook has bounds. Errors are `InputError`s that name the file, and the line or row if there is one.
 """
 
 import csv

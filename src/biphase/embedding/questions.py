@@ -1,4 +1,4 @@
-"""A search as a user writes it → questions and filters on columns, checked before PyTorch is loaded."""
+"""A search as a user writes it → questions and filters on columns (`--where`), checked before PyTorch is loaded."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""A trained cell → the model folder that predicts as the cell did."""
+"""A trained cell → one of transformers' own classes, in a model folder that predicts as the cell did."""
 
 import copy
 import json

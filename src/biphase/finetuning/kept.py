@@ -1,4 +1,4 @@
-"""A fine-tuned network → a folder of a transformers class; such a folder and a user's file → rows to predict.
+"""The folder of a fine-tuned network and a user's file → rows to predict; the hashes of the rows that trained it.
 
 Rows have the task's names of columns. A file is read like the task's training files with its ending; a .txt has a text
 in each line. This module checks folder and file before PyTorch and the network load, which takes seconds.

@@ -1,4 +1,4 @@
-"""Predictions → scores: shares from 0 to 1, correlations from -1.
+"""Predictions → scores: shares from 0 to 1, correlations from -1. `Measure` in `tasks/families.py` words them.
 
 Predictions are labels of samples, tags of words, answers, or ranked documents. Texts of answers are compared as the
 official scripts of SQuAD 1.1, SQuAD 2.0 and ReCoRD do; the paper compares sets of tokens instead.

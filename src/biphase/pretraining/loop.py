@@ -1,6 +1,6 @@
 """The training loop, to be read from top to bottom. It does not know which objective it runs.
 
-    recipe → processes, data, run folder, network → for each step: microbatches, one mean over targets, one update
+    recipe → processes, data, run folder, network → for each step: microbatches, one mean over targets, clipping, update
 
 It writes metrics.jsonl and checkpoints into the run folder; a second call continues from the last whole checkpoint. The
 stages of the loop follow it in order: batches, the lines about the start, the update, validation (always on the same

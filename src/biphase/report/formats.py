@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-from biphase.corpus.tables import as_inert
+from biphase.corpus.writing import as_inert
 from biphase.report.results import AVERAGE, ResultSet, read_words
 from biphase.report.statistics import SIGNIFICANCE, Interval
 from biphase.tasks.families import KINDS

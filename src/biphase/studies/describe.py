@@ -1,4 +1,5 @@
-"""A plan with its estimate, and advice, for people and programs: tables, JSON, a picture of the tree of runs.
+"""A plan with its cost and the power of its tests, and advice, for people and programs: tables, JSON, a picture of the
+tree of runs.
 
 In the picture, steps run to the right and each run has a lane. A bar's colour shows the objective, its height the
 learning rate.

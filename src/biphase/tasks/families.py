@@ -1,4 +1,4 @@
-"""The kinds of tasks, with a record for each: names, metrics and settings.
+"""The kinds of tasks, with a record for each: names, settings, and metrics with their words and lowest scores.
 
 The module of a family's name in `finetuning/families/` has its code. Texts whose label is a number or a set of classes
 are kinds of their own within their family; a task names such a kind as its `problem_type`.
