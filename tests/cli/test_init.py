@@ -15,6 +15,7 @@ from biphase.errors import InputError
 from biphase.recipe import Recipe
 from biphase.studies.plan import plan_study
 from biphase.studies.spec import load_study
+from biphase.tasks import own
 from biphase.tasks.examples import input_of, load_examples
 from biphase.tasks.families import KINDS
 from biphase.tasks.own import write_task
@@ -240,12 +241,15 @@ def test_columns_may_have_any_signs_in_their_names() -> None:
     assert input_of(data.validation[0]).splitlines()[0].startswith("Beschreibung; lang ") and task.stratified
 
 
-def test_a_family_that_is_named_is_believed() -> None:
+def test_a_family_that_is_named_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("train.csv").write_text("text,stars\n" + "".join(f"a b {n},{n % 5}\n" for n in range(40)))
     init_task(Path("train.csv"), family="regression", out=Path("mine.yaml"))
     assert find_task("mine.yaml").problem_type == "regression"
     with pytest.raises(InputError, match="looks like sequence_classification, not retrieval"):
         init_task(Path("train.csv"), family="retrieval", out=Path("other.yaml"))
+    monkeypatch.setattr(own, "TASK_FAMILIES", (*own.TASK_FAMILIES, "ranks"))
+    monkeypatch.setitem(KINDS, "ranks", KINDS["sequence_classification"])  # type: ignore[misc]
+    assert own.describe_data(Path("train.csv"), None, "ranks")["family"] == "ranks"
 
 
 def test_a_test_without_labels_is_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from scipy import special
 
 from biphase.errors import first_of
 from biphase.report.formats import show_difference, show_points, show_share
-from biphase.report.results import ALL_TASKS, AVERAGE, NORMAL_QUANTILE, FamilyCode, Metric, ReportArm, Result, ResultSet
+from biphase.report.results import ALL_TASKS, AVERAGE, NORMAL_QUANTILE, Metric, ReportArm, Result, ResultSet
 from biphase.report.statistics import (
     ROUNDING,
     SIGNIFICANCE,
@@ -395,7 +395,7 @@ def with_averages(results: ResultSet) -> ResultSet:
     averages: list[Result] = []
     datasets = {metric: results.select(metric=metric).datasets for metric in results.metrics}
     for (_, metric), cells in groups.items():
-        all_tasks: list[tuple[FamilyCode, str]] = []
+        all_tasks: list[tuple[str, str]] = []
         for family in results.families:
             columns = [(family, name) for name in datasets[metric].get(family, ())]
             all_tasks += columns
@@ -406,7 +406,7 @@ def with_averages(results: ResultSet) -> ResultSet:
     return replace(results, results=(*results.results, *averages))
 
 
-def average(cells: Sequence[Result], family: FamilyCode = "", dataset: str = ALL_TASKS) -> Result:
+def average(cells: Sequence[Result], family: str = "", dataset: str = ALL_TASKS) -> Result:
     """Average an arm's results on several datasets.
 
     With the same seeds on all datasets, the average has a sample for each seed. With different seeds it has no samples,

@@ -21,8 +21,6 @@ from biphase.finetuning.scores import KeptExamples, Score, ScoreSet, show_rate
 from biphase.report.statistics import Interval, mean_interval, repetitions
 from biphase.tasks.families import KINDS, TASK_FAMILIES
 
-FamilyCode = Literal["SC", "TC", "QA", "IR", "EM", "OT", ""]
-"""The code of a family. Empty: a mean over all tasks. `OT`: only the task's name is known."""
 Metric = Literal["standard", "paper"]
 
 FAMILY_CODES: dict[str, str] = {name: KINDS[name].code for name in TASK_FAMILIES} | {"embedding": "EM"}
@@ -118,7 +116,8 @@ class Result:
     """The test score of an arm on a dataset at the rate that validation data chose."""
 
     arm: ReportArm
-    family: FamilyCode
+    family: str
+    """The code of a family. Empty: a mean over all tasks. `OT`: only the task's name is known."""
     dataset: str
     metric: Metric
     samples: Sequence[float] = ()
@@ -255,8 +254,8 @@ class ResultSet:
         return next(iter(self.metrics), "standard")
 
     @cached_property
-    def families(self) -> list[FamilyCode]:
-        return [family for family in FAMILY_NAMES if any(r.family == family for r in self.results)]  # type: ignore[misc]
+    def families(self) -> list[str]:
+        return [family for family in FAMILY_NAMES if any(r.family == family for r in self.results)]
 
     @cached_property
     def datasets(self) -> dict[str, list[str]]:

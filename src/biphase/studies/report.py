@@ -1,4 +1,5 @@
-"""The scores of a plan → results in the paper's terms; a study's folder, finished or not → its report."""
+"""The scores of a plan → results in the paper's terms; a study's folder, finished or not → its report,
+with BibTeX entries to cite it."""
 
 import json
 import math
@@ -143,8 +144,7 @@ def collect_model(
             except InputError:
                 continue  # the model diverged at all rates; the page lists its score as missing
             seeds = [-1 - s if pretraining_seed is None else pretraining_seed for s in result.seeds]
-            family: Any = families[task]
-            yield replace(result, arm=arm, family=family, pretraining_seeds=seeds)
+            yield replace(result, arm=arm, family=families[task], pretraining_seeds=seeds)
 
 
 def read_evidence(folder: Path) -> list[Evidence]:

@@ -20,7 +20,7 @@ from biphase.corpus.text import is_running_text, json_line
 from biphase.errors import InputError, clipped
 from biphase.files import content_hash, whole_folder, write_text
 from biphase.tasks.examples import is_missing, list_labels, read_spans_of_characters
-from biphase.tasks.families import KINDS
+from biphase.tasks.families import KINDS, TASK_FAMILIES
 from biphase.tasks.spec import TASK_SPLITS, Task, task_table
 
 LABEL_NAMES = (
@@ -129,7 +129,8 @@ def describe_texts(
         raise InputError(f"{reason}; name columns in a template; the columns are: {names}")
     if len(texts) > 2 and not template:
         err.print(f"template: {', '.join(texts)}: remove columns that reveal the answer or are not known before it")
-    keys = {"family": "sequence_classification", "template": template or "\n".join(f"{{{name}}}" for name in texts)}
+    own = family if family in TASK_FAMILIES and KINDS[family].is_of_texts else "sequence_classification"
+    keys = {"family": own, "template": template or "\n".join(f"{{{name}}}" for name in texts)}
     return {**keys, "label": label, **describe_labels(data, label, labels, family)}
 
 

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from biphase.config import Strict, load_config, parse_config
 from biphase.corpus.rows import FileForm
 from biphase.errors import InputError, nearest, refuse_unknown
-from biphase.tasks.families import KINDS, Family, Kind, ProblemType, TaskSize
+from biphase.tasks.families import KINDS, SEQUENCE_CLASSIFICATION, Family, Kind, ProblemType, TaskSize
 
 TaskSplit = Literal["train", "validation", "test"]
 TASK_SPLITS: tuple[TaskSplit, ...] = get_args(TaskSplit)
@@ -176,7 +176,7 @@ class Task(Strict):
     def keys_fit(self) -> "Task":
         """Raise `ValueError` with the first sentence whose condition is true."""
         kind, kind_name, metric, classes = self.kind, self.problem_type or self.family, self.metric, self.classes
-        is_mistyped = self.problem_type is not None and not KINDS[self.family].is_of_texts
+        is_mistyped = self.problem_type is not None and KINDS[self.family] is not SEQUENCE_CLASSIFICATION
         is_text, is_tagging, is_retrieval = kind.is_of_texts, kind.is_tagging, kind.is_search
         is_single, is_several = kind.has_strata, kind.has_label_sets
         metrics, has_classes, has_choices = kind.metrics, kind.has_classes, bool(self.choices)
