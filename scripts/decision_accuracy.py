@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from biphase.report.contrasts import with_averages
+from biphase.studies.cost import measure_sizes
 from biphase.studies.folder import read_state
 from biphase.studies.plan import plan_study
 from biphase.studies.report import collect_results
@@ -28,7 +29,7 @@ def read_scores(folder: Path) -> dict[str, dict[int, dict[str, np.ndarray]]]:
     """Read test scores in points: task or family → steps → curriculum → the scores by pretraining seed, which all
     arms must have alike."""
     plan = plan_study(load_study(folder / "study.yaml"))
-    results = with_averages(collect_results(plan, read_state(plan, folder).scores))
+    results = with_averages(collect_results(plan, read_state(plan, folder).scores, measure_sizes(plan)))
     scores: dict[str, dict[int, dict[str, np.ndarray]]] = {}
     seeds = np.unique(results.results[0].pretraining_seeds)
     for name, by_task in results.scores.items():

@@ -62,7 +62,7 @@ def test_which_pretraining_embeds_best(tree: dict[str, Any], tmp_path: Path) -> 
     assert run_study(plan, place, HERE) == []
     state = read_state(plan, place)
     assert [(line["done"], line["total"]) for line in status(state).lines] == [(2, 2), (6, 6)]
-    collected = collect_results(plan, state.scores)
+    collected = collect_results(plan, state.scores, measure_sizes(plan))
     results, planned = collected.select(setup="objective").results, collected.planned_runs
     assert {(r.arm.objective, r.family, r.dataset, r.metric, r.num) for r in results} == {
         (objective, "EM", "zero-shot:passages", "standard", 2) for objective in ("clm", "mlm")
@@ -79,7 +79,7 @@ def test_which_pretraining_embeds_best(tree: dict[str, Any], tmp_path: Path) -> 
         pairs.write('{"anchor": "one more", "positive": "pair of texts"}\n')
     assert run_study(plan, place, HERE) == []
     with pytest.raises(InputError, match="scores on zero-shot:passages were made with different data"):
-        collect_results(plan, read_state(plan, place).scores)
+        collect_results(plan, read_state(plan, place).scores, measure_sizes(plan))
     # Another recipe is another family of scores; keys that the study decides are refused.
     embed = tree["evaluation"]["embed"]
     embed["recipe"]["stages"][0]["max_steps"] = 3

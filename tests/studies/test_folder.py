@@ -22,7 +22,7 @@ from biphase.report.results import tell_edges
 from biphase.run import Run
 from biphase.studies import folder
 from biphase.studies import run as worker
-from biphase.studies.cost import measure_sizes
+from biphase.studies.cost import list_costs, measure_sizes
 from biphase.studies.folder import (
     StudyState,
     TrainedRecord,
@@ -32,7 +32,7 @@ from biphase.studies.folder import (
     refuse_other_text,
 )
 from biphase.studies.plan import Plan, StudyCell, plan_study
-from biphase.studies.report import arm_of_model, collect_results, list_costs, list_notes
+from biphase.studies.report import arm_of_model, collect_results, list_notes
 from biphase.studies.spec import Study
 from biphase.tasks.spec import find_task
 
@@ -79,14 +79,14 @@ def test_seeds_of_different_settings_are_refused(fill: Any, key: str, values: tu
     state = fill(plan, lambda cell: {key: values[cell.config.seed % 2]})
     assert len(state.scored) == len(plan.cells)
     with pytest.raises(InputError, match=f"^scores on genre were made with {told}"):
-        collect_results(plan, state.scores)
+        collect_results(plan, state.scores, measure_sizes(plan))
 
 
 def test_arms_on_different_data_are_refused(fill: Any) -> None:
     plan = make_plan()
     state = fill(plan, lambda cell: {"data_hash": ("a" if "mlm40" in cell.model else "b") * 64})
     with pytest.raises(InputError, match=r"^scores on genre were made with different data, aaaaaaaa \(") as error:
-        collect_results(plan, state.scores)
+        collect_results(plan, state.scores, measure_sizes(plan))
     assert not re.search("pin|\n", str(error.value))
 
 
@@ -205,7 +205,11 @@ def test_random_weights_are_drawn_as_often_as_arms_are_pretrained(fill: Any, num
     evaluation = TREE["evaluation"] | {"random_weights": True, "seeds": 3}
     plan = make_plan(evaluation=evaluation, pretraining_seeds=num)
     state = fill(plan, lambda cell: {"test": 0.5 + 0.01 * cell.config.seed + 0.02 * ("seed1" in cell.model)})
-    found = {one.arm.name: one for one in collect_results(plan, state.scores).results if one.metric == "standard"}
+    found = {
+        one.arm.name: one
+        for one in collect_results(plan, state.scores, measure_sizes(plan)).results
+        if one.metric == "standard"
+    }
     gain = difference(found["1m-mlm40-400"], found["1m-random"])
     assert (gain.noise[0], gain.test) == (first, test)
 
@@ -222,7 +226,7 @@ def test_a_rate_at_the_edge_of_its_grid_is_told_in_a_line(fill: Any) -> None:
             own = 0.5 if cell.config.learning_rate == best else 0.4
             return {"validation": own, "test": own}
 
-        return [*tell_edges(collect_results(plan, fill(plan, say).scores))]
+        return [*tell_edges(collect_results(plan, fill(plan, say).scores, measure_sizes(plan)))]
 
     (line,) = told([1e-3, 2e-3, 4e-3])
     assert line.endswith("outside it: on genre, the highest (4e-3) was chosen for 1m-mlm40-400 in 2 of 2 runs.")

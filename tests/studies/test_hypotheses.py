@@ -17,6 +17,7 @@ from biphase.report.claims import Finding, judge_claims, tell_finding
 from biphase.report.contrasts import with_averages
 from biphase.report.paper import measure_findings, read_findings, read_reference
 from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
+from biphase.studies.cost import measure_sizes
 from biphase.studies.declarations import declare, hash_hypotheses, tell_declaration
 from biphase.studies.plan import Plan, bind_hypotheses, list_named_arms, plan_study
 from biphase.studies.report import collect_results, hypotheses_json, judge_results
@@ -78,7 +79,7 @@ def test_an_unknown_name_is_refused_before_anything_trains() -> None:
 
 
 def judge(plan: Plan, results: Sequence[Result]) -> tuple[Finding, ...]:
-    expected = collect_results(plan, {model.name: ScoreSet(()) for model in plan.models})
+    expected = collect_results(plan, {model.name: ScoreSet(()) for model in plan.models}, measure_sizes(plan))
     findings, _ = judge_results(plan, with_averages(replace(expected, results=tuple(results))))
     return findings
 

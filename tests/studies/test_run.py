@@ -27,7 +27,7 @@ from biphase.pretraining import loop
 from biphase.recipe import Checkpoints
 from biphase.run import Run
 from biphase.studies import run as worker
-from biphase.studies.cost import measure_sizes, run_flops
+from biphase.studies.cost import list_costs, measure_sizes, run_flops
 from biphase.studies.folder import (
     claim_study_folder,
     drop_checkpoints,
@@ -42,7 +42,6 @@ from biphase.studies.report import (
     arm_of_model,
     as_published,
     collect_results,
-    list_costs,
     list_notes,
     list_texts,
     read_evidence,
@@ -143,7 +142,10 @@ def test_what_is_scored_needs_no_checkpoint(plan: Plan, finished: Path, tmp_path
     assert (after.done, after.begun) == (before.done, {}) and not any(after.steps.values())
     reports = [report_study(plan, folder, tmp_path / name, []) for name, folder in (("a", finished), ("b", place))]
     assert reports[0].text.missing == reports[1].text.missing == []
-    examples = [[r.examples for r in collect_results(plan, state.scores).results] for state in (before, after)]
+    examples = [
+        [r.examples for r in collect_results(plan, state.scores, measure_sizes(plan)).results]
+        for state in (before, after)
+    ]
     told = [[not kept.read().why_unknown for kept in of_one if kept] for of_one in examples]
     assert told[0] == told[1]
     shutil.rmtree(next((place / "scores" / "tiny-50-50-12").glob("wnut17-*")))
@@ -308,9 +310,9 @@ def test_more_pretraining_seeds_train_nothing_anew(plan: Plan, finished: Path, t
     assert child.parent == "tiny-clm-12-seed1" and child.recipe.seed == plan.arms["tiny-clm-12"].recipe.seed + 1
     hashes = {file_hash(path) for path in (place / "runs").glob("tiny-clm-12-*/steps/12/model/model.safetensors")}
     assert len(hashes) == 2, "another pretraining seed gives other weights"
-    results = collect_results(grown, read_state(grown, place).scores).results
+    results = collect_results(grown, read_state(grown, place).scores, measure_sizes(grown)).results
     assert {result.arm.name for result in results} == {
-        r.arm.name for r in collect_results(plan, read_state(plan, finished).scores).results
+        r.arm.name for r in collect_results(plan, read_state(plan, finished).scores, measure_sizes(plan)).results
     }
 
 
@@ -344,7 +346,7 @@ def test_what_is_done_has_not_failed(plan: Plan, finished: Path, tmp_path: Path)
 
 def test_results_in_the_papers_terms(plan: Plan, finished: Path) -> None:
     scores = read_state(plan, finished).scores
-    collected = collect_results(plan, scores)
+    collected = collect_results(plan, scores, measure_sizes(plan))
     results, planned = collected.results, collected.planned_runs
     arms = {(result.arm.name, result.arm.setup): result.arm for result in results}
     both = arms["tiny-50-50-12", "ratio"]
@@ -386,7 +388,11 @@ def test_a_study_is_evidence_for_advice(plan: Plan, finished: Path, tmp_path: Pa
     found = read_evidence(finished)
     assert [item.curriculum for item in found] == ["clm", "50/50", "mlm40"], "what continues another arm says nothing"
     scores = read_state(plan, finished).scores
-    (both,) = [r for r in collect_results(plan, scores).results if (r.arm.name, r.arm.setup, r.metric) == BOTH]
+    (both,) = [
+        r
+        for r in collect_results(plan, scores, measure_sizes(plan)).results
+        if (r.arm.name, r.arm.setup, r.metric) == BOTH
+    ]
     assert found[1].mean == pytest.approx(100 * both.mean)
     assert not any(item.is_behind for item in found), "all score zero"
     with pytest.raises(InputError, match=r"is not the folder of a study: it has no study.yaml"):
@@ -774,7 +780,10 @@ def test_a_task_of_ones_own(plan: Plan, finished: Path, words_dir: Path, tmp_pat
         asked = changed(plan, *words, "evaluation.learning_rates=[1e-3]", "evaluation.seeds=1")
         assert run_study(asked, place, HERE) == []
     assert status(read_state(asked, place)).notes == []
-    assert {result.dataset for result in collect_results(asked, read_state(asked, place).scores).results} == {"places"}
+    assert {
+        result.dataset
+        for result in collect_results(asked, read_state(asked, place).scores, measure_sizes(asked)).results
+    } == {"places"}
     page, *_ = report_study(asked, place, tmp_path / "report", [])
     assert "places" in page.read_text(encoding="utf-8")
 

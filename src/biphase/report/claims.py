@@ -11,15 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 
 from biphase.report.contrasts import Contrast, Noise, tell_carriers, what_decides
 from biphase.report.formats import show_difference, show_list, show_noise, show_points, tell_p_value
 from biphase.report.statistics import SIGNIFICANCE, Interval, holm, is_significant
-
-ClaimVerdict = Literal["supported", "contradicted", "undecided"]
+from biphase.report.verdicts import LOOKS_OF_VERDICTS, ClaimVerdict
 
 ON_PAR = 0.01
 """The difference within which scores count as about equal, one point: our convention."""
@@ -65,6 +64,11 @@ class Inequality:
     def carriers(self) -> str:
         """A sentence about the tasks that do not show the difference alone; empty unless it is supported."""
         return tell_carriers(self.by_task, self.bound) if self.verdict == "supported" else ""
+
+    @property
+    def seeds(self) -> str:
+        """In how many seeds the estimate lies above the bound, in words (`Contrast.tell_seeds`)."""
+        return self.contrast.tell_seeds(self.bound)
 
     @property
     def alone(self) -> str:
@@ -245,7 +249,7 @@ def group_verdicts(findings: Sequence[Finding], words: Mapping[str, str]) -> str
     """Group findings by verdict: `A and B are supported; none is contradicted; C is undecided; D could not be tested,
     for lack of scores`. `words`: key of a finding → the finding in words."""
     groups = []
-    for verdict in get_args(ClaimVerdict):
+    for verdict in LOOKS_OF_VERDICTS:
         names = [words[finding.key] for finding in findings if finding.is_tested and finding.verdict == verdict]
         are = "is" if len(names) == 1 else "are"
         groups.append(f"{show_list(names)} {are} {verdict}" if names else f"none is {verdict}")
@@ -274,8 +278,9 @@ def tell_finding(finding: Finding) -> str:
     beside = f" beside {least.beside}" if least.beside else ""
     smallest = "smaller" if len(measured) == 2 else "smallest"
     of_several = f" for the {smallest} of {len(measured)} differences" if len(measured) > 1 else ""
-    seeds = least.contrast.tell_seeds(least.bound)
-    return f"{told}: {show_difference(least.interval)}{bound}{beside}{of_several}{seeds}. {least.carriers}".rstrip()
+    return (
+        f"{told}: {show_difference(least.interval)}{bound}{beside}{of_several}{least.seeds}. {least.carriers}".rstrip()
+    )
 
 
 def strongest(rivals: Sequence[Inequality]) -> Inequality:

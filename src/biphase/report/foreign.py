@@ -25,9 +25,8 @@ from biphase.report.equivalents import AXES, LEAST_RUNGS, PriceList, list_prices
 from biphase.report.formats import MISSING, show_count, show_noise, show_p_value, show_points, show_power
 from biphase.report.page import PageText, write_report
 from biphase.report.results import ALL_TASKS, ReportArm, Result, ResultSet, read_words
-from biphase.report.statistics import holm
-from biphase.report.tables import Cell, Table, interval_cell, rivals
-from biphase.report.verdicts import TaskComparison, judge
+from biphase.report.tables import Cell, Table, interval_cell
+from biphase.report.verdicts import TaskComparison, judge_all
 from biphase.tasks.examples import canonical_label, is_missing
 
 if TYPE_CHECKING:
@@ -303,7 +302,7 @@ class Standing:
         """The answer: sentences about the best methods, the number of separated pairs, and the prices."""
         by_budget: dict[object, list[TaskComparison]] = defaultdict(list)
         for pair in self.pairs:
-            by_budget[rivals(pair.a.arm)].append(pair)
+            by_budget[pair.a.arm.block].append(pair)
         return [*map(tell_pairs, by_budget.values()), *map(price_sentence, self.prices)]
 
     @property
@@ -335,15 +334,17 @@ def compare_methods(results: ResultSet) -> tuple[tuple[TaskComparison, ...], dic
     at once with probability 95 %, because all verdicts are (Al Mohamad, Goeman and van Zwet 2022)."""
     means = [scores[ALL_TASKS] for scores in results.scores.values() if ALL_TASKS in scores]
     ranked = sorted(means, key=lambda mean: -mean.mean)
-    pairs = [(a, b) for a, b in itertools.combinations(ranked, 2) if rivals(a.arm) == rivals(b.arm)]
-    gaps = [contrasts.difference(a, b) for a, b in pairs]
-    p_values = holm([gap.against().p_value for gap in gaps]).tolist()
-    judged = [judge(TaskComparison(*pair, *test)) for pair, *test in zip(pairs, gaps, p_values, strict=True)]
+    pairs = [(a, b) for a, b in itertools.combinations(ranked, 2) if a.arm.block == b.arm.block]
+    judged = judge_all([TaskComparison(a, b, contrasts.difference(a, b)) for a, b in pairs])
     shown = [pair for pair in judged if pair.verdict == "A better"]
-    better, worse = Counter(pair.b.arm.name for pair in shown), Counter(pair.a.arm.name for pair in shown)
-    sizes = Counter(rivals(mean.arm) for mean in ranked)
-    names = [(mean.arm.name, sizes[rivals(mean.arm)]) for mean in ranked]
-    return tuple(judged), {name: (1 + better[name], size - worse[name]) for name, size in names if size > 1}
+    places = {}
+    for mean in ranked:
+        size = sum(rival.arm.block == mean.arm.block for rival in ranked)
+        better = sum(pair.b is mean for pair in shown)
+        worse = sum(pair.a is mean for pair in shown)
+        if size > 1:
+            places[mean.arm.name] = (1 + better, size - worse)
+    return tuple(judged), places
 
 
 def tell_pairs(pairs: Sequence[TaskComparison]) -> str:

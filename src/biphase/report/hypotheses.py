@@ -238,28 +238,31 @@ def find_spots(asked: AskedInequality, named_arms: Mapping[str, ArmsBySpot]) -> 
     model, and if no spot is left."""
     spots = [spot for operand in asked.placed for spot in named_arms[operand.name]]
     models = sorted(dict.fromkeys(model for model, _ in spots), key=num_parameters)
-    wanted_model, wanted_budget = asked.place.get("model"), asked.place.get("budget")
+    wanted_model = asked.place.get("model")
+    wanted_budget = asked.place.get("budget")
     if wanted_model not in (None, *QUANTIFIERS, "largest", "smallest", *models):
         raise InputError(f"unknown model '{wanted_model}'; known: {', '.join(models)}")
+    # 1. The models and budgets to look at; `""` and 0 if no operand is open.
     varied = [operand for operand in asked.placed if not is_one_arm(operand, named_arms[operand.name])]
-    is_at_budgets = any(operand.axis != "budget" and "budget" not in operand.place for operand in varied)
-    is_for_models = any("model" not in operand.place for operand in varied)
-    budgets = sorted({budget for _, budget in spots}) if is_at_budgets else [0]
-    candidates = itertools.product(models if is_at_budgets or is_for_models else [""], budgets)
-    # The spots among which `the largest` of a term is chosen.
+    budgets = [0]
+    if any(operand.axis != "budget" and "budget" not in operand.place for operand in varied):
+        budgets = sorted({budget for _, budget in spots})
+    elif all("model" in operand.place for operand in varied):
+        models = [""]
+    # 2. The choices at each spot. A spot with the same arms as an earlier one repeats the question.
     shared = set(spots).intersection(*(named_arms[operand.name] for operand in varied)) or set(spots)
-    # A spot with the same arms as an earlier one repeats the question.
     by_spot: dict[Spot, list[list[Operand]]] = {}
-    for spot in candidates:
+    for spot in itertools.product(models, budgets):
         choices = [bind_operand(operand, named_arms[operand.name], spot, shared) for operand in asked.placed]
         if all(choices) and choices not in by_spot.values():
             by_spot[spot] = choices
-    chosen_model = choose_among(wanted_model, [model for model, _ in by_spot])
+    # 3. The spots that the place of the inequality names.
     chosen = []
-    for (model, budget), choices in by_spot.items():
-        budgets = [of_model for name, of_model in by_spot if name == model]
-        if chosen_model in (None, model) and choose_among(wanted_budget, budgets) in (None, budget):
-            chosen.append(((model, budget), choices))
+    model = choose_among(wanted_model, [model for model, _ in by_spot])
+    for spot, choices in by_spot.items():
+        budget = choose_among(wanted_budget, [budget for name, budget in by_spot if name == spot[0]])
+        if model in (None, spot[0]) and budget in (None, spot[1]):
+            chosen.append((spot, choices))
     if not chosen:
         names = " and ".join(dict.fromkeys(f"'{operand.name}'" for operand in asked.operands))
         placed = dict.fromkeys(operand.name for operand in asked.placed)

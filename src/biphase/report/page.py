@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from biphase import __version__
@@ -25,7 +25,7 @@ from biphase.curriculum import OBJECTIVES
 from biphase.errors import SOURCE, InputError
 from biphase.files import own_folder
 from biphase.report import contrasts, formats, tables
-from biphase.report.claims import ClaimVerdict, Finding, Verdicts, count_tested, tell_finding, tell_verdict
+from biphase.report.claims import Finding, Verdicts, count_tested, tell_finding, tell_verdict
 from biphase.report.equivalents import ladder_panel, list_prices, price_sentence, price_tables
 from biphase.report.figures import FigurePart, figure_pool, list_figures, plot_panel, save_figure
 from biphase.report.formats import MISSING, show_count, show_list, show_share, show_steps, tell_p_value
@@ -39,6 +39,7 @@ from biphase.report.results import (
     read_words,
 )
 from biphase.report.statistics import SIGNIFICANCE, Interval, is_significant
+from biphase.report.verdicts import LOOKS_OF_VERDICTS
 from biphase.style import GRID, INK
 
 SUPERFLUOUS = re.compile(
@@ -112,7 +113,7 @@ def answer_sentences(results: ResultSet, hypotheses: Sequence[Finding] = ()) -> 
     groups: dict[object, list[Result]] = {}
     for result in means:
         if result.arm.objective != "none":
-            groups.setdefault(tables.rivals(result.arm), []).append(result)
+            groups.setdefault(result.arm.block, []).append(result)
     if not groups:
         yield "No answer yet: no trained model has a score on every task."
         return
@@ -285,23 +286,24 @@ def tell_answer(results: ResultSet, price_sentences: Iterable[str], page_text: P
         yield page_text.verdicts[1]
 
 
-def render(drawn: Mapping[str, Sequence[FigurePart]], plan_svg: str, **parts: Any) -> str:
+def render(drawn: Mapping[str, Sequence[FigurePart]], plan_svg: str, **contents: Any) -> str:
     """Render the page as HTML; `drawn` has the parts of each figure."""
     styles = dict[str, str]()
     drawn = {**drawn, "plan": [FigurePart("whole", plan_svg)]} if plan_svg else drawn
     pictures = {name: inline_svg(figure, styles) for name, figure in drawn.items()}
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    loader = FileSystemLoader(SOURCE / "report")
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     environment.globals |= {name: show for name, show in vars(formats).items() if name.startswith("show_")}
     counts, tells = (count_tested, count_verdicts), (tell_arm, tell_evidence, tell_verdict)
     for function in (*counts, *tells, find_ends, locate, split_stubs, tables.show_signal):
         environment.globals[function.__name__] = function
-    templates = SOURCE / "report"
-    return environment.from_string((templates / "page.html.j2").read_text("utf-8")).render(
-        parts,
+    return environment.get_template("page.html.j2").render(
+        contents,
         pictures=pictures,
         styles=styles,
-        style=Markup((templates / "page.css").read_text("utf-8")),
-        script=Markup((templates / "page.js").read_text("utf-8")),
+        looks=LOOKS_OF_VERDICTS,
         families={code: words for code, words in FAMILY_NAMES.items() if code != "OT"},
         objectives=OBJECTIVES.values(),
         significance=f"{100 * SIGNIFICANCE:g}",
@@ -336,9 +338,9 @@ def tell_evidence(finding: Finding) -> str:
 def count_verdicts(findings: Sequence[Finding]) -> str:
     """Write `Of 8 hypotheses, 1 is supported, none is contradicted and 7 are undecided.`"""
     counts = Counter(finding.verdict for finding in findings)
-    nums = [(verdict, counts[verdict]) for verdict in get_args(ClaimVerdict)]
-    parts = [f"{num or 'none'} {'are' if num > 1 else 'is'} {verdict}" for verdict, num in nums]
-    return f"Of {show_count(len(findings), 'hypothesis', 'hypotheses')}, {show_list(parts)}."
+    nums = {verdict: counts[verdict] for verdict in LOOKS_OF_VERDICTS}
+    told = [f"{num or 'none'} {'are' if num > 1 else 'is'} {verdict}" for verdict, num in nums.items()]
+    return f"Of {show_count(len(findings), 'hypothesis', 'hypotheses')}, {show_list(told)}."
 
 
 def split_stubs(table: tables.Table) -> tuple[list[int], str]:

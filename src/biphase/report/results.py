@@ -110,6 +110,12 @@ class ReportArm:
         """The steps of its own training, excluding its parent's."""
         return self.cpt_steps or self.pretrain_steps
 
+    @property
+    def block(self) -> tuple[str | int, ...]:
+        """A key that is equal for models to compare: the same size, steps, and decay or budget class."""
+        decay = "undecayed" if self.setup == "efficiency" else self.budget_class
+        return self.size, self.pretrain_steps + self.cpt_steps, decay
+
 
 @dataclass(frozen=True)
 class Result:
@@ -300,21 +306,26 @@ def select_rate(
     cells = scores.cells.get((model, task))
     if cells is None:
         raise InputError(f"no scores of {model} on task '{task}'")
-    cells, metric = dict(sorted(cells.items())), metric or next(iter(cells.values())).metric
-    by_rate: dict[float, dict[int, float | None]] = defaultdict(dict)  # validation, by seed
+    cells = dict(sorted(cells.items()))
+    metric = metric or next(iter(cells.values())).metric
+    # 1. The scores on validation data, by rate and seed, and the rate that all seeds choose together.
+    by_rate: dict[float, dict[int, float | None]] = defaultdict(dict)
     for (rate, seed), score in cells.items():
         by_rate[rate][seed] = choosing.validation_of(score, metric)
-    test = {point: score.metrics["test"][metric] for point, score in cells.items() if not score.diverged}
     try:
         best = choosing.choose_rate({rate: [*by_seed.values()] for rate, by_seed in by_rate.items()})
     except InputError as error:
         raise InputError(f"{model} on {task}: {error}") from None
-    # With other seeds or examples, only a rate at which no more seeds diverged could have been chosen.
-    fewest_lost = [*by_rate[best].values()].count(None)
-    rivals = {rate: by_seed for rate, by_seed in by_rate.items() if [*by_seed.values()].count(None) == fewest_lost}
+    # 2. The rate of each seed. Only a rate at which no more seeds diverged could be chosen with other seeds.
+    num_lost = {rate: [*by_seed.values()].count(None) for rate, by_seed in by_rate.items()}
+    rivals = {rate: by_seed for rate, by_seed in by_rate.items() if num_lost[rate] == num_lost[best]}
+    test = {point: score.metrics["test"][metric] for point, score in cells.items() if not score.diverged}
     peers = [*peers] if len({seed for _, seed in test}) == 1 else []
-    by_peers = choosing.validation_by_rate(peers, metric)
-    rates = dict.fromkeys(by_rate[best], best) if is_papers_way else choosing.choose_for_each_seed(rivals, by_peers)
+    if is_papers_way:
+        rates = dict.fromkeys(by_rate[best], best)
+    else:
+        rates = choosing.choose_for_each_seed(rivals, choosing.validation_by_rate(peers, metric))
+    # 3. The scores at these rates.
     points = [(rate, seed) for seed, rate in rates.items() if (rate, seed) in cells]
     chosen = [cells[point] for point in points if point in test]
     if not chosen:
@@ -322,7 +333,8 @@ def select_rate(
     survivors = [score for score in [*cells.values(), *peers] if not score.diverged]
     scores_at = {rate: [score for score in survivors if score.config.learning_rate == rate] for rate in rivals}
     grid_rates, grid_seeds = scores.grids[task]
-    kept, is_own = KeptExamples(tuple(chosen)), metric == chosen[0].metric
+    kept = KeptExamples(tuple(chosen))
+    is_own = metric == chosen[0].metric
     return Result(
         ReportArm(model),
         "",

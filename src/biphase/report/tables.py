@@ -135,12 +135,6 @@ MOST_COLUMNS = 5
 """The most columns of scores side by side; if there are more, the page hides datasets whose family has a mean."""
 
 
-def rivals(arm: ReportArm) -> tuple[str | int, ...]:
-    """Return a key that is equal for models to compare: the same size, steps, and decay or budget class."""
-    kind = "undecayed" if arm.setup == "efficiency" else arm.budget_class
-    return arm.size, arm.pretrain_steps + arm.cpt_steps, kind
-
-
 def wide_table(results: ResultSet, metric: str) -> Table:
     """Make a table with a row for every model. Its columns are the mean over all tasks, and then the mean and the tasks
     of each family; with a single family, that mean is the mean over all tasks."""
@@ -155,7 +149,7 @@ def wide_table(results: ResultSet, metric: str) -> Table:
             datasets_beside_means.update(names)
         columns |= {name: name for name in names}
 
-    blocks = {arm: rivals(arm) for arm in results.models}
+    blocks = {arm: arm.block for arm in results.models}
     # A task's signal is measured over the models of the largest block.
     ((largest, _),) = Counter(blocks.values()).most_common(1)
     compared = [arm for arm in blocks if blocks[arm] == largest]

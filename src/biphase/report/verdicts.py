@@ -31,7 +31,17 @@ from biphase.report.statistics import (
 )
 from biphase.report.tables import Cell, Table, TableRow, interval_cell, print_table, show_signal
 
+ClaimVerdict = Literal["supported", "contradicted", "undecided"]
+"""The verdict on a claim, a finding or a hypothesis (`report.claims`)."""
 ComparisonVerdict = Literal["A better", "B better", "within noise", "cannot be told"]
+"""The verdict on two models (`compare`)."""
+
+LOOKS_OF_VERDICTS: dict[ClaimVerdict, tuple[str, str]] = {
+    "supported": ("✓", "yes"),
+    "contradicted": ("✕", "no"),
+    "undecided": ("?", "open"),
+}
+"""Verdict on a claim → its sign, which tells it without colours, and the name of its colour in `page.css.j2`."""
 
 
 @dataclass(frozen=True)
@@ -129,12 +139,9 @@ def compare(scores: ScoreSet, a: str, b: str) -> list[TaskComparison]:
     if not tasks[model_a] & tasks[model_b]:
         raise InputError(f"{model_a} and {model_b} have no task in common; fine-tune both on the same")
     measured = [measure_task(scores, model_a, model_b, task) for task in sorted(tasks[model_a] | tasks[model_b])]
-    p_values = holm([pair.contrast.against().p_value if pair.contrast else math.nan for pair in measured])
-    num_tasks = int((~np.isnan(p_values)).sum())
-    return [
-        judge(replace(pair, p_value=float(p_value), num_tasks=num_tasks))
-        for pair, p_value in zip(measured, p_values, strict=True)
-    ]
+    judged = judge_all(measured)
+    num_tasks = sum(not math.isnan(pair.p_value) for pair in judged)
+    return [replace(pair, num_tasks=num_tasks) for pair in judged]
 
 
 def measure_task(scores: ScoreSet, model_a: str, model_b: str, task: str) -> TaskComparison:
@@ -189,6 +196,12 @@ def list_doubts(scores: ScoreSet, a: Result, b: Result) -> Iterator[str]:
             yield f"what other validation examples would have chosen is not accounted for: {why}"
     if tables[0].fingerprint != tables[1].fingerprint:
         yield "the test examples are not the same, so they are not paired"
+
+
+def judge_all(measured: Sequence[TaskComparison]) -> list[TaskComparison]:
+    """Return the comparisons with their verdicts, and with p-values that are adjusted over all of them (Holm)."""
+    p_values = holm([pair.contrast.against().p_value if pair.contrast else math.nan for pair in measured]).tolist()
+    return [judge(replace(pair, p_value=p_value)) for pair, p_value in zip(measured, p_values, strict=True)]
 
 
 def judge(measured: TaskComparison) -> TaskComparison:

@@ -1,4 +1,5 @@
-"""A plan → an estimate of the FLOPs, hours and disk space that it needs, with the assumptions of the estimate.
+"""A plan → an estimate of the FLOPs, hours and disk space that it needs, with the assumptions of the estimate; the
+folder of a study → its measured costs.
 
 This module also finds the speed and memory of devices, and the sizes of networks, samples and tasks.
 """
@@ -9,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from itertools import chain, product
+from itertools import chain, groupby, product
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -17,13 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from biphase.config import parse_config
+from biphase.console import duration
 from biphase.corpus.shards import read_shard_manifest
 from biphase.errors import InputError, nearest
 from biphase.files import read_json, read_json_as
+from biphase.finetuning.scores import measure_trainings
 from biphase.flops import (
     DEVICES,
     FLOAT32,
     LLAMA_SHAPED,
+    WATTS,
     SampleLengths,
     Shape,
     flops_between,
@@ -37,9 +41,10 @@ from biphase.flops import (
 from biphase.machine import total_memory
 from biphase.presets import PRESETS, SHAPE_KEYS
 from biphase.recipe import Data, Init, Recipe
-from biphase.report.formats import show_estimate, show_list
+from biphase.report.formats import show_count, show_estimate, show_list, show_power
 from biphase.run import open_run, read_metrics
-from biphase.studies.plan import Plan, PlannedRun, StudyCell
+from biphase.studies.folder import StudyState
+from biphase.studies.plan import EvaluatedModel, Plan, PlannedRun, StudyCell
 from biphase.studies.spec import EmbedEvaluation, Planning, Study, find_data_dirs, trainings
 from biphase.tasks.examples import count_characters, load_examples
 from biphase.tasks.families import KINDS, TaskSize
@@ -208,6 +213,19 @@ def run_flops(run: PlannedRun, size: RunSize, until: int | None = None) -> dict[
     return flops_between(run.recipe, flops, lengths, 0, (until or run.last) - run.first, run.first)
 
 
+def measure_training(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]) -> tuple[float, float | None]:
+    """Count a model's tokens and FLOPs since random weights; the FLOPs are None for a network of unknown shape."""
+    tokens, flops = 0.0, 0.0
+    name: str | None = model.run
+    end = model.step
+    while name is not None:  # a parent may have had batches of another size
+        run = plan.runs[name]
+        tokens += run.recipe.tokens_before(end) - run.recipe.tokens_before(run.first)
+        flops += sum(run_flops(run, sizes[name], end).values()) or math.nan
+        name, end = run.parent, run.first
+    return tokens, None if math.isnan(flops) else flops
+
+
 MOST_COUNTED_BYTES = 10_000_000
 """The largest total size of a task's files at which a plan counts the examples."""
 CHARACTERS_PER_TOKEN = 4
@@ -356,13 +374,42 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
     for shards in dict.fromkeys(run.recipe.data.shards for run in plan.runs.values()):
         if find_vocab_size(shards, plan.study.planning) is None:
             raise InputError(f"the shards {shards} are not here yet: give planning.vocab_size, such as 32768")
-    # 1. FLOPs of pretraining.
     sizes = measure_sizes(plan)
     spent = {name: run_flops(run, sizes[name]) for name, run in plan.runs.items()}
     by_objective = defaultdict[str, float](float)
-    for objective, flops in chain.from_iterable(by_run.items() for by_run in spent.values()):
-        by_objective[objective] += flops
-    # 2. A row for each group of arms, and one for the evaluation.
+    for by_run in spent.values():
+        for objective, flops in by_run.items():
+            by_objective[objective] += flops
+    rows = list_groups(plan, sizes, spent)
+    for row in rows:
+        row["device_hours"] = machine.device_hours(row["flops"]) if machine else None
+    is_on_cpu = machine is not None and machine.name == "CPU"
+    memory, misfits, not_counted = [], [], []
+    for name, run in plan.runs.items():
+        shape, _ = sizes[name]
+        if shape is None:
+            not_counted.append(name)
+            continue
+        memory.append(tell_memory(run.model, shape, run.recipe, is_on_cpu))
+        if machine and not is_on_cpu:
+            misfits.append(tell_misfit(run.model, shape, run.recipe, machine))
+    return Estimate(
+        machine=machine,
+        flops=sum(row["flops"] for row in rows),
+        flops_by_objective=by_objective,
+        groups=rows,
+        disk_bytes=count_disk(plan, sizes),
+        misfits=tuple(dict.fromkeys(filter(None, misfits))),
+        not_counted=tuple(not_counted),
+        assumptions=tuple(dict.fromkeys([*list_assumptions(plan, sizes, machine), *memory])),
+        first_seed_flops=estimate(plan.of_first_seed).flops if plan.num_seeds > 1 else None,
+    )
+
+
+def list_groups(
+    plan: Plan, sizes: Mapping[str, RunSize], spent: Mapping[str, Mapping[str, float]]
+) -> list[dict[str, Any]]:
+    """List the rows of `Estimate.groups`, without hours. `spent`: run → its FLOPs by objective."""
     rows: list[dict[str, Any]] = []
     for group in dict.fromkeys(arm.group for arm in plan.arms.values()):
         arms = [arm for arm in plan.arms.values() if arm.group == group]
@@ -374,27 +421,13 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
         row["flops"] = float(sum(flops for run in runs for flops in spent[run.name].values()))
         rows.append(row)
     if plan.cells:
-        cost = CellCost(*map(sum, zip(*cell_costs(plan, sizes), strict=True)))
-        row = {"group": "evaluation", "models": len(plan.models), "steps_alone": cost.steps, "steps": cost.steps}
-        rows.append(row | {"tokens": cost.tokens, "flops": cost.flops})
-    for row in rows:
-        row["device_hours"] = machine.device_hours(row["flops"]) if machine else None
-    # 3. Memory.
-    networks = [(run.model, shape, run.recipe) for name, run in plan.runs.items() if (shape := sizes[name][0])]
-    is_on_cpu = machine is not None and machine.name == "CPU"
-    memory = [tell_memory(*network, is_on_cpu) for network in networks]
-    misfits = [tell_misfit(*network, machine) for network in networks] if machine and not is_on_cpu else []
-    return Estimate(
-        machine=machine,
-        flops=sum(row["flops"] for row in rows),
-        flops_by_objective=by_objective,
-        groups=rows,
-        disk_bytes=count_disk(plan, sizes),
-        misfits=tuple(dict.fromkeys(filter(None, misfits))),
-        not_counted=tuple(name for name, (shape, _) in sizes.items() if shape is None),
-        assumptions=tuple(dict.fromkeys([*list_assumptions(plan, sizes, machine), *memory])),
-        first_seed_flops=estimate(plan.of_first_seed).flops if plan.num_seeds > 1 else None,
-    )
+        costs = [*cell_costs(plan, sizes)]
+        steps = sum(cost.steps for cost in costs)
+        row = {"group": "evaluation", "models": len(plan.models), "steps_alone": steps, "steps": steps}
+        row["tokens"] = sum(cost.tokens for cost in costs)
+        row["flops"] = sum(cost.flops for cost in costs)
+        rows.append(row)
+    return rows
 
 
 class CellCost(NamedTuple):
@@ -483,3 +516,50 @@ def count_disk(plan: Plan, sizes: Mapping[str, RunSize]) -> dict[str, float]:
         disk["needed"] += weights if users["models"] or users["needed_by"] else 0.0
         disk["needed"] += moments if users["moments_needed_by"] else 0.0
     return disk
+
+
+COST_COLUMNS = ("stage", "device", "units", "steps", "tokens", "FLOPs", "worker time", "device hours", "kWh at most")
+
+
+class StageCost(NamedTuple):
+    """The measured cost of a stage's units on one device."""
+
+    units: int
+    steps: int
+    tokens: float
+    flops: float
+    """The FLOPs; nan for a network of unknown shape."""
+    seconds: float
+    untimed: int
+    """The number of units whose time is unknown."""
+
+
+def list_costs(state: StudyState, sizes: Mapping[str, RunSize]) -> list[dict[str, object]]:
+    """Return the measured costs: a row for each stage and device, with headers as keys. A device is a GPU, or a thread
+    of a CPU. The energy is the board's power limit times the hours."""
+    spent: dict[tuple[str, str, int], list[StageCost]] = defaultdict(list)
+    for name, record in state.records.items():
+        run, machine = state.plan.runs[name], state.environments[name]
+        flops, seconds = sum(run_flops(run, sizes[name]).values()) or math.nan, record.seconds * record.is_timed
+        place = "pretraining", *count_devices(machine)
+        spent[place].append(StageCost(1, run.steps, run.tokens, flops, seconds, not record.is_timed))
+    for model in state.plan.models if state.scores else ():
+        shape, _ = sizes[model.run]
+        scores = sorted(state.scores[model.name].scores, key=lambda score: count_devices(score.machine))
+        for devices, group in groupby(scores, key=lambda score: count_devices(score.machine)):
+            for task, part in measure_trainings(group).items():
+                flops = shape.flops.per_token * part.tokens if shape else math.nan
+                place = f"fine-tuning and evaluation: {task}", *devices
+                spent[place].append(StageCost(part.trainings, part.steps, part.tokens, flops, part.seconds, 0))
+    rows = []
+    for (stage, device, count), parts in spent.items():
+        total = StageCost(*map(sum, zip(*parts, strict=True)))
+        time = duration(total.seconds) if total.untimed < total.units else "not known"
+        if 0 < total.untimed < total.units:
+            time += f", without {show_count(total.untimed, 'run')} of unknown time"
+        computed = "not known" if math.isnan(total.flops) else show_power(total.flops)
+        hours, watts = total.seconds * count / 3600, WATTS.get(known_device(device) or "")
+        energy = f"{hours * watts / 1000:.3g} at {watts} W" if watts else "not known"
+        columns = (stage, f"{count} × {device}", total.units, total.steps, f"{total.tokens:,.0f}", computed, time)
+        rows.append(dict(zip(COST_COLUMNS, (*columns, f"{hours:.3g}", energy), strict=True)))
+    return rows

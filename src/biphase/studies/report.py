@@ -11,28 +11,21 @@ from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 from biphase import __version__
-from biphase.console import duration
 from biphase.corpus.shards import read_shard_manifest
 from biphase.curriculum import OBJECTIVES, Phase, join_phases
+from biphase.engine.scheduler import Failure
 from biphase.errors import InputError, first_of
 from biphase.exporting.push import without_folders
 from biphase.files import read_hashed
 from biphase.finetuning.metrics import BM25
-from biphase.finetuning.scores import (
-    TASK_SETTINGS,
-    Score,
-    ScoreSet,
-    has_lost_predictions,
-    measure_trainings,
-)
-from biphase.flops import WATTS, known_device
+from biphase.finetuning.scores import TASK_SETTINGS, Score, ScoreSet, has_lost_predictions
 from biphase.report.claims import Claim, Finding, Verdicts, judge_claims
 from biphase.report.contrasts import Terms, contrast, seed_interval, with_averages
 from biphase.report.figures import figure_pool
-from biphase.report.formats import csv_text, show_count, show_list, show_power
+from biphase.report.formats import csv_text, show_count, show_list
 from biphase.report.hypotheses import measure_claim
 from biphase.report.page import PageText, WrittenReport, write_report
 from biphase.report.paper import judge_paper, measure_findings, place_arms
@@ -49,7 +42,7 @@ from biphase.report.tables import LATEX
 from biphase.run import Run, read_metrics
 from biphase.studies.advise import Evidence
 from biphase.studies.arms import Arm
-from biphase.studies.cost import RunSize, count_devices, measure_sizes, run_flops
+from biphase.studies.cost import RunSize, list_costs, measure_sizes, measure_training
 from biphase.studies.declarations import tell_declaration
 from biphase.studies.folder import TRAINING, StudyState, find_text, read_state
 from biphase.studies.plan import EvaluatedModel, Plan, history, plan_study
@@ -59,15 +52,13 @@ from biphase.tasks.families import KINDS
 PAPER_METRICS = {kind.code: kind.paper_metric for kind in KINDS.values()}
 
 
-def collect_results(plan: Plan, scores: dict[str, ScoreSet], sizes: Mapping[str, RunSize] | None = None) -> ResultSet:
+def collect_results(plan: Plan, scores: dict[str, ScoreSet], sizes: Mapping[str, RunSize]) -> ResultSet:
     """Collect the results of every arm on every task, by the standard metric and by the paper's, together with the
     tasks and fine-tunings that the plan expects.
 
-    Pool the pretraining seeds of each arm. Measure the `sizes` of runs unless they are given. Raises `InputError` like
-    `refuse_unlike_scores`.
+    Pool the pretraining seeds of each arm. `sizes`: those of all runs. Raises `InputError` like `refuse_unlike_scores`.
     """
     refuse_unlike_scores(scores)
-    sizes = measure_sizes(plan) if sizes is None else sizes
     pooled_names = {model.name: model.pooled_name for model in plan.models}
     points = Counter((pooled_names[cell.model], task) for cell in plan.cells for task in cell.evaluates)
     models: dict[str, list[EvaluatedModel]] = {}
@@ -154,7 +145,7 @@ def read_evidence(folder: Path) -> list[Evidence]:
     if not (folder / "study.yaml").exists():
         raise InputError(f"{folder} is not the folder of a study: it has no study.yaml; give the folder of `study run`")
     plan = plan_study(load_study(folder / "study.yaml"))
-    results = collect_results(plan, read_state(plan, folder).scores).results
+    results = collect_results(plan, read_state(plan, folder).scores, measure_sizes(plan)).results
     tasks = dict.fromkeys(result.dataset for result in results)
     scores = {(r.arm.name, r.dataset): r for r in results if r.metric == "standard"}
     tables = {table.name for table in plan.study.curricula}
@@ -250,19 +241,6 @@ def tell_masking(phases: Iterable[Phase]) -> dict[str, Any]:
     return {"mask_percent": round(100 * masked[0].mask_at(1))} if has_one else {"masks": ", ".join(ratios)}
 
 
-def measure_training(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]) -> tuple[float, float | None]:
-    """Count a model's tokens and FLOPs since random weights; the FLOPs are None for a network of unknown shape."""
-    tokens, flops = 0.0, 0.0
-    name: str | None = model.run
-    end = model.step
-    while name is not None:  # a parent may have had batches of another size
-        run = plan.runs[name]
-        tokens += run.recipe.tokens_before(end) - run.recipe.tokens_before(run.first)
-        flops += sum(run_flops(run, sizes[name], end).values()) or math.nan
-        name, end = run.parent, run.first
-    return tokens, None if math.isnan(flops) else flops
-
-
 HOW_JUDGED = "Supported if every inequality is, contradicted if one is; corrected (Holm) for all declared hypotheses."
 
 
@@ -298,7 +276,7 @@ def hypotheses_json(plan: Plan, digest: str, declared: Sequence[str], findings: 
             numbers = {"estimate": one.estimate, "low": interval.low, "high": interval.high, "bound": one.bound}
             numbers |= {"p": one.p_value, "adjusted_p": one.adjusted}
             finite = {key: None if math.isnan(value) else value for key, value in numbers.items()}  # JSON has no nan
-            words = {"carried": one.carriers, "alone": one.alone, "seeds": one.contrast.tell_seeds(one.bound)}
+            words = {"carried": one.carriers, "alone": one.alone, "seeds": one.seeds}
             told = {key: text.removeprefix(", ") for key, text in words.items() if text}
             inequalities.append({"label": one.label, **finite, "verdict": one.verdict, **told})
         record = hypothesis.model_dump(mode="json") | {"verdict": finding.verdict, "inequalities": inequalities}
@@ -338,27 +316,33 @@ def list_notes(state: StudyState, sizes: Mapping[str, RunSize]) -> Iterator[str]
         yield f"FLOPs are unknown for networks whose shape or vocabulary is not known here: {first_of(shapeless)}."
     if state.plan.has_one_order:
         yield "All pretraining seeds saw the data in the same order: results may differ for another order."
-    environments = state.environments.items()
-    trained = [(name, {"precision": made.get("precision", ""), **describe_place(made)}) for name, made in environments]
-    by_task: dict[str, list[tuple[str, dict[str, str]]]] = defaultdict(list)
-    for model, scores in state.scores.items():
-        for score in scores.scores:
-            facts = {key: value for key, value in score.settings.items() if key not in (*TASK_SETTINGS, "weights")}
-            by_task[score.task].append((model, facts | describe_place(score.machine)))
-    unlike: dict[tuple[str, str], dict[str, dict[str, None]]] = {}  # merged over tasks, for one sentence
-    for how, group in [("trained", trained), *(("fine-tuned", tuned) for tuned in by_task.values())]:
-        for key, names_of in list_unlike(group):
-            for value, names in names_of.items():
-                unlike.setdefault((how, key), {}).setdefault(value, {}).update(dict.fromkeys(names))
-    for (how, key), merged in unlike.items():
-        values = ", ".join(f"{value} ({first_of([*names])})" for value, names in sorted(merged.items()))
-        yield f"Not all were {how} with the same {key}: {values}; this may explain differences between them."
+    yield from tell_unlike(state)
     broken = chain.from_iterable(own.broken.items() for own in state.scores.values())
     yield from (f"Left out: {path} ({reason})." for path, reason in broken)
     if lost := [score for own in state.scores.values() for score in own.scores if has_lost_predictions(score)]:
         models = first_of(sorted({score.model for score in lost}))
         unknown = "tests of their differences cannot account for the choice of test examples"
         yield f"The predictions of {show_count(len(lost), 'score')} were deleted ({models}): {unknown}."
+
+
+def tell_unlike(state: StudyState) -> Iterator[str]:
+    """Yield a sentence for each setting, device or software that differs between trainings, or between fine-tunings on
+    a task; equal differences on several tasks share a sentence."""
+    groups: dict[tuple[str, str], list[tuple[str, dict[str, str]]]] = defaultdict(list)
+    for name, made in state.environments.items():
+        groups["trained", ""].append((name, {"precision": made.get("precision", ""), **describe_place(made)}))
+    for model, own in state.scores.items():
+        for score in own.scores:
+            facts = {key: value for key, value in score.settings.items() if key not in (*TASK_SETTINGS, "weights")}
+            groups["fine-tuned", score.task].append((model, facts | describe_place(score.machine)))
+    merged: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
+    for (verb, _), group in groups.items():
+        for key, names_of in list_unlike(group):
+            for value, names in names_of.items():
+                merged.setdefault((verb, key), {}).setdefault(value, {}).update(dict.fromkeys(names))
+    for (verb, key), by_value in merged.items():
+        values = ", ".join(f"{value} ({first_of([*names])})" for value, names in sorted(by_value.items()))
+        yield f"Not all were {verb} with the same {key}: {values}; this may explain differences between them."
 
 
 def describe_place(machine: Mapping[str, Any]) -> dict[str, str]:
@@ -379,6 +363,7 @@ def report_study(plan: Plan, folder: Path, out: Path, commands: Sequence[str]) -
     with figure_pool() as pool:
         picture = pool.submit(plan_svg, replace(plan, cells=()))  # while this process reads scores
         state = read_state(plan, folder)
+        failures = state.read_failures()
         bundle = read_bundle(folder)
         sizes = measure_sizes(plan) | (dict(bundle.sizes) if bundle else {})
         results = with_averages(collect_results(plan, state.scores, sizes))
@@ -401,7 +386,7 @@ def report_study(plan: Plan, folder: Path, out: Path, commands: Sequence[str]) -
             plan_svg=picture.result(),
             losses=read_losses(state),
             files=files,
-            missing=list(map(without_folders, list_missing(state))),
+            missing=list(map(without_folders, list_missing(state, failures))),
             costs=list_costs(state, sizes),
         )
         return write_report(results, out, page_text, pool)
@@ -508,53 +493,6 @@ def cells_csv(scores: dict[str, ScoreSet]) -> str:
     return csv_text([columns, *([row.get(column, "") for column in columns] for row in rows)])
 
 
-COST_COLUMNS = ("stage", "device", "units", "steps", "tokens", "FLOPs", "worker time", "device hours", "kWh at most")
-
-
-class StageCost(NamedTuple):
-    """The measured cost of a stage's units on one device."""
-
-    units: int
-    steps: int
-    tokens: float
-    flops: float
-    """The FLOPs; nan for a network of unknown shape."""
-    seconds: float
-    untimed: int
-    """The number of units whose time is unknown."""
-
-
-def list_costs(state: StudyState, sizes: Mapping[str, RunSize]) -> list[dict[str, object]]:
-    """Return the measured costs: a row for each stage and device, with headers as keys. A device is a GPU, or a thread
-    of a CPU. The energy is the board's power limit times the hours."""
-    spent: dict[tuple[str, str, int], list[StageCost]] = defaultdict(list)
-    for name, record in state.records.items():
-        run, machine = state.plan.runs[name], state.environments[name]
-        flops, seconds = sum(run_flops(run, sizes[name]).values()) or math.nan, record.seconds * record.is_timed
-        place = "pretraining", *count_devices(machine)
-        spent[place].append(StageCost(1, run.steps, run.tokens, flops, seconds, not record.is_timed))
-    for model in state.plan.models if state.scores else ():
-        shape, _ = sizes[model.run]
-        scores = sorted(state.scores[model.name].scores, key=lambda score: count_devices(score.machine))
-        for devices, group in groupby(scores, key=lambda score: count_devices(score.machine)):
-            for task, part in measure_trainings(group).items():
-                flops = shape.flops.per_token * part.tokens if shape else math.nan
-                place = f"fine-tuning and evaluation: {task}", *devices
-                spent[place].append(StageCost(part.trainings, part.steps, part.tokens, flops, part.seconds, 0))
-    rows = []
-    for (stage, device, count), parts in spent.items():
-        total = StageCost(*map(sum, zip(*parts, strict=True)))
-        time = duration(total.seconds) if total.untimed < total.units else "not known"
-        if 0 < total.untimed < total.units:
-            time += f", without {show_count(total.untimed, 'run')} of unknown time"
-        computed = "not known" if math.isnan(total.flops) else show_power(total.flops)
-        hours, watts = total.seconds * count / 3600, WATTS.get(known_device(device) or "")
-        energy = f"{hours * watts / 1000:.3g} at {watts} W" if watts else "not known"
-        columns = (stage, f"{count} × {device}", total.units, total.steps, f"{total.tokens:,.0f}", computed, time)
-        rows.append(dict(zip(COST_COLUMNS, (*columns, f"{hours:.3g}", energy), strict=True)))
-    return rows
-
-
 def write_citation(study: Study, declared: Sequence[str]) -> str:
     """Return BibTeX entries for the study and for biphase."""
     fields = {"author": " and ".join(study.authors), "title": f"{{{study.title or study.name}}}"}
@@ -567,7 +505,7 @@ def write_citation(study: Study, declared: Sequence[str]) -> str:
     return entries
 
 
-def list_missing(state: StudyState) -> Iterator[str]:
+def list_missing(state: StudyState, failures: Iterable[Failure]) -> Iterator[str]:
     """Yield sentences about unfinished, failed and diverged units."""
     kinds, done = state.kinds, state.done
     left = Counter(kind for unit, kind in kinds.items() if unit not in done)
@@ -575,7 +513,7 @@ def list_missing(state: StudyState) -> Iterator[str]:
         if left[kind]:
             noun = "runs" if kind == TRAINING else f"cells of {kind}"
             yield f"{left[kind]} of {total} {noun} are not finished."
-    for failure in state.read_failures():
+    for failure in failures:
         if not failure.is_blocked:
             yield f"Failed: {failure.unit}: {failure.reason}"
     for scores in state.scores.values():
