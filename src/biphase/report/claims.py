@@ -18,7 +18,7 @@ import numpy as np
 from biphase.report.contrasts import Contrast, Noise, tell_carriers, what_decides
 from biphase.report.formats import show_difference, show_list, show_noise, show_points, tell_p_value
 from biphase.report.statistics import SIGNIFICANCE, Interval, holm, is_significant
-from biphase.report.verdicts import LOOKS_OF_VERDICTS, ClaimVerdict
+from biphase.report.verdicts import LOOKS_OF_VERDICTS, ClaimVerdict, combine
 
 ON_PAR = 0.01
 """The difference within which scores count as about equal, one point: our convention."""
@@ -130,7 +130,7 @@ class Finding:
         lines = []
         for claim in self.claims:
             lines += [f"{one.label}: {one.needs}" for one in claim.inequalities if one.needs]
-            lines += [f"not tested: {part}" for part in claim.untested]
+            lines += [f"not tested: {lack}" for lack in claim.untested]
         return lines
 
     @property
@@ -239,12 +239,6 @@ def decide(inequality: Inequality, other_p_values: Sequence[float], num_tests: i
     )
 
 
-def combine(verdicts: Sequence[str]) -> ClaimVerdict:
-    if "contradicted" in verdicts:
-        return "contradicted"
-    return "supported" if set(verdicts) == {"supported"} else "undecided"
-
-
 def group_verdicts(findings: Sequence[Finding], words: Mapping[str, str]) -> str:
     """Group findings by verdict: `A and B are supported; none is contradicted; C is undecided; D could not be tested,
     for lack of scores`. `words`: key of a finding → the finding in words."""
@@ -278,9 +272,8 @@ def tell_finding(finding: Finding) -> str:
     beside = f" beside {least.beside}" if least.beside else ""
     smallest = "smaller" if len(measured) == 2 else "smallest"
     of_several = f" for the {smallest} of {len(measured)} differences" if len(measured) > 1 else ""
-    return (
-        f"{told}: {show_difference(least.interval)}{bound}{beside}{of_several}{least.seeds}. {least.carriers}".rstrip()
-    )
+    gap = f"{show_difference(least.interval)}{bound}{beside}{of_several}{least.seeds}"
+    return f"{told}: {gap}. {least.carriers}".rstrip()
 
 
 def strongest(rivals: Sequence[Inequality]) -> Inequality:

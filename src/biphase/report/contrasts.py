@@ -26,7 +26,7 @@ from biphase.report.statistics import (
     SIGNIFICANCE,
     TAILS,
     Interval,
-    add_parts,
+    add_variances,
     interaction,
     is_significant,
     repetitions,
@@ -122,13 +122,13 @@ def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
     terms = [(weight / len(mean.parts), score) for weight, mean in terms for score in mean.parts]
     groups = group_by_seeds(terms)
     choice_variance, choice_degrees = of_choices(terms)
-    parts, num, estimate = over_seeds(terms, groups, lends=not choice_variance)
-    seed_variance, degrees = add_parts(parts)
+    variances, num, estimate = over_seeds(terms, groups, lends=not choice_variance)
+    seed_variance, degrees = add_variances(variances)
     example_variance, shared, num_examples, example_degrees = 0.0, 0.0, 0, math.nan
-    if groups is not None and (variances := over_test_sets(groups)):
-        example_parts, shared = variances
-        num_examples = min(num for _, num in example_parts) + 1
-        example_variance, example_degrees = add_parts(example_parts)
+    if groups is not None and (of_examples := over_test_sets(groups)):
+        example_variances, shared = of_examples
+        num_examples = min(num for _, num in example_variances) + 1
+        example_variance, example_degrees = add_variances(example_variances)
     over_examples = max(example_variance - shared, 0.0), example_degrees
     paired = groups[0] if groups is not None and len(groups) == 1 else []
     # A single seed shows no spread, so the error is nan.
@@ -145,7 +145,7 @@ def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
         example_variance=example_variance,
         choice_variance=choice_variance,
         choice_degrees=choice_degrees,
-        lent=min(degrees for _, degrees in parts) - (num - 1),
+        lent=min(degrees for _, degrees in variances) - (num - 1),
         has_one_seed=have_one_seed(score for _, score in terms),
         by_seed=tuple(np.sum([weight * score.repeated for weight, score in paired], axis=0).tolist() if paired else ()),
     )
@@ -160,8 +160,8 @@ def seed_interval(terms: Iterable[tuple[float, Result]]) -> Interval:
     """Return Σ weight · mean with its 95 % interval over seeds alone, as every ± shows it. Verdicts also account for
     test examples (`contrast`)."""
     terms = [(weight / len(mean.parts), score) for weight, mean in terms for score in mean.parts]
-    parts, _, estimate = over_seeds(terms, group_by_seeds(terms), lends=False)
-    variance, degrees = add_parts(parts)
+    variances, _, estimate = over_seeds(terms, group_by_seeds(terms), lends=False)
+    variance, degrees = add_variances(variances)
     return t_test(estimate, math.sqrt(variance), degrees, max(abs(score.mean) for _, score in terms))
 
 
@@ -169,15 +169,15 @@ def over_seeds(terms: Terms, groups: list[Terms] | None, lends: bool) -> tuple[l
     """Return, for each group of repetitions, the variance of the sum and its degrees of freedom; the fewest
     repetitions of a group; and the sum. `lends`: whether other arms lend degrees of freedom."""
     if groups is None:  # only means and spreads are known, as for published scores
-        parts = [((weight * score.std) ** 2 / score.num, score.num - 1) for weight, score in terms]
-        return parts, min(score.num for _, score in terms), sum(weight * score.mean for weight, score in terms)
+        variances = [((weight * score.std) ** 2 / score.num, score.num - 1) for weight, score in terms]
+        return variances, min(score.num for _, score in terms), sum(weight * score.mean for weight, score in terms)
     rows = [np.sum([weight * score.repeated for weight, score in group], axis=0) for group in groups]
-    parts = []
+    variances = []
     for group, rows_R in zip(groups, rows, strict=True):
         own, degrees = variance(rows_R), len(rows_R) - 1
         moderated, lent = moderate(own, degrees, group) if lends else (own, 0)
-        parts.append((moderated / len(rows_R), degrees + lent))
-    return parts, min(len(rows_R) for rows_R in rows), sum(float(rows_R.mean()) for rows_R in rows)
+        variances.append((moderated / len(rows_R), degrees + lent))
+    return variances, min(len(rows_R) for rows_R in rows), sum(float(rows_R.mean()) for rows_R in rows)
 
 
 FEW_DEGREES = 4
@@ -275,7 +275,7 @@ def over_test_sets(groups: list[Terms]) -> tuple[list[tuple[float, int]], float]
     usable = {key: table for key, table in tables.items() if table and table.values_SN.shape[1] > 1}
     if len(usable) < len(tables):
         return None
-    parts, shared = [], 0.0
+    variances, shared = [], 0.0
     for fingerprint in dict.fromkeys(table.fingerprint for table in usable.values()):
         means_N: Any = 0.0
         for group in groups:
@@ -288,8 +288,8 @@ def over_test_sets(groups: list[Terms]) -> tuple[list[tuple[float, int]], float]
             if np.ndim(sums_RN):
                 means_N = means_N + sums_RN.mean(axis=0)
                 shared += interaction(sums_RN) / sums_RN.size
-        parts.append((variance(means_N) / len(means_N), len(means_N) - 1))
-    return parts, shared
+        variances.append((variance(means_N) / len(means_N), len(means_N) - 1))
+    return variances, shared
 
 
 def of_choices(terms: Terms) -> tuple[float, float]:
@@ -328,11 +328,11 @@ def jackknife(
     samples_S = np.arange(num)
     several = len(set(pretraining_seeds)) > 1
     seeds_S = np.array(pretraining_seeds) if several else samples_S
-    estimate, kinds_R = statistic(samples_S), np.unique(seeds_S)
-    num_left_out, num_pretrainings = len(kinds_R), len(kinds_R) if several else 1
+    estimate, left_out_R = statistic(samples_S), np.unique(seeds_S)
+    num_left_out, num_pretrainings = len(left_out_R), len(left_out_R) if several else 1
     if num_left_out < 2:
         return Contrast(estimate, math.nan, math.nan, size, "jackknife t", num_left_out)
-    without_R = np.array([statistic(samples_S[seeds_S != kind]) for kind in kinds_R])
+    without_R = np.array([statistic(samples_S[seeds_S != seed]) for seed in left_out_R])
     variance_of_mean = variance(num_left_out * estimate - (num_left_out - 1) * without_R) / num_left_out
     error, degrees = math.sqrt(variance_of_mean), num_left_out - 1
     return Contrast(estimate, error, degrees, size, "jackknife t", num_left_out, num_pretrainings)
@@ -367,7 +367,7 @@ def tell_carriers(by_task: Mapping[str, Contrast], bound: float = 0.0) -> str:
     `When the tasks are tested separately, only a shows the difference: +15.63 points [+9.40, +21.86]. The other, b,
     does not: +1.75 points [−0.55, +4.05].`
     """
-    tested = {task: part.against(bound) for task, part in by_task.items()}
+    tested = {task: alone.against(bound) for task, alone in by_task.items()}
     shown, others = list[tuple[str, str]](), list[tuple[str, str]]()
     for task, gap in sorted(tested.items(), key=lambda item: item[1].value):
         is_shown = judge_difference(gap.value - bound, gap.p_value) == "above"

@@ -166,10 +166,9 @@ def refuse_gaps(rungs: Sequence[tuple[float, str]]) -> None:
     """Raise `InputError` if neighbouring rungs, (budget, name of the arm), are too far apart to interpolate."""
     for (less, lower), (more, upper) in itertools.pairwise(sorted(rungs)):
         if more > 1.01 * MOST_APART * less:
-            raise InputError(
-                f"{lower} and {upper} are a factor of {more / less:.3g} apart, too far to interpolate; give the "
-                f"baseline budgets between them, each at most {MOST_APART} times the one below"
-            )
+            remedy = f"give the baseline budgets between them, each at most {MOST_APART} times the one below"
+            apart = f"{lower} and {upper} are a factor of {more / less:.3g} apart"
+            raise InputError(f"{apart}, too far to interpolate; {remedy}")
 
 
 def find_interval(score: Result, compute: float, ladder: Rungs) -> tuple[float, float, tuple[Noise, ...]]:
@@ -205,8 +204,8 @@ def find_interval(score: Result, compute: float, ladder: Rungs) -> tuple[float, 
 def contrast_at(score: Result, ladder: Rungs, compute: float) -> Contrast:
     """Contrast an arm's score with the baseline's at this compute, interpolated between the two nearest rungs."""
     (less, lower), (more, upper) = next(pair for pair in itertools.pairwise(ladder.items()) if compute <= pair[1][0])
-    part = math.log(compute / less) / math.log(more / less)
-    return contrast([(1.0, score), (part - 1, lower), (-part, upper)])
+    fraction = math.log(compute / less) / math.log(more / less)
+    return contrast([(1.0, score), (fraction - 1, lower), (-fraction, upper)])
 
 
 def show_multiple(equivalent: Equivalent) -> str:
@@ -389,16 +388,16 @@ def tell_kinds(price_list: PriceList) -> str:
     steps = {arm.pretrain_steps for arm in declared}
     controls = [arm for arm in prices if arm not in declared and arm.pretrain_steps in steps]
     datasets = {cell.family: cell.dataset for cell in first.score.cells}
-    kinds = []
+    told_kinds = []
     for family, dataset in datasets.items():
         part = f"{family} mean" if f"{family} mean" in price_list.prices[0].by_part else dataset
         shares = {arm: show_multiple(price.by_part[part]) for arm, price in prices.items()}
         beside = first_of([f"{arm.name} has {shares[arm]}" for arm in controls])
         told = show_list([shares[arm] for arm in declared])
-        kinds.append(f"on {FAMILY_NAMES[family]} {told}{beside and f', where {beside}'}")
+        told_kinds.append(f"on {FAMILY_NAMES[family]} {told}{beside and f', where {beside}'}")
     names, verb = show_list([arm.name for arm in declared]), "have" if len(declared) > 1 else "has"
     unit = f"these shares of its {AXES[first.axis]}"
-    return f"{names} {verb} the score of {price_list.alone} at {unit}: {'; '.join(kinds)}"
+    return f"{names} {verb} the score of {price_list.alone} at {unit}: {'; '.join(told_kinds)}"
 
 
 def price_sentence(price_list: PriceList) -> str:

@@ -112,9 +112,9 @@ def choose_objectives(results: ResultSet) -> list[Arms]:
     return chosen["clm"] + chosen["mlm"]
 
 
-def choose_arms(results: ResultSet, **where: str) -> list[Arms]:
+def choose_arms(results: ResultSet, **fields: str) -> list[Arms]:
     """Choose the arms with these fields: first CLM, then MLM, each from small to large."""
-    arms = sorted(results.select(**where).arms, key=lambda arm: (arm.objective, num_parameters(arm.size)))
+    arms = sorted(results.select(**fields).arms, key=lambda arm: (arm.objective, num_parameters(arm.size)))
     return [(arm,) for arm in arms]
 
 
@@ -333,7 +333,7 @@ def round_ticks(values: Sequence[float]) -> tuple[list[float], list[str], str]:
     low, high = min(values) / 10.0**unit, max(values) / 10.0**unit
     decades = [step * 10**power for power in range(-1, 12) for step in (1, 2, 5)]
     # Finer steps, for values that lie close together, such as 2.2 and 2.4.
-    finer = [[step / parts for step in range(parts, 10 * parts + 1)] for parts in (2, 5, 10)]
+    finer = [[step / divisor for step in range(divisor, 10 * divisor + 1)] for divisor in (2, 5, 10)]
     fewest = 3
     for steps in (decades, (1, 1.5, 2, 3, 4, 5, 7, 10, 15, 20), *finer):
         ticks = [step for step in steps if low / 1.1 <= step <= high * 1.1]
@@ -475,15 +475,15 @@ def draw_parts(figure: "Figure", name: str) -> Iterator[FigurePart]:
     room = [*rooms.min(axis=0)[:2], *rooms.max(axis=0)[2:]]
     boxes = [legend.get_window_extent() for legend in figure.legends]
     boxes += [Bbox.from_extents(frame + room) for frame in frames]
-    parts = [*figure.legends, *panels]
-    for number, (part, box) in enumerate(zip(parts, boxes, strict=True)):
-        for other in parts:
-            other.set_visible(other is part)
+    artists = [*figure.legends, *panels]
+    for number, (artist, box) in enumerate(zip(artists, boxes, strict=True)):
+        for other in artists:
+            other.set_visible(other is artist)
         file = StringIO()
         inches = box.transformed(figure.dpi_scale_trans.inverted())
         with matplotlib.rc_context({"svg.hashsalt": f"{name} {number}"}):
             figure.savefig(file, format="svg", bbox_inches=inches, metadata={"Date": None})
-        yield FigurePart("legend" if part in figure.legends else "panel", file.getvalue())
+        yield FigurePart("legend" if artist in figure.legends else "panel", file.getvalue())
 
 
 def arrange_panels(plots: Plots) -> "Figure":

@@ -91,12 +91,12 @@ def folder_rows(folder: Path) -> Iterator[PlacedRow]:
                 grids[method, task][cell[1]].append((validation, placed))
             elif "task_name" in content:
                 split = content["scores"].get("test") or next(iter(content["scores"].values()))
-                for part in split:
-                    runs, subset = part.get("scores_per_experiment") or [{}], part["hf_subset"]
-                    main = next((name for name in runs[0] if part.get(name) == part["main_score"]), "")
+                for of_subset in split:
+                    runs, subset = of_subset.get("scores_per_experiment") or [{}], of_subset["hf_subset"]
+                    main = next((name for name in runs[0] if of_subset.get(name) == of_subset["main_score"]), "")
                     task = content["task_name"] + (f" ({subset})" if subset != "default" else "")
                     row = {"method": path.parts[-3].replace("__", "/"), "task": task}
-                    for seed, run in enumerate(runs if main else [part]):
+                    for seed, run in enumerate(runs if main else [of_subset]):
                         yield str(path), row | {"seed": seed, "score": run[main or "main_score"]}
         except (ArithmeticError, KeyError, TypeError, AttributeError, IndexError, StopIteration):
             raise InputError(f"{path}: neither a task's result of MTEB nor a cell of EncodEval") from None

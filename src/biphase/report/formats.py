@@ -146,5 +146,5 @@ def tell_measures(results: ResultSet, family: str) -> str:
     groups = group_measures(results, family)
     if len(groups) == 1:
         return next(iter(groups))
-    parts = [f"{words} on {show_list(names)}" for words, names in groups.items()]
-    return f"{show_list(parts)}, which averages mix"
+    told = [f"{words} on {show_list(names)}" for words, names in groups.items()]
+    return f"{show_list(told)}, which averages mix"

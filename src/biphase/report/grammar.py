@@ -59,7 +59,7 @@ class Operand:
     axis: str = ""
     arms: tuple[str, ...] = ()
     """The arm, or all arms over which the function goes."""
-    kind: str = ""
+    short_name: str = ""
     """The short name of the arm in its group."""
     task: str = ""
     """A task, a family, or the average over families."""
@@ -134,11 +134,11 @@ def read_sum(tree: SyntaxTree) -> list[Operand]:
     operands: list[Operand] = []
     place: Place = {}
     sign = 1.0
-    for part in tree.children:
-        if isinstance(part, Token):
-            sign = 1.0 if part == "+" else -1.0
+    for child in tree.children:
+        if isinstance(child, Token):
+            sign = 1.0 if child == "+" else -1.0
             continue
-        factor, content, *places = part.children
+        factor, content, *places = child.children
         place = read_places(places)
         if any(find_quantifiers(place)) or len(place.get("tasks", ())) > 1:
             raise InputError("a term has one place; write several after the number")

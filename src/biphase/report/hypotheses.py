@@ -177,7 +177,7 @@ def place_inequality(
                     continue
                 # Inequalities form a group if they agree in every choice of `every` and in every named place.
                 at = zip(find_quantifiers(asked.place), (task, budget, model), strict=True)
-                every = [term.kind for term in terms if term.quantifier == "every"]
+                every = [term.short_name for term in terms if term.quantifier == "every"]
                 key = (*(value for word, value in at if word != "some"), *every)
                 label = label_choice(asked, terms, task, (model, budget))
                 baseline = find_baseline(asked, named_arms, model)
@@ -202,17 +202,15 @@ def check_name(operand: Operand, named_arms: Mapping[str, ArmsBySpot]) -> None:
         raise InputError(f"no arm is '{operand.name}'")
     is_group = any(len(arms) > 1 for arms in named_arms[operand.name].values())
     if is_group and (operand.axis == RATE or not (operand.quantifier or operand.function)):
-        raise InputError(
-            f"'{operand.name}' names several arms of one model and budget; name one of them, or write every or some "
-            "before it, or a function of them over an axis"
-        )
+        remedy = "name one of them, or write every or some before it, or a function of them over an axis"
+        raise InputError(f"'{operand.name}' names several arms of one model and budget; {remedy}")
 
 
 def label_choice(asked: AskedInequality, terms: Sequence[Operand], task: str, spot: Spot) -> str:
     """Write the left side with its place, and with names of arms instead of `every` and `some`."""
-    kinds = iter([term.kind for term in terms if term.quantifier])
+    names = iter([term.short_name for term in terms if term.quantifier])
     left_side = re.split(r"[<>]", asked.text, maxsplit=1)[0].strip()
-    filled_in = QUANTIFIED.sub(lambda match: next(kinds, match[0]), left_side)
+    filled_in = QUANTIFIED.sub(lambda match: next(names, match[0]), left_side)
     is_open = any("tasks" not in operand.place for operand in asked.placed)
     return " ".join(filter(None, [filled_in, f"on {task}" if is_open else "", show_spot(spot)]))
 
@@ -302,7 +300,7 @@ def bind_operand(operand: Operand, arms_by_spot: ArmsBySpot, spot: Spot, shared:
             arms = {arm: arm for members in of_model for arm in members}
     if operand.function:
         return [replace(operand, arms=tuple(arms.values()))] if arms else []
-    return [replace(operand, arms=(arm,), kind=kind) for kind, arm in arms.items()]
+    return [replace(operand, arms=(arm,), short_name=name) for name, arm in arms.items()]
 
 
 def find_baseline(asked: AskedInequality, named_arms: Mapping[str, ArmsBySpot], model: str) -> tuple[str, ...]:

@@ -29,15 +29,7 @@ from biphase.report.claims import Finding, Verdicts, count_tested, tell_finding,
 from biphase.report.equivalents import ladder_panel, list_prices, price_sentence, price_tables
 from biphase.report.figures import FigurePart, figure_pool, list_figures, plot_panel, save_figure
 from biphase.report.formats import MISSING, show_count, show_list, show_share, show_steps, tell_p_value
-from biphase.report.results import (
-    ALL_TASKS,
-    FAMILY_NAMES,
-    ReportArm,
-    Result,
-    ResultSet,
-    find_flaws,
-    read_words,
-)
+from biphase.report.results import ALL_TASKS, FAMILY_NAMES, ReportArm, Result, ResultSet, find_flaws, read_words
 from biphase.report.statistics import SIGNIFICANCE, Interval, is_significant
 from biphase.report.verdicts import LOOKS_OF_VERDICTS
 from biphase.style import GRID, INK
@@ -292,9 +284,7 @@ def render(drawn: Mapping[str, Sequence[FigurePart]], plan_svg: str, **contents:
     drawn = {**drawn, "plan": [FigurePart("whole", plan_svg)]} if plan_svg else drawn
     pictures = {name: inline_svg(figure, styles) for name, figure in drawn.items()}
     loader = FileSystemLoader(SOURCE / "report")
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.globals |= {name: show for name, show in vars(formats).items() if name.startswith("show_")}
     counts, tells = (count_tested, count_verdicts), (tell_arm, tell_evidence, tell_verdict)
     for function in (*counts, *tells, find_ends, locate, split_stubs, tables.show_signal):

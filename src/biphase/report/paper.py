@@ -109,13 +109,13 @@ def stand_for(definition: Mapping[str, Any], results: ResultSet) -> ArmsBySpot:
     """Find the arms that fit the definition of a name in the findings' file."""
     longest = dict[tuple[str, bool], int]()
     for arm in results.arms:
-        kind_of_training = arm.size, arm.cpt_steps > 0
-        longest[kind_of_training] = max(longest.get(kind_of_training, 0), arm.budget)
+        training = arm.size, arm.cpt_steps > 0
+        longest[training] = max(longest.get(training, 0), arm.budget)
     low, high = definition.get("share", (0, 1))
     least, most = definition.get("reached", (0, 1))
-    where = {key: definition[key] for key in ("setup", "objective") if key in definition}
+    fields = {key: definition[key] for key in ("setup", "objective") if key in definition}
     arms_by_spot: dict[Spot, dict[str, str]] = {}
-    for arm in results.select(**where).arms:
+    for arm in results.select(**fields).arms:
         is_chosen = (
             ("mask" not in definition or arm.mask_percent == results.usual_mask)
             and bool(arm.cpt_steps) >= definition.get("continued", False)
@@ -126,9 +126,9 @@ def stand_for(definition: Mapping[str, Any], results: ResultSet) -> ArmsBySpot:
             split = f"{write_steps(arm.clm_steps)}+{write_steps(arm.mlm_steps)}"
             objective = split if arm.objective == "clm+mlm" else arm.objective
             mask = f"{arm.mask_percent}%" if arm.mask_percent else ""
-            kind = " ".join(filter(None, [arm.parent if arm.cpt_steps else "", objective, mask]))
+            short_name = " ".join(filter(None, [arm.parent if arm.cpt_steps else "", objective, mask]))
             members = arms_by_spot.setdefault((arm.size, arm.budget), {})
-            members[arm.name if kind in members else kind] = arm.name
+            members[arm.name if short_name in members else short_name] = arm.name
     return arms_by_spot
 
 

@@ -321,10 +321,8 @@ def select_rate(
     rivals = {rate: by_seed for rate, by_seed in by_rate.items() if num_lost[rate] == num_lost[best]}
     test = {point: score.metrics["test"][metric] for point, score in cells.items() if not score.diverged}
     peers = [*peers] if len({seed for _, seed in test}) == 1 else []
-    if is_papers_way:
-        rates = dict.fromkeys(by_rate[best], best)
-    else:
-        rates = choosing.choose_for_each_seed(rivals, choosing.validation_by_rate(peers, metric))
+    by_peers = choosing.validation_by_rate(peers, metric)
+    rates = dict.fromkeys(by_rate[best], best) if is_papers_way else choosing.choose_for_each_seed(rivals, by_peers)
     # 3. The scores at these rates.
     points = [(rate, seed) for seed, rate in rates.items() if (rate, seed) in cells]
     chosen = [cells[point] for point in points if point in test]
@@ -335,21 +333,16 @@ def select_rate(
     grid_rates, grid_seeds = scores.grids[task]
     kept = KeptExamples(tuple(chosen))
     is_own = metric == chosen[0].metric
-    return Result(
-        ReportArm(model),
-        "",
-        task,
-        "paper" if is_papers_way else "standard",
+    way: Metric = "paper" if is_papers_way else "standard"
+    return replace(
+        Result(ReportArm(model), "", task, way, measure=metric, num_runs=len(cells), rate=best),
         samples=tuple(score.metrics["test"][metric] for score in chosen),
         by_rate={rate: tuple(test.get((rate, seed), math.nan) for seed in grid_seeds) for rate in grid_rates},
         seeds=tuple(score.config.seed for score in chosen),
         examples=kept if is_own else None,  # contributions of examples exist only for the task's own metric
         predicted=None if is_own else kept,
         choice=choosing.RateChoice(scores_at, metric) if is_own else None,
-        measure=metric,
-        num_runs=len(cells),
         num_diverged=len(points) - len(chosen),
-        rate=best,
     )
 
 
@@ -419,9 +412,9 @@ def list_gaps(results: ResultSet) -> list[str]:
     with unusable predictions, the reason."""
     lines = []
     for metric, (setup, words) in itertools.product(results.metrics, read_words()["comparisons"].items()):
-        part = results.select(metric=metric, setup=setup)
-        for family, (name, scores) in itertools.product(part.families, part.scores.items()):
-            if lost := [dataset for dataset in part.datasets[family] if dataset not in scores]:
+        compared = results.select(metric=metric, setup=setup)
+        for family, (name, scores) in itertools.product(compared.families, compared.scores.items()):
+            if lost := [dataset for dataset in compared.datasets[family] if dataset not in scores]:
                 lines.append(f"{words['name']} · {name} · {family}: {', '.join(lost)} ({metric} metric)")
     for result in results.results:
         if result.examples and (why := result.examples.read().why_unknown):

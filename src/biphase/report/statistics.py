@@ -134,18 +134,18 @@ def is_significant(p_value: float) -> bool:
     return p_value < SIGNIFICANCE
 
 
-def add_parts(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def add_variances(variances: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Add independent variances, and find the degrees of freedom of the sum by Satterthwaite's rule (1946).
 
-    `parts`: (variance, degrees of freedom). In the upper limit of the degrees no part counts for more than twice the
+    `variances`: (variance, degrees of freedom). In the upper limit of the degrees none counts for more than twice the
     least: otherwise two seeds that are close by chance would count as exact beside ten.
     """
-    total = sum(part for part, _ in parts)
+    total = sum(value for value, _ in variances)
     if math.isnan(total):
         return math.nan, math.nan
-    denominator = sum(part**2 / degrees for part, degrees in parts)
-    least = min(degrees for _, degrees in parts)
-    most = sum(min(degrees, 2 * least) for _, degrees in parts)
+    denominator = sum(value**2 / degrees for value, degrees in variances)
+    least = min(degrees for _, degrees in variances)
+    most = sum(min(degrees, 2 * least) for _, degrees in variances)
     return total, min(total**2 / denominator, most) if denominator else math.nan
 
 

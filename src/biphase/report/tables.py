@@ -107,22 +107,22 @@ def make_tables(results: ResultSet) -> list[Table]:
     tables = []
     is_published = is_of_others(results)
     for metric, (setup, words) in itertools.product(results.metrics, read_words()["comparisons"].items()):
-        part = results.select(metric=metric, setup=setup)
+        of_setup = results.select(metric=metric, setup=setup)
         compared = [STUBS[head] for head in words["stub"][: words["block"]]]
         stubs = {head: STUBS[head] for head in ([] if is_published else ["model"]) + words["stub"]}
-        blocks = {arm: tuple(show(arm) for show in compared) for arm in part.models}
+        blocks = {arm: tuple(show(arm) for show in compared) for arm in of_setup.models}
         trained = [arm for arm in blocks if arm.objective != "none"]
-        for family in part.families:
-            names = part.datasets[family]
+        for family in of_setup.families:
+            names = of_setup.datasets[family]
             columns = {name: name for name in names} | ({AVERAGE: family} if len(names) != 1 else {})
-            title = f"{words['name']}, {FAMILY_NAMES[family]} ({tell_measures(part, family)})"
+            title = f"{words['name']}, {FAMILY_NAMES[family]} ({tell_measures(of_setup, family)})"
             name = f"{setup}-{family.lower()}"
             if "first_table" in words and family != "EM":
                 number = words["first_table"] + [*FAMILY_NAMES].index(family)
                 title += f", in the form of the paper's table {number}" if is_published else ""
                 name = f"{number:02d}-{name}"
             title, name = title[0].upper() + title[1:], f"table-{name}-{metric}"
-            tables.append(make_score_table(name, title, part, stubs, blocks, columns, trained))
+            tables.append(make_score_table(name, title, of_setup, stubs, blocks, columns, trained))
     return tables
 
 

@@ -44,6 +44,13 @@ LOOKS_OF_VERDICTS: dict[ClaimVerdict, tuple[str, str]] = {
 """Verdict on a claim → its sign, which tells it without colours, and the name of its colour in `page.css.j2`."""
 
 
+def combine(verdicts: Sequence[str]) -> ClaimVerdict:
+    """Return the verdict on a whole from those on its parts."""
+    if "contradicted" in verdicts:
+        return "contradicted"
+    return "supported" if set(verdicts) == {"supported"} else "undecided"
+
+
 @dataclass(frozen=True)
 class SummaryRow:
     """A model's score on a task at the rates that validation chose, with the missing and diverged cells of its grid."""
@@ -176,11 +183,9 @@ def list_doubts(scores: ScoreSet, a: Result, b: Result) -> Iterator[str]:
         yield f"unequal tuning: {show_count(most, 'rate')} tried for {of_most}, {fewest} for {of_fewest}"
     for side in (a, b):
         if side.num_diverged and side.rate:
-            yield (
-                f"{side.num_diverged} of {show_count(side.num_diverged + side.num, 'seed')} of "
-                f"{short_name(side.arm.name)} diverged at its best rate, {show_rate(side.rate)}: the mean is over "
-                "the survivors"
-            )
+            lost = f"{side.num_diverged} of {show_count(side.num_diverged + side.num, 'seed')}"
+            at_rate = f"diverged at its best rate, {show_rate(side.rate)}"
+            yield f"{lost} of {short_name(side.arm.name)} {at_rate}: the mean is over the survivors"
     tables = []
     for side in (a, b):
         assert side.examples

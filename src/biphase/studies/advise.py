@@ -250,10 +250,9 @@ def choose_candidate(candidates: Sequence[Candidate], budget: float) -> Candidat
     if not possible:
         reading = f" and the text given, read {show_estimate(smallest.epochs)} times," if smallest.epochs else ""
         least = smallest.flops / smallest.tokens * LEAST_TOKENS
-        raise InputError(
-            f"{show_power(budget)} FLOPs{reading} are {smallest.tokens:,.0f} tokens for the smallest preset, too few "
-            f"to learn from; give at least {LEAST_TOKENS:,} tokens, which cost {show_power(least)} FLOPs"
-        )
+        remedy = f"give at least {LEAST_TOKENS:,} tokens, which cost {show_power(least)} FLOPs"
+        amount = f"{smallest.tokens:,.0f} tokens for the smallest preset, too few to learn from"
+        raise InputError(f"{show_power(budget)} FLOPs{reading} are {amount}; {remedy}")
     if all(item.is_guess for item in possible):
         return possible[-1]
     lowest = min(item.loss for item in possible)
@@ -267,14 +266,14 @@ def scale_curriculum(curriculum: str, mask: float, steps: int, epochs: float = 0
     """
     templates = read_curriculum(curriculum, {}, mask)
     total = sum(phase.steps for phase, _ in templates)
-    parts = [(phase, share or Fraction(phase.steps, total)) for phase, share in templates]
-    causal = sum(share for phase, share in parts if phase.objective == "clm")
-    last, _ = parts[-1]
+    scaled = [(phase, share or Fraction(phase.steps, total)) for phase, share in templates]
+    causal = sum(share for phase, share in scaled if phase.objective == "clm")
+    last, _ = scaled[-1]
     if causal * epochs > CLM_EPOCHS and last.objective != "clm":
         less = Fraction(CLM_EPOCHS / epochs) / causal
-        parts = [(phase, share * less if phase.objective == "clm" else share) for phase, share in parts]
-        parts[-1] = last, Fraction(1 - sum(share for _, share in parts[:-1]))
-    return fill_budget(tuple(parts), steps, f"curriculum '{curriculum}'")
+        scaled = [(phase, share * less if phase.objective == "clm" else share) for phase, share in scaled]
+        scaled[-1] = last, Fraction(1 - sum(share for _, share in scaled[:-1]))
+    return fill_budget(tuple(scaled), steps, f"curriculum '{curriculum}'")
 
 
 def mean_token_flops(shape: Shape, phases: Sequence[Phase], context: int) -> float:

@@ -87,10 +87,9 @@ def expand_arms(study: spec.Study) -> dict[str, Arm]:
     for arm in list_combinations(study):
         first = unresolved.setdefault(arm.name, arm)
         if first is not arm:
-            raise InputError(
-                f"two arms are named '{arm.name}' (groups '{first.group.group}' and '{arm.group.group}'); give one "
-                "group a name of its own, such as name: '{model}-{curriculum}-{budget}-x'"
-            )
+            groups = f"groups '{first.group.group}' and '{arm.group.group}'"
+            remedy = "give one group a name of its own, such as name: '{model}-{curriculum}-{budget}-x'"
+            raise InputError(f"two arms are named '{arm.name}' ({groups}); {remedy}")
     lineages = [find_lineage(arm, unresolved) for arm in unresolved.values()]
     arms: dict[str, Arm] = {}
     for seed in range(max((lineage[-1].seeds.count for lineage in lineages), default=0)):
@@ -114,10 +113,9 @@ def find_lineage(arm: UnresolvedArm, unresolved: Mapping[str, UnresolvedArm]) ->
         refuse_unknown(f"arm '{arm.name}' continues the unknown arm", arm.source, unresolved)
         parent = unresolved[arm.source]
         if arm.seeds.count > parent.seeds.count:
-            raise InputError(
-                f"arm '{arm.name}' has {arm.seeds.count} pretraining seeds and continues '{parent.name}', which has "
-                f"{parent.seeds.count}; give arms '{parent.group.group}' pretraining_seeds: {arm.seeds.count}"
-            )
+            remedy = f"give arms '{parent.group.group}' pretraining_seeds: {arm.seeds.count}"
+            continues = f"continues '{parent.name}', which has {parent.seeds.count}"
+            raise InputError(f"arm '{arm.name}' has {arm.seeds.count} pretraining seeds and {continues}; {remedy}")
         if parent in lineage:
             circle = [arm.name for arm in reversed(lineage[: lineage.index(parent) + 1])]
             raise InputError(f"arms '{parent.group.group}': a circle of parents: {' → '.join([*circle, parent.name])}")
@@ -173,10 +171,10 @@ def list_combinations(study: spec.Study) -> Iterator[UnresolvedArm]:
 
 def name_arm(group: spec.ArmGroup, source: str, curriculum: str, steps: int, swept: Sequence[tuple[str, Any]]) -> str:
     """Fill in the group's template for names. Raises `InputError` for an invalid template."""
-    kind = "model" if group.models else "parent"
-    values = {kind: source, "curriculum": spec.curriculum_label(curriculum), "budget": write_steps(steps)}
+    slot = "model" if group.models else "parent"
+    values = {slot: source, "curriculum": spec.curriculum_label(curriculum), "budget": write_steps(steps)}
     values |= {key.rpartition(".")[2]: str(value) for key, value in swept}
-    template = group.name or "-".join([f"{{{kind}}}-{{curriculum}}-{{budget}}", *label_settings(swept)])
+    template = group.name or "-".join([f"{{{slot}}}-{{curriculum}}-{{budget}}", *label_settings(swept)])
     try:
         return template.format(**values)
     except (KeyError, ValueError, IndexError, AttributeError) as error:
@@ -192,8 +190,8 @@ def write_arm(study: spec.Study, arm: UnresolvedArm, model: spec.StartingModel, 
     # 1. Settings from the study file.
     swept = []
     for key, value in arm.swept:  # `schedule.peak_lr` and 0.003 → {schedule: {peak_lr: 0.003}}
-        for part in reversed(key.split(".")):
-            value = {part: value}
+        for word in reversed(key.split(".")):
+            value = {word: value}
         swept.append(value)
     settings: dict[str, Any] = {}
     for changes in (study.recipe, model.recipe, arm.group.recipe, *swept):

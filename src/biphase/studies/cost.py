@@ -149,7 +149,7 @@ def find_lengths(data: Data, planning: Planning) -> SampleLengths:
         variance = ((high - 2 * low + 1) ** 2 - 1) / 12
         squares = 2 * ((high / 2) ** 2 + variance)
         return SampleLengths(high / 2, squares / high, "of a token stream cut at random")
-    folders = (data.shards, *(part.path for part in data.mixture or ()))
+    folders = (data.shards, *(source.path for source in data.mixture or ()))
     absent = [folder for folder in folders if not (Path(folder) / "manifest.json").exists()]
     if not absent:
         from biphase.corpus.packing import make_samples, open_text
@@ -274,7 +274,7 @@ def list_assumptions(plan: Plan, sizes: Mapping[str, RunSize], machine: Machine 
             task, size = find_task(name), task_size(name, folders)
             own = "typical sizes, guessed," if size.test_examples is None else "the counted examples"
             sized["rounded sizes of the published data" if task.size else own].append(task.name)
-        sources = [f"{kind} of {show_list(tasks)}" for kind, tasks in sized.items()]
+        sources = [f"{origin} of {show_list(tasks)}" for origin, tasks in sized.items()]
         yield f"fine-tuning: {'; '.join(sources) or 'the sizes of typical data'}, at the same efficiency"
         if evaluation.embed is not None and count_embedded(evaluation.embed) is None:
             yield "embedding: 1,000 updates per stage, since neither max_steps nor a limit of its sources is given"
@@ -380,7 +380,7 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
     for by_run in spent.values():
         for objective, flops in by_run.items():
             by_objective[objective] += flops
-    rows = list_groups(plan, sizes, spent)
+    rows = [*list_groups(plan, sizes, spent)]
     for row in rows:
         row["device_hours"] = machine.device_hours(row["flops"]) if machine else None
     is_on_cpu = machine is not None and machine.name == "CPU"
@@ -408,9 +408,8 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
 
 def list_groups(
     plan: Plan, sizes: Mapping[str, RunSize], spent: Mapping[str, Mapping[str, float]]
-) -> list[dict[str, Any]]:
-    """List the rows of `Estimate.groups`, without hours. `spent`: run → its FLOPs by objective."""
-    rows: list[dict[str, Any]] = []
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of `Estimate.groups`, without hours. `spent`: run → its FLOPs by objective."""
     for group in dict.fromkeys(arm.group for arm in plan.arms.values()):
         arms = [arm for arm in plan.arms.values() if arm.group == group]
         runs = [run for run in plan.runs.values() if run.group == group]
@@ -419,15 +418,14 @@ def list_groups(
         row["steps"] = sum(run.steps for run in runs)
         row["tokens"] = float(sum(run.tokens for run in runs))
         row["flops"] = float(sum(flops for run in runs for flops in spent[run.name].values()))
-        rows.append(row)
+        yield row
     if plan.cells:
         costs = [*cell_costs(plan, sizes)]
         steps = sum(cost.steps for cost in costs)
         row = {"group": "evaluation", "models": len(plan.models), "steps_alone": steps, "steps": steps}
         row["tokens"] = sum(cost.tokens for cost in costs)
         row["flops"] = sum(cost.flops for cost in costs)
-        rows.append(row)
-    return rows
+        yield row
 
 
 class CellCost(NamedTuple):
@@ -547,13 +545,13 @@ def list_costs(state: StudyState, sizes: Mapping[str, RunSize]) -> list[dict[str
         shape, _ = sizes[model.run]
         scores = sorted(state.scores[model.name].scores, key=lambda score: count_devices(score.machine))
         for devices, group in groupby(scores, key=lambda score: count_devices(score.machine)):
-            for task, part in measure_trainings(group).items():
-                flops = shape.flops.per_token * part.tokens if shape else math.nan
+            for task, tuned in measure_trainings(group).items():
+                flops = shape.flops.per_token * tuned.tokens if shape else math.nan
                 place = f"fine-tuning and evaluation: {task}", *devices
-                spent[place].append(StageCost(part.trainings, part.steps, part.tokens, flops, part.seconds, 0))
+                spent[place].append(StageCost(tuned.trainings, tuned.steps, tuned.tokens, flops, tuned.seconds, 0))
     rows = []
-    for (stage, device, count), parts in spent.items():
-        total = StageCost(*map(sum, zip(*parts, strict=True)))
+    for (stage, device, count), costs in spent.items():
+        total = StageCost(*map(sum, zip(*costs, strict=True)))
         time = duration(total.seconds) if total.untimed < total.units else "not known"
         if 0 < total.untimed < total.units:
             time += f", without {show_count(total.untimed, 'run')} of unknown time"

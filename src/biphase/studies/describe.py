@@ -178,9 +178,8 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
         count = show_count(len(study.hypotheses), "hypothesis", "hypotheses")
         lines.append(Text(printable(f"{count} (hash {hash_hypotheses(plan)}): {names}")))
     counts = {"models": "models", "steps\nalone": "steps_alone", "steps\nshared": "steps"}
-    columns: Columns = {header: (key, "{:,}".format) for header, key in counts.items()} | {
-        "tokens": ("tokens", show_tokens)
-    }
+    columns: Columns = {header: (key, "{:,}".format) for header, key in counts.items()}
+    columns["tokens"] = "tokens", show_tokens
     trained = [row for row in estimate.groups if row["group"] != "evaluation"]
     lines += ["", run_tree(plan), "", group_table("Steps", trained, columns)]
     columns = {"FLOPs": ("flops", show_power)}
@@ -314,7 +313,7 @@ def describe_advice(advice: Advice) -> RenderableType:
         choices.add_column(name, overflow="fold")
     for choice in advice.choices:
         choices.add_row(choice.what, choice.value, choice.reason, choice.source)
-    parts: list[RenderableType] = [Text(advice.best_use, style="bold"), "", choices, ""]
+    lines: list[RenderableType] = [Text(advice.best_use, style="bold"), "", choices, ""]
     if any(not item.is_guess for item in advice.candidates):
         sizes = Table(title="What the budget buys, by size")
         for name in ("preset", "tokens", "per parameter", "epochs", "loss by the law"):
@@ -327,7 +326,7 @@ def describe_advice(advice: Advice) -> RenderableType:
             epochs = show_estimate(item.epochs) if advice.text else ""
             loss, ratio = "nothing learned" if item.is_guess else f"{item.loss:.2f}", item.tokens_per_parameter
             sizes.add_row(item.name + mark, show_tokens(item.tokens), show_estimate(ratio), epochs, loss)
-        parts += [sizes, ""]
+        lines += [sizes, ""]
     cost = f"cost: {show_power(advice.flops)} FLOPs"
     if machine := advice.machine:
         on_machine = f"{machine.devices} × {machine.name} ({machine.speed})"
@@ -335,7 +334,7 @@ def describe_advice(advice: Advice) -> RenderableType:
     notes = [f"note: {caveat}" for caveat in advice.caveats]
     if any("docs/" in choice.source for choice in advice.choices):
         notes.append(f"docs/ in a source is {DOCS}")
-    return Group(*parts, cost, *notes)
+    return Group(*lines, cost, *notes)
 
 
 def recipe_yaml(advice: Advice, has_reasons: bool = True) -> str:

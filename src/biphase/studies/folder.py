@@ -280,7 +280,5 @@ def refuse_other_text(state: StudyState) -> None:
     for name, record in state.records.items():
         for path, content in zip(state.plan.runs[name].recipe.data.sets, record.text or (), strict=False):
             if content != (held := text_of(path) or content):
-                raise InputError(
-                    f"run {name} was trained on other text ({content[:8]}) than {path} has now "
-                    f"({held[:8]}): restore that text, or choose another folder for the study"
-                )
+                unlike = f"run {name} was trained on other text ({content[:8]}) than {path} has now ({held[:8]})"
+                raise InputError(f"{unlike}: restore that text, or choose another folder for the study")

@@ -29,15 +29,7 @@ from biphase.report.formats import csv_text, show_count, show_list
 from biphase.report.hypotheses import measure_claim
 from biphase.report.page import PageText, WrittenReport, write_report
 from biphase.report.paper import judge_paper, measure_findings, place_arms
-from biphase.report.results import (
-    OBJECTIVE_NAMES,
-    ReportArm,
-    Result,
-    ResultSet,
-    pool,
-    select_rate,
-    with_cohorts,
-)
+from biphase.report.results import OBJECTIVE_NAMES, ReportArm, Result, ResultSet, pool, select_rate, with_cohorts
 from biphase.report.tables import LATEX
 from biphase.run import Run, read_metrics
 from biphase.studies.advise import Evidence
@@ -96,10 +88,8 @@ def refuse_unlike_scores(scores: Mapping[str, ScoreSet]) -> None:
                 continue
             examples = " and ".join(f"{value} ({folders[0]})" for value, folders in cells.items())
             pinned = " or pin it with evaluation.finetune.precision" if key == "precision" else ""
-            raise InputError(
-                f"scores on {task} were made with different {key}, {examples}: delete the folders of all but one"
-                f"{pinned}, and run the study again"
-            )
+            remedy = f"delete the folders of all but one{pinned}, and run the study again"
+            raise InputError(f"scores on {task} were made with different {key}, {examples}: {remedy}")
 
 
 def list_unlike(facts: Iterable[tuple[str, Mapping[str, str]]]) -> Iterator[tuple[str, dict[str, list[str]]]]:
@@ -184,10 +174,11 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]
     scratch = join_phases(phase for parent in ancestors for phase in parent.recipe.curriculum) or phases
     continued = arm.recipe.curriculum if ancestors else ()
     # A mixed phase counts by its shares, and all masked objectives count as MLM.
-    parts = [part for phase in scratch for part in phase.parts]
+    shares = [single.steps * share for phase in scratch for single, share in phase.parts if single.objective == "clm"]
     steps = sum(phase.steps for phase in scratch)
-    clm_steps = round(sum(part.steps * share for part, share in parts if part.objective == "clm"))
-    is_of_the_paper = has_paper_form(arm, scratch, continued) and all(map(is_constant, phases))
+    clm_steps = round(sum(shares))
+    is_constant = not any(phase.is_ramped or phase.mask_passes != 1 for phase in phases)
+    is_of_the_paper = is_constant and has_paper_form(arm, scratch, continued)
     is_intermediate = model.kind == "intermediate"
     tokens, flops = measure_training(plan, model, sizes)
     words: dict[str, Any] = {**tell_curriculum(phases), **tell_masking(continued or phases)}
@@ -211,15 +202,10 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]
 def has_paper_form(arm: Arm, scratch: Iterable[Phase], continued: Iterable[Phase]) -> bool:
     """Tell whether an arm has one of the paper's four kinds of curriculum: CLM, MLM, CLM then MLM, and MLM that
     continues one of these; with batches of one size and no settings of its own."""
-    kinds, continued_kinds = (
-        [part.objective for phase in of for part, _ in phase.parts] for of in (scratch, continued)
-    )
-    has_kinds = kinds in (["clm"], ["mlm"], ["clm", "mlm"]) and continued_kinds in ([], ["mlm"])
-    return has_kinds and isinstance(arm.recipe.batch_tokens, int) and not arm.settings
-
-
-def is_constant(phase: Phase) -> bool:
-    return not phase.is_ramped and phase.mask_passes == 1
+    first = [single.objective for phase in scratch for single, _ in phase.parts]
+    later = [single.objective for phase in continued for single, _ in phase.parts]
+    has_objectives = first in (["clm"], ["mlm"], ["clm", "mlm"]) and later in ([], ["mlm"])
+    return has_objectives and isinstance(arm.recipe.batch_tokens, int) and not arm.settings
 
 
 def tell_curriculum(phases: Iterable[Phase]) -> dict[str, Any]:

@@ -103,10 +103,8 @@ def read_short_form(text: str, named: Iterable[str]) -> Iterator[dict[str, Any]]
     for piece in long_form.split("+"):
         match = SHORT_PHASE.fullmatch(piece.strip())
         if match is None:
-            raise InputError(
-                f"unknown curriculum '{text}'{nearest(text, [*named, *OBJECTIVES])}; short forms are such as "
-                "mlm30, 25/75, 5k+17k and 40k clm + 2k mlm20"
-            )
+            forms = "short forms are such as mlm30, 25/75, 5k+17k and 40k clm + 2k mlm20"
+            raise InputError(f"unknown curriculum '{text}'{nearest(text, [*named, *OBJECTIVES])}; {forms}")
         amount, unit, objective, percent, to = match.group("amount", "unit", "objective", "percent", "to")
         keys: dict[str, Any] = {"objective": objective}
         if to:
