@@ -252,7 +252,8 @@ def read_json_as(path: Path, kind: type[Stored], remedy: str = ANEW) -> Stored:
     Raises:
         InputError: as `read_json`; and for a missing or wrong key, with file, key and remedy.
     """
-    return validate_record(path, read_json(path, remedy), kind, remedy)
+    record = read_json(path, remedy)
+    return validate_record(path, record, kind, remedy)
 
 
 make_adapter: Callable[[Any], TypeAdapter[Any]] = lru_cache(TypeAdapter)

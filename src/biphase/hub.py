@@ -209,6 +209,11 @@ class ConfigFile:
     """The keys of a model's config.json that biphase reads, and those by which another library runs something."""
 
     architectures: list[str] | None = None
+    auto_map: Any = None
+    """Code of the repository, which is never run."""
+    model_type: str | None = None
+    rope_theta: Any = None
+    rope_parameters: Any = None
     id2label: dict[str, str | int] | None = None
     dtype: Dtype | None = None
     torch_dtype: Dtype | None = None
@@ -279,14 +284,11 @@ def load_whole_config(source: str | Path) -> "PretrainedConfig":
     refuse_missing(str(source))
     if (Path(source) / "adapter_config.json").exists():  # transformers would follow it elsewhere, or ignore it
         raise InputError(f"{source} is a LoRA adapter: merge it into its model first, with merge_and_unload")
-    from transformers import AutoConfig, PretrainedConfig
-
     name = model_name(source)
+    refuse_own_code(name, read_config(Path(source)))
+    from transformers import AutoConfig
+
     with told_as(f"cannot read a model configuration from {name}"):
-        content: Any = PretrainedConfig.get_config_dict(str(source))[0]
-        refuse_own_code(name, validate_record(Path(source, "config.json"), content, dict[str, Any], "save it again"))
-        if Path(source).is_dir():
-            read_config(Path(source))
         published: PretrainedConfig = AutoConfig.from_pretrained(str(source), trust_remote_code=False)
         config = published.get_text_config()
     quantized = getattr(published, "quantization_config", None) or getattr(config, "quantization_config", None)
@@ -303,14 +305,14 @@ def has_other_parts(published: "PretrainedConfig") -> bool:
     return published.get_text_config() is not published and type(published) in MODEL_FOR_MULTIMODAL_LM_MAPPING
 
 
-def refuse_own_code(name: str, content: dict[str, Any]) -> None:
+def refuse_own_code(name: str, config: ConfigFile) -> None:
     """Raise `InputError` for a config.json that needs the repository's own code (`auto_map`), which is never run."""
-    if not content.get("auto_map"):
+    if not config.auto_map:
         return
     from transformers import CONFIG_MAPPING
 
-    kind = content.get("model_type")
-    if kind == "eurobert" and not content.keys() & {"rope_theta", "rope_parameters"}:
+    kind = config.model_type
+    if kind == "eurobert" and config.rope_theta is None and config.rope_parameters is None:
         # Without a RoPE base in it, its own code and transformers assume different ones.
         raise InputError(f"{name} is a EuroBERT with its own code; convert it first: biphase convert {name} FOLDER")
     if kind not in CONFIG_MAPPING:
@@ -365,15 +367,13 @@ def position_limit(network: Any) -> int | None:
 
 
 def refuse_pickles(source: str | Path) -> None:
-    """Refuse a folder whose weights are not safetensors files in it; skip a Hub id, because its download is checked.
+    """Refuse a folder whose weights are not safetensors files in it.
 
     Raises:
         InputError: no weights, or only pickles; or an index that names anything but safetensors files in the same
             folder, because transformers would open whatever it names.
     """
     folder = Path(source)
-    if not folder.is_dir():
-        return
     index, weight_files = folder / INDEX, {path.name for path in folder.glob("*.safetensors")}
     if index.exists():
         weight_map = read_json_as(index, dict[str, Any], "save the model again").get("weight_map")

@@ -23,7 +23,7 @@ from pydantic import Field
 
 from biphase import console
 from biphase.errors import InputError, told_as
-from biphase.files import Stamp, content_hash, own_folder, parse_json, read_json_as, stamp_of, validate_record
+from biphase.files import Stamp, content_hash, own_folder, parse_json, stamp_of, validate_record
 from biphase.hub import NAMED, TOKENIZER_CLASS, fetch_model
 
 if TYPE_CHECKING:  # they are slow to import, and tokenizing workers do not need them
@@ -141,7 +141,7 @@ def load_tokenizer(source: str | Path) -> "PreTrainedTokenizerFast":
         from tokenizers import Tokenizer
 
         with told_as(f"{path} is neither a tokenizer.json nor a Llama 3 tokenizer.model (base64 and a rank a line)"):
-            refuse_growth(path, stamp_of(path))
+            check_tokenizer_file(path, stamp_of(path))
             backend = Tokenizer.from_file(str(path))
             refuse_ids(backend, path)
             return with_all_roles(wrap_backend(backend, {}), str(path))
@@ -189,15 +189,6 @@ def load_auto_tokenizer(folder: Path) -> Any:
 
 
 @dataclass(frozen=True)
-class TokenizerSettings:
-    """The keys of tokenizer_config.json that choose a class or a length."""
-
-    tokenizer_class: Annotated[str, Field(pattern=TOKENIZER_CLASS)] | None = None
-    processor_class: Annotated[str, Field(pattern=r"^\w+Processor$")] | None = None
-    model_max_length: float | None = None
-
-
-@dataclass(frozen=True)
 class TextChange:
     """A normalizer or decoder of a tokenizer.json, or a sequence of them."""
 
@@ -231,28 +222,30 @@ memory."""
 
 @dataclass(frozen=True)
 class TokenizerFile:
-    """The parts of a tokenizer.json that change texts."""
+    """The parts of a tokenizer.json that change texts, or the keys of a tokenizer_config.json that choose a class or a
+    length."""
 
     normalizer: TextChange | None = None
     decoder: TextChange | None = None
+    tokenizer_class: Annotated[str, Field(pattern=TOKENIZER_CLASS)] | None = None
+    processor_class: Annotated[str, Field(pattern=r"^\w+Processor$")] | None = None
+    model_max_length: float | None = None
 
 
 def check_tokenizer_files(folder: Path) -> None:
     """Raise `InputError` for damaged settings of a folder's tokenizer, for a class that is no tokenizer, and for texts
     that would grow without a bound."""
-    settings = folder / "tokenizer_config.json"
-    if settings.exists():
-        read_json_as(settings, TokenizerSettings, NAMED)
     with told_as(f"tokenizer {folder} cannot be loaded"):
-        stamps = {path: stamp_of(path) for path in {*folder.glob("tokenizer*.json")} - {settings}}
+        stamps = {path: stamp_of(path) for path in folder.glob("tokenizer*.json")}
         for path, stamp in stamps.items():
-            refuse_growth(path, stamp)
+            with told_as(f"{path} cannot be read", NAMED):
+                check_tokenizer_file(path, stamp)
 
 
 @lru_cache
-def refuse_growth(path: Path, stamp: Stamp) -> None:
-    """Raise `InputError` for a tokenizer.json that may make a text more than `MOST_GROWTH` times as long, and the
-    errors of a JSON reader for one that is damaged."""
+def check_tokenizer_file(path: Path, stamp: Stamp) -> None:
+    """Raise `InputError` for a file with a wrong key, or by which a text may become more than `MOST_GROWTH` times as
+    long, and the errors of a JSON reader for one that is damaged."""
     file = validate_record(path, parse_json(path.read_text(encoding="utf-8")), TokenizerFile, NAMED)
     for change in (file.normalizer, file.decoder):
         if change and (growth := change.growth()) > MOST_GROWTH:

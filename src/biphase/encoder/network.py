@@ -117,7 +117,7 @@ def make_model(preset: str, architecture: dict[str, Any], tokens: TokenIds, max_
 def load_model(
     source: str | Path, *, vocab_size: int | None = None, seed: int = 0, new_head: bool = False
 ) -> PreTrainedModel:
-    """Load a language model from a folder or the Hub, in fp32, attending through `biphase`, without dropout.
+    """Load a language model from a folder, in fp32, attending through `biphase`, without dropout.
 
     Never runs a repository's own code, and never unpickles weights.
 
@@ -305,7 +305,7 @@ def without_padding(backbone: nn.Module) -> Any:
 
 
 def load_backbone(source: str | Path) -> nn.Module:
-    """Load a network without a head from a folder or the Hub, fp32, no dropout, for `packed_hidden` with any layout.
+    """Load a network without a head from a folder, fp32, no dropout, for `packed_hidden` with any layout.
 
     A decoder becomes bidirectional. Raises `InputError` for a folder without safetensors weights, an encoder-decoder,
     and a network that cannot be made bidirectional.
