@@ -107,8 +107,8 @@ def train_steps(job: Job, rest: Rest) -> int:
     """
     recipe, world, stop = job.recipe, job.world, rest.stop
     # 3. Data: the batches of the steps, the held-out text, and the steps at which validation and checkpoints are due.
-    batches, validate = open_batches(job)
-    validates_at = due_steps(recipe, recipe.validation.every_steps, stop) if validate and rest.is_logged else set()
+    batches, measure = open_batches(job)
+    validates_at = due_steps(recipe, recipe.validation.every_steps, stop) if measure and rest.is_logged else set()
     saves_at = due_steps(recipe, recipe.checkpoints.every_steps, stop) if rest.is_logged else {stop}
     # 4. Model and optimizers, in their state at the start.
     state = load_state(job, rest.begin)
@@ -142,9 +142,9 @@ def train_steps(job: Job, rest: Rest) -> int:
             # next update at the latest.
             validates = done in validates_at
             saves = is_stopping or done in saves_at
-            if validate is not None and validates:
+            if measure is not None and validates:
                 for part, _ in phase.parts:
-                    log.record_validation(done, part, validate(state.model, part.with_mask_at(1)))
+                    log.record_validation(done, part, measure(state.model, part.with_mask_at(1)))
             if validates or saves or could_not_log:
                 with world.fail_together():
                     if log.failure is not None:
