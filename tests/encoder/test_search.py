@@ -3,7 +3,8 @@
 import numpy as np
 import torch
 
-from biphase.encoder.search import find_nearest, fuse_rankings, in_pieces
+from biphase.embedding.index import fuse_rankings
+from biphase.encoder.search import find_nearest, in_pieces
 from biphase.finetuning.metrics import best_documents
 
 

@@ -18,10 +18,10 @@ from sentence_transformers.util import pairwise_cos_sim
 
 from biphase import console
 from biphase.corpus.text import sample_language
+from biphase.embedding.index import fuse_rankings
 from biphase.embedding.model import embed_texts, encoder_of, find_similar
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import PairSource, set_name
-from biphase.encoder.search import fuse_rankings
 from biphase.errors import InputError, told_as
 from biphase.finetuning.metrics import Judgement, judge_ranking, score_rows
 from biphase.tasks.bm25 import FindWords, index_bm25, query_bm25, searched_words, stems_of

@@ -11,6 +11,7 @@ Letters: Q questions, N passages, D width.
 
 import json
 from array import array
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -42,7 +43,6 @@ from biphase.embedding.pairs import hash_text
 from biphase.embedding.questions import By, Filter, Request
 from biphase.encoder.models import find_folder, find_ranker, unreplaced
 from biphase.encoder.network import load_weights
-from biphase.encoder.search import fuse_rankings
 from biphase.errors import InputError, clipped, told_as
 from biphase.exporting.plain import list_module_files, read_embedder_file
 from biphase.files import Stamp, content_hash, own_folder, read_json_as, reading, refuse_damaged, stamp_of, write_json
@@ -362,6 +362,27 @@ def rank_passages(index: Index, files: IndexFiles, request: Request, by: By) -> 
     if by != "both":
         return rankings[0]
     return [fuse_rankings(words, vectors, num_hits, lowest=0.0) for words, vectors in zip(*rankings, strict=True)]
+
+
+def fuse_rankings(
+    first: Sequence[tuple[int, float]], second: Sequence[tuple[int, float]], top: int, lowest: float | None = None
+) -> list[tuple[int, float]]:
+    """Fuse two rankings of one query: each contributes half of a document's score, scaled to 0..1 (a convex
+    combination, Bruch et al. 2023, arXiv:2210.11934).
+
+    Each ranking maps its worst score to 0 and its best to 1. The best documents come first, equal ones by their index.
+
+    Args:
+        lowest: the score that the first ranking maps to 0 instead of its worst; 0 for BM25, the score of a document
+            without any word of the query.
+    """
+    fused = defaultdict[int, float](float)
+    for ranking, bottom in ((first, lowest), (second, None)):
+        for document, score in ranking:
+            worst = ranking[-1][1] if bottom is None else bottom
+            best = ranking[0][1]
+            fused[document] += 0.5 * ((score - worst) / (best - worst) if best > worst else 1.0)
+    return sorted(fused.items(), key=lambda hit: (-hit[1], hit[0]))[:top]
 
 
 def load_index_model(index: Index) -> SentenceTransformer:

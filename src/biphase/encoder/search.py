@@ -1,10 +1,9 @@
-"""Embeddings → the nearest documents of each query, by exact search over pieces of the documents; two rankings → one.
+"""Embeddings → the nearest documents of each query, by exact search over pieces of the documents.
 
 Letters: Q queries, N documents of a piece or of all, D width, K documents kept per query.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -67,24 +66,3 @@ def in_pieces(rows_ND: Tensor, indices_N: np.ndarray | None = None) -> Iterator[
         else:
             piece_N = indices_N[begin : begin + SEARCH_DOCUMENTS]
             yield piece_N, rows_ND[piece_N]
-
-
-def fuse_rankings(
-    first: Sequence[tuple[int, float]], second: Sequence[tuple[int, float]], top: int, lowest: float | None = None
-) -> list[tuple[int, float]]:
-    """Fuse two rankings of one query: each contributes half of a document's score, scaled to 0..1 (a convex
-    combination, Bruch et al. 2023, arXiv:2210.11934).
-
-    Each ranking maps its worst score to 0 and its best to 1. The best documents come first, equal ones by their index.
-
-    Args:
-        lowest: the score that the first ranking maps to 0 instead of its worst; 0 for BM25, the score of a document
-            without any word of the query.
-    """
-    fused = defaultdict[int, float](float)
-    for ranking, bottom in ((first, lowest), (second, None)):
-        for document, score in ranking:
-            worst = ranking[-1][1] if bottom is None else bottom
-            best = ranking[0][1]
-            fused[document] += 0.5 * ((score - worst) / (best - worst) if best > worst else 1.0)
-    return sorted(fused.items(), key=lambda hit: (-hit[1], hit[0]))[:top]
