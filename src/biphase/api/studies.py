@@ -1,11 +1,9 @@
 """Studies, advice for a compute budget, and verdicts on results from elsewhere."""
 
 import shlex
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic_core import to_jsonable_python
@@ -243,9 +241,9 @@ def advise(
         from_scratch: Train from scratch even if a public model could be continued.
         text_field: The JSON field or column that holds the text.
     """
-    from biphase.studies import cost as machines
     from biphase.studies.advise import advise as choose
     from biphase.studies.advise import measure_text
+    from biphase.studies.cost import find_machine
     from biphase.studies.report import read_evidence
 
     machine_options = {"device": device, "devices": devices, "efficiency": efficiency}
@@ -259,7 +257,7 @@ def advise(
     evidence = () if study is None else read_evidence(Path(study))
     machine = None
     if hours is not None:
-        machine = machines.find_machine(device or "CPU", 1 if devices is None else devices, efficiency)
+        machine = find_machine(device or "CPU", 1 if devices is None else devices, efficiency)
         if machine.name == "CPU" and machine.source == "assumed":
             machine = measure_cpu(devices)
     return choose(amount, flops=flops, hours=hours, machine=machine, evidence=evidence, from_scratch=from_scratch)
@@ -272,42 +270,14 @@ MEASURED = "3m"
 def measure_cpu(cores: int | None = None, seconds: float = 10) -> "Machine":
     """Measure this machine's CPU by training a small network. Return a machine with `cores` such cores, or with all
     cores of this machine."""
-    import numpy as np
-    import torch
-
-    from biphase.device import choose_dtype
-    from biphase.encoder.attention import lay_out
-    from biphase.encoder.network import TokenIds, make_model
-    from biphase.encoder.packed import PackedModel, count_flops
-    from biphase.pretraining.optimizer import autocast, make_optimizers
-    from biphase.recipe import Optimizer
+    from biphase.pretraining.optimizer import measure_updates
     from biphase.report.formats import show_count
     from biphase.studies.cost import Machine
 
-    device, vocab_size = torch.device("cpu"), 8192
-    dtype = choose_dtype("auto", device)
-    model = PackedModel(make_model(MEASURED, {}, TokenIds(vocab_size, 0, 1, 2, None), 256, seed=0))
-    optimizers = make_optimizers(Optimizer(), model)
-    # Four samples of 256 random tokens; every third token is a target.
-    bounds_S1, tokens_T = np.arange(0, 1025, 256), torch.randint(3, vocab_size, (1024,))
-    positions_T, targets_N = torch.arange(1024) % 256, torch.arange(0, 1024, 3)
-    layout = lay_out(bounds_S1, causal=False)
-    durations: list[float] = []
-    while len(durations) < 3 or sum(durations) < seconds:
-        begin = time.perf_counter()
-        with autocast(device, dtype):
-            loss_sum, _, _ = model(tokens_T, positions_T, layout, targets_N, tokens_T[targets_N])
-        (loss_sum / len(targets_N)).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        durations.append(time.perf_counter() - begin)
-    threads = torch.get_num_threads()
-    flops = count_flops(model.network).batch(np.diff(bounds_S1), len(targets_N), causal=False)
-    speed = flops / median(durations[1:]) / threads  # the first step does not count, because it takes longer
+    speed, threads, took = measure_updates(MEASURED, seconds)
     on = f"preset {MEASURED} and {show_count(threads, 'thread')}"
-    source = f"measured here for {sum(durations):.0f} s with {on}, beside everything else that was running"
-    return Machine("CPU", cores or threads, float(speed), 1.0, source)
+    source = f"measured here for {took:.0f} s with {on}, beside everything else that was running"
+    return Machine("CPU", cores or threads, speed / threads, 1.0, source)
 
 
 def equivalent(

@@ -25,8 +25,8 @@ from biphase import console
 from biphase.api import finetuning, folders, networks, studies
 from biphase.api.finetuning import to_json
 from biphase.api.studies import OpenStudy
-from biphase.cli import doctor as machine
 from biphase.cli import show
+from biphase.cli.doctor import examine
 from biphase.config import BUNDLED, MOST_REPEATS, OnCommandLine, by_commas, parse_config
 from biphase.corpus.prepare import prepare as prepare_text
 from biphase.deploying import checking
@@ -197,7 +197,7 @@ def demo(
     console.out.print(f"encoder: {encoder} · took {console.duration(time.monotonic() - started)}")
 
 
-@like(machine.examine, arguments="folder", shows=show.print_facts)
+@like(examine, arguments="folder", shows=show.print_facts)
 def doctor() -> None:
     """Show what a bug report needs: versions, devices, automatic choices, disk space, whether file locks work and
     whether the Hub answers. `!` marks a problem.

@@ -52,11 +52,11 @@ def layer_cosines(network: nn.Module, before: nn.Module, name: str = "the networ
         raise InputError(f"{name} cannot be merged: its weights {differing} differ by name or shape")
     groups: dict[str, list[float]] = {}
     old = dict(before.named_parameters())
-    for name, parameter in network.named_parameters():
+    for key, parameter in network.named_parameters():
         # `backbone.layers.3.mlp.up_proj.weight` belongs to layer 3, a name without a number to embeddings or the rest.
-        numbers = [part for part in name.split(".") if part.isdigit()]
-        layer = numbers[0] if numbers else "embeddings" if "embed" in name else "rest"
-        after, earlier = parameter.detach().double().cpu().flatten(), old[name].detach().double().cpu().flatten()
+        numbers = [word for word in key.split(".") if word.isdigit()]
+        layer = numbers[0] if numbers else "embeddings" if "embed" in key else "rest"
+        after, earlier = parameter.detach().double().cpu().flatten(), old[key].detach().double().cpu().flatten()
         sums = groups.setdefault(layer, [0.0, 0.0, 0.0])
         for index, product in enumerate((after @ earlier, after @ after, earlier @ earlier)):
             sums[index] += float(product)

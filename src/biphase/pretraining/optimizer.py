@@ -1,5 +1,5 @@
 """A network prepared for its processes (activation checkpointing → compile → DDP or FSDP2), and its optimizers: AdamW
-with the paper's settings, or Muon for the matrices inside the blocks.
+with the paper's settings, or Muon for the matrices inside the blocks; and the speed of their updates on a CPU.
 
 Muon (Jordan et al. 2024) orthogonalises momentum. PyTorch's Muon always does so in bf16, which a CPU without bf16 units
 emulates at a hundredth of its speed. This one takes the type as an argument, and updates all matrices of one shape in
@@ -7,11 +7,14 @@ one batched product.
 """
 
 import copy
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
@@ -20,9 +23,11 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from biphase.device import missing_for_compile
+from biphase.device import choose_dtype, missing_for_compile
 from biphase.distributed import World
-from biphase.encoder.packed import PackedModel
+from biphase.encoder.attention import lay_out
+from biphase.encoder.network import TokenIds, make_model
+from biphase.encoder.packed import PackedModel, count_flops
 from biphase.errors import InputError
 from biphase.recipe import MATRIX_UPDATES, ComputeConfig, Optimizer
 from biphase.schedule import Schedule
@@ -257,3 +262,28 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype) -> Tensor:
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.mT if tall else x
+
+
+def measure_updates(preset: str, seconds: float) -> tuple[float, int, float]:
+    """Update a small network on the CPU for some seconds. Return the FLOP/s, the threads, and the seconds taken."""
+    device, vocab_size = torch.device("cpu"), 8192
+    dtype = choose_dtype("auto", device)
+    model = PackedModel(make_model(preset, {}, TokenIds(vocab_size, 0, 1, 2, None), 256, seed=0))
+    optimizers = make_optimizers(Optimizer(), model)
+    # Four samples of 256 random tokens; every third token is a target.
+    bounds_S1, tokens_T = np.arange(0, 1025, 256), torch.randint(3, vocab_size, (1024,))
+    positions_T, targets_N = torch.arange(1024) % 256, torch.arange(0, 1024, 3)
+    layout = lay_out(bounds_S1, causal=False)
+    durations: list[float] = []
+    while len(durations) < 3 or sum(durations) < seconds:
+        begin = time.perf_counter()
+        with autocast(device, dtype):
+            loss_sum, _, _ = model(tokens_T, positions_T, layout, targets_N, tokens_T[targets_N])
+        (loss_sum / len(targets_N)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        durations.append(time.perf_counter() - begin)
+    flops = count_flops(model.network).batch(np.diff(bounds_S1), len(targets_N), causal=False)
+    speed = float(flops / median(durations[1:]))  # the first update does not count, because it takes longer
+    return speed, torch.get_num_threads(), sum(durations)
