@@ -135,7 +135,7 @@ def parse_config(kind: type[Config], tree: dict[str, Any], overrides: Sequence[s
             location = item["loc"]
             if item["type"] == "too_short" and any(key[: len(location)] == location for key in blamed):
                 continue
-            key, giver = ".".join(str(part) for part in location), origin
+            key, giver = ".".join(str(step) for step in location), origin
             for override in overrides:  # the last change that set the wrong value
                 if f"{key}.".startswith(override.partition("=")[0] + "."):
                     giver = override
@@ -238,13 +238,13 @@ def nearest_key(word: str, value: Any, kind: type[Strict]) -> str:
 
 def explain(kind: type[Strict], error: Any) -> str:
     """Describe one of pydantic's errors: the key, what is wrong, and what to write instead."""
-    location = [part for part in error["loc"] if part not in ("number", "ramp")]
-    key = ".".join(str(part) for part in location)
+    location = [step for step in error["loc"] if step not in ("number", "ramp")]
+    key = ".".join(str(step) for step in location)
     if error["type"] == "extra_forbidden":
         # Find the model at that place in the tree of `kind`, whose keys are valid there.
-        for part in location[:-1]:
-            if isinstance(part, str):
-                annotation: Any = kind.model_fields[part].annotation
+        for step in location[:-1]:
+            if isinstance(step, str):
+                annotation: Any = kind.model_fields[step].annotation
                 kind = next(item for item in nested_types(annotation) if issubclass(item, Strict))
         return f"unknown key '{key}'{nearest_key(str(location[-1]), error['input'], kind)}"
     if error["type"] == "missing":

@@ -55,8 +55,8 @@ def explain_dtype(precision: str, device: torch.device) -> str:
     name = "bf16" if choose_dtype(precision, device) == torch.bfloat16 else "fp32"
     if choose_dtype("auto", device) != choose_dtype(precision, device):
         return f"{name} (as given)"
-    kind = "GPU" if device.type == "cuda" else "CPU"
-    return f"{name} (this {kind} has {'' if name == 'bf16' else 'no '}units for bf16)"
+    processor = "GPU" if device.type == "cuda" else "CPU"
+    return f"{name} (this {processor} has {'' if name == 'bf16' else 'no '}units for bf16)"
 
 
 def has_bf16_units(device: torch.device) -> bool:

@@ -115,8 +115,8 @@ class YamlLoader(yaml.SafeLoader):
         try:
             return super().construct_object(node, deep)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-            kind = node.tag.rpartition(":")[2]
-            line = f"line {node.start_mark.line + 1}: '{clipped(str(node.value), 40)}' is not a valid {kind}"
+            type_name = node.tag.rpartition(":")[2]
+            line = f"line {node.start_mark.line + 1}: '{clipped(str(node.value), 40)}' is not a valid {type_name}"
             raise yaml.YAMLError(f"{line}; write a text in quotes") from None
 
 

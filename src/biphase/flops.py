@@ -229,7 +229,7 @@ def flops_per_token(flops: FlopCount, phase: Phase, lengths: SampleLengths) -> f
     `mask_probability` (for a ramp, its mean). A token of a causal objective sees half of the keys.
     """
     if phase.clm_share:
-        return sum(share * flops_per_token(flops, part, lengths) for part, share in phase.parts)
+        return sum(share * flops_per_token(flops, pure, lengths) for pure, share in phase.parts)
     keys = lengths.mean_keys / 2 if phase.is_causal else lengths.mean_keys
     return flops.token(keys, 1 - 1 / lengths.mean_tokens if phase.facts.is_dense else phase.mask_at(0.5))
 
@@ -244,9 +244,9 @@ def flops_between(
     for phase in phases_between(recipe.curriculum, begin, stop):
         first, last = last, last + phase.steps
         tokens = recipe.tokens_before(last) - recipe.tokens_before(first)
-        for part, share in phase.parts:
-            work = tokens * flops_per_token(flops, part, lengths) + phase.steps * flops.per_update
-            spent[part.objective] = spent.get(part.objective, 0.0) + share * work
+        for pure, share in phase.parts:
+            work = tokens * flops_per_token(flops, pure, lengths) + phase.steps * flops.per_update
+            spent[pure.objective] = spent.get(pure.objective, 0.0) + share * work
     return spent
 
 

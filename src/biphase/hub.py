@@ -311,12 +311,12 @@ def refuse_own_code(name: str, config: ConfigFile) -> None:
         return
     from transformers import CONFIG_MAPPING
 
-    kind = config.model_type
-    if kind == "eurobert" and config.rope_theta is None and config.rope_parameters is None:
+    model_type = config.model_type
+    if model_type == "eurobert" and config.rope_theta is None and config.rope_parameters is None:
         # Without a RoPE base in it, its own code and transformers assume different ones.
         raise InputError(f"{name} is a EuroBERT with its own code; convert it first: biphase convert {name} FOLDER")
-    if kind not in CONFIG_MAPPING:
-        reason = f"{name} needs its own code (type '{kind}', auto_map in its config.json), which is never run"
+    if model_type not in CONFIG_MAPPING:
+        reason = f"{name} needs its own code (type '{model_type}', auto_map in its config.json), which is never run"
         raise InputError(f"{reason}; choose a model of a type that transformers knows")
 
 
@@ -336,9 +336,9 @@ def longest_text(config: Any) -> int | None:
     """
     limit = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    for kind in (rope, *(kind for kind in rope.values() if isinstance(kind, Mapping))):
-        if kind.get("rope_type", kind.get("type")) in ("longrope", "su"):  # `su` is its older name
-            original = kind.get("original_max_position_embeddings")
+    for settings in (rope, *(settings for settings in rope.values() if isinstance(settings, Mapping))):
+        if settings.get("rope_type", settings.get("type")) in ("longrope", "su"):  # `su` is its older name
+            original = settings.get("original_max_position_embeddings")
             original = original or getattr(config, "original_max_position_embeddings", None) or limit
             limit = min((length for length in (limit, original) if length), default=0)
     return limit if limit and limit > 0 else None

@@ -109,7 +109,7 @@ class Data(Strict):
     @property
     def sets(self) -> list[str]:
         """The folders of the shard sets to train on."""
-        return [part.path for part in self.mixture] if self.mixture else [self.shards]
+        return [member.path for member in self.mixture] if self.mixture else [self.shards]
 
     @property
     def order(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class Data(Strict):
     @property
     def shares(self) -> tuple[Fraction, ...]:
         """Each text's exact share of the tokens."""
-        weights = [Fraction(str(part.weight)) for part in self.mixture or ()] or [Fraction(1)]
+        weights = [Fraction(str(member.weight)) for member in self.mixture or ()] or [Fraction(1)]
         return tuple(weight / sum(weights) for weight in weights)
 
 

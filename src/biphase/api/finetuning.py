@@ -228,13 +228,14 @@ class FileScore:
     def __repr__(self) -> str:
         counts = f"{self.num_examples:,} examples, {self.num_left_out:,} left out, {self.num_truncated:,} truncated"
         counts += f", {self.num_trained:,} trained or validated the model" if self.num_trained else ""
-        others = " · ".join(f"{name} {part.value:.2%}" for name, part in self.metrics.items() if name != self.metric)
+        others = " · ".join(f"{name} {self.metrics[name].value:.2%}" for name in self.metrics if name != self.metric)
         return f"{self.task} · {self.model} · {self.file}\n{self.show(self.metric)}\n{others}\n{counts}"
 
     def show(self, metric: str) -> str:
         """Show a metric as `accuracy 81.20% [79.90%, 82.50%]`."""
-        part = self.metrics[metric]
-        return f"{metric} {part.value:.2%}" + ("" if np.isnan(part.low) else f" [{part.low:.2%}, {part.high:.2%}]")
+        interval = self.metrics[metric]
+        ends = "" if np.isnan(interval.low) else f" [{interval.low:.2%}, {interval.high:.2%}]"
+        return f"{metric} {interval.value:.2%}{ends}"
 
 
 def score(
@@ -428,8 +429,8 @@ def evaluate(
             raise InputError(f"`{axis}` is {numbers!r}: give a list of numbers")
     config, axes = parse_config(FinetuneConfig, settings, origin="evaluate"), (tuple(learning_rates), tuple(seeds))
     grid = Grid(tuple(list_names(models)), tuple(names), config, Path(scores), *axes)
-    where: Any = {"engine": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu}
-    answer = run_evaluation(grid, folders, part=part, dry_run=dry_run, keep=keep, **where)
+    chosen: Any = {"engine": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu}
+    answer = run_evaluation(grid, folders, part=part, dry_run=dry_run, keep=keep, **chosen)
     if isinstance(answer, ScoreSummary):
         raise_failures(answer.failures)
     return pandas.DataFrame(answer.cells if isinstance(answer, MissingCells) else evaluation_json(answer)["scores"])
@@ -487,16 +488,16 @@ def run_evaluation(
     failures: Sequence[Failure] = ()
     if grid.models:
         names = tuple(name for task in grid.tasks for name in (PAPER_TASKS if task == "paper" else name_tests(task)))
-        where = parse_config(Engine, {"kind": engine, "device": grid.config.device, **workers}, origin="evaluate")
-        folders, config = name_data_dirs(data_dirs, names, "`data`"), resolve_for(grid.config, where)
+        chosen = parse_config(Engine, {"kind": engine, "device": grid.config.device, **workers}, origin="evaluate")
+        folders, config = name_data_dirs(data_dirs, names, "`data`"), resolve_for(grid.config, chosen)
         grid = replace(grid, tasks=names, config=config, data_dirs=folders)
         if not dry_run:
             tell_downloads(grid)
         trainings = plan_grid(grid, part)
         if dry_run:
-            return plan_missing(grid, trainings, where)
+            return plan_missing(grid, trainings, chosen)
         best = {} if keep is None else check_keep(trainings, Path(keep))
-        failures = run_grid(grid, trainings, where)
+        failures = run_grid(grid, trainings, chosen)
         keep_best_networks(best, grid.out)
     scores = read_scores(grid.out)
     comparison = verdicts.compare(scores, *pair) if pair else []

@@ -216,18 +216,16 @@ def trim(
         raise InputError(f"`minimum_count` is {minimum_count}: give 1 or more")
     if test is not None and not Path(test).exists():
         raise InputError(f"test: {test} does not exist")
-    source = find_folder(str(model))
+    model_folder = find_folder(str(model))
     # Texts are read twice, so an iterator becomes a list.
-    given = [list(part) if isinstance(part, Iterator) else part for part in (text, validation)]
-    texts, unseen = ([] if part is None else find_text_sources(part) for part in given)
+    given = [list(names) if isinstance(names, Iterator) else names for names in (text, validation)]
+    texts, unseen = ([] if names is None else find_text_sources(names) for names in given)
     from biphase.deploying.trim import trim_folder
 
-    names, how = ", ".join(part.record_name for part in texts), (text_field, txt_documents)
-    read_texts, read_unseen = (
-        partial(sample_texts, texts, *how),
-        partial(sample_texts, unseen, *how) if unseen else tuple,
-    )
-    trim_folder(source, Path(out), read_texts, read_unseen, names, minimum_count, Path(test) if test else None)
+    told, how = ", ".join(source.record_name for source in texts), (text_field, txt_documents)
+    read_texts = partial(sample_texts, texts, *how)
+    read_unseen = partial(sample_texts, unseen, *how) if unseen else tuple
+    trim_folder(model_folder, Path(out), read_texts, read_unseen, told, minimum_count, Path(test) if test else None)
     return Path(out)
 
 

@@ -46,8 +46,8 @@ def parse_rates(text: str) -> tuple[float, ...]:
 def parse_seeds(text: str) -> tuple[int, ...]:
     """Parse `0-4`, `0,1,5`, or `0-4,7`."""
     seeds: list[int] = []
-    for part in text.split(","):
-        span = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+    for word in text.split(","):
+        span = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", word)
         first, last = (int(span[1]), int(span[2] or span[1])) if span else (1, 0)
         if not 0 <= last - first < MOST_REPEATS:
             form = f"numbers from 0, or ranges such as 0-4 of at most {MOST_REPEATS:,}, separated by commas"

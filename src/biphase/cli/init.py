@@ -260,14 +260,14 @@ def with_values(text: str, changes: Mapping[str, Any]) -> str:
     """Change the values of keys such as `arms.0.models` in YAML text; keep everything else, including comments."""
     for key, value in changes.items():
         node: Any = yaml.compose(text, yaml.SafeLoader)
-        for part in key.split("."):
+        for step in key.split("."):
             if isinstance(node, yaml.SequenceNode):
-                node = node.value[int(part)]
+                node = node.value[int(step)]
                 continue
             inner = {name.value: child for name, child in node.value}
-            if part not in inner:
+            if step not in inner:
                 raise InputError(f"the bundled file has no '{key}'; start from another, or add it to the file")
-            node = inner[part]
+            node = inner[step]
         begin, end = node.start_mark.index, node.end_mark.index
         space = text[len(text[:end].rstrip()) : end]  # a block reaches to the next key
         text = f"{text[:begin].rstrip()} {write_value(value)}{space}{text[end:]}"

@@ -28,18 +28,18 @@ def print_facts(facts: Mapping[str, Any]) -> None:
     """Print named facts: records as a table, nested or long facts with a line for each part, others on one line."""
     for key, value in facts.items():
         name = name_fact(key)
-        parts: list[Any] = []
+        items: list[Any] = []
         if isinstance(value, dict | list):
-            parts = list(value.values()) if isinstance(value, dict) else value
-        is_long = any(isinstance(part, dict) or len(str(part)) > LONG_CHARACTERS for part in parts)
+            items = list(value.values()) if isinstance(value, dict) else value
+        is_long = any(isinstance(item, dict) or len(str(item)) > LONG_CHARACTERS for item in items)
         if isinstance(value, dict) and is_long:
-            print_facts({f"{name} {inner}": part for inner, part in value.items()})
-        elif parts and all(isinstance(part, dict) for part in parts):
-            rows = [[tell_fact(*cell) for cell in record.items()] for record in parts]
-            print_rows([name_fact(head) for head in parts[0]], rows, name)
+            print_facts({f"{name} {inner}": item for inner, item in value.items()})
+        elif items and all(isinstance(item, dict) for item in items):
+            rows = [[tell_fact(*cell) for cell in record.items()] for record in items]
+            print_rows([name_fact(head) for head in items[0]], rows, name)
         elif value not in (None, [], {}, ()):
-            for part in parts if is_long else [value]:
-                out.prose(f"{name}: {tell_fact(key, part)}")
+            for item in items if is_long else [value]:
+                out.prose(f"{name}: {tell_fact(key, item)}")
 
 
 def print_folder(facts: Mapping[str, Any]) -> None:
@@ -85,9 +85,9 @@ def tell_fact(name: str, value: Any) -> str:
         case Failure():
             return f"{value.unit}: {value.reason}"
         case dict():
-            return " · ".join(f"{name_fact(key)} {tell_fact(key, part)}" for key, part in value.items())
+            return " · ".join(f"{name_fact(key)} {tell_fact(key, item)}" for key, item in value.items())
         case list() | tuple():
-            return ", ".join(tell_fact(name, part) for part in value)
+            return ", ".join(tell_fact(name, item) for item in value)
         case bool():
             return "yes" if value else "no"
         case int() | float() if name.startswith("seconds"):
@@ -118,17 +118,17 @@ def print_evaluation(answer: ZeroShot | MissingCells | ScoreSummary) -> None:
 
 def print_task(facts: dict[str, Any]) -> None:
     """Print the facts of `check_task`, the most frequent labels of each split, and warnings about leaks."""
-    shared = {part: number for part, number in facts["also_in_train"].items() if number}
+    shared = {split: number for split, number in facts["also_in_train"].items() if number}
     lines: dict[str, Any] = {**facts, "labels": None, "classes": len(facts["classes"]), "also_in_train": shared}
-    for part, counts in facts["labels"].items():
-        parts = [f"{label} {number:,}" for label, number in counts.items()]
+    for split, counts in facts["labels"].items():
+        labels = [f"{label} {number:,}" for label, number in counts.items()]
         absent = [name for name in facts["classes"] if name not in counts]
         never = f"; never: {', '.join(absent)}" if absent else ""
-        lines[f"labels of {part}"] = f"{first_of(parts, MOST_LABELS)}{never}"
+        lines[f"labels of {split}"] = f"{first_of(labels, MOST_LABELS)}{never}"
     print_facts(lines)
-    for part in shared:
-        remedy = "; remove duplicates from the data" if part in facts["drawn"] else ""
-        out.prose(f"inputs of {part} are also in train: the scores on {part} may be too high{remedy}")
+    for split in shared:
+        remedy = "; remove duplicates from the data" if split in facts["drawn"] else ""
+        out.prose(f"inputs of {split} are also in train: the scores on {split} may be too high{remedy}")
 
 
 def print_passages(passages: list[dict[str, Any]]) -> None:
@@ -149,10 +149,10 @@ def print_passages(passages: list[dict[str, Any]]) -> None:
 
 def parse_data_dirs(pairs: Sequence[str]) -> list[tuple[str, str]]:
     """Split each pair such as `snli=path` into ("snli", "path")."""
-    parts = []
+    folders = []
     for pair in pairs:
         task, _, folder = pair.partition("=")
         if not folder:
             raise InputError(f"--data-dir {pair} must be TASK=FOLDER, such as snli=data")
-        parts.append((task, folder))
-    return parts
+        folders.append((task, folder))
+    return folders

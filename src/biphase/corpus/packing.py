@@ -273,14 +273,14 @@ def open_text(data: Data) -> TrainingText:
     """Open the shard sets of a recipe. Raises `InputError` for a damaged set, and for one with another tokenizer than
     `data.shards`."""
     main = ShardSet(data.shards, "train")
-    sets = tuple(ShardSet(part.path, "train") for part in data.mixture or ()) or (main,)
+    sets = tuple(ShardSet(member.path, "train") for member in data.mixture or ()) or (main,)
     for shards in sets:
         check_tokenizer(shards, main.manifest.tokenizer_hash)
     contents = tuple(shards.fingerprint for shards in sets)
     if len(set(contents)) < len(sets):
         raise InputError("data.mixture names a text twice: give it once, with the sum of the weights")
-    parts = [[content, str(share)] for content, share in zip(contents, data.shares, strict=True)]
-    fingerprint = content_hash(parts) if len(parts) > 1 else main.fingerprint
+    shared = [[content, str(share)] for content, share in zip(contents, data.shares, strict=True)]
+    fingerprint = content_hash(shared) if len(shared) > 1 else main.fingerprint
     return TrainingText(main, sets, data.shares, contents, fingerprint)
 
 

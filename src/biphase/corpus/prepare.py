@@ -128,7 +128,7 @@ def prepare(
     """
     folder = Path(out)
     chosen = {"kind": engine, "address": address, "workers": workers, "device": "cpu"}
-    where = parse_config(Engine, chosen, origin="prepare")
+    engine_settings = parse_config(Engine, chosen, origin="prepare")
     held_out = [] if validation is None else name_sources(validation, folder, text_field)
     if validation_fraction and held_out:
         raise InputError("validation_fraction and validation sources are both given: choose one")
@@ -140,7 +140,7 @@ def prepare(
     grouped = find_both(name_sources(sources, folder, text_field), held_out, folder)
     loaded = load_tokenizer(tokenizer)
     with files.locked(folder / ".claim", busy=f"another process is preparing {folder}: wait for it"):
-        manifest = make_set(folder, grouped, loaded, options, where)
+        manifest = make_set(folder, grouped, loaded, options, engine_settings)
     print_totals(folder, manifest)
     return folder
 
@@ -258,8 +258,8 @@ def finish_set(out: Path, plans: list[ShardPlan], draft: ShardManifest) -> Shard
     shards = tuple(files.read_json_as(plan.folder / "shard.json", Shard) for plan in plans)
     splits: dict[ShardSplitName, SplitRecord] = {}
     for split in SHARD_SPLITS:
-        parts = [shard.parts[split] for shard in shards]
-        splits[split] = SplitRecord(**{name: sum(getattr(part, name) for part in parts) for name in COUNTS})
+        records = [shard.parts[split] for shard in shards]
+        splits[split] = SplitRecord(**{name: sum(getattr(record, name) for record in records) for name in COUNTS})
     count = splits["train"].documents
     if count == 0:
         raise InputError("no document is left for training: every text is empty or went to validation")
@@ -296,8 +296,8 @@ def tokenize_missing(plans: list[ShardPlan], missing: list[ShardPlan], engine: E
     """
     if not missing:
         return
-    where = choose_engine(engine, len(missing))
-    if where.workers != 0:
+    engine = choose_engine(engine, len(missing))
+    if engine.workers != 0:
         missing = sorted(missing, key=lambda plan: -plan.num_bytes)
     units = [Unit(plan.folder.name, tokenize_unit, {"plan": plan}, cost=plan.num_bytes) for plan in missing]
     names = {plan.folder.name: ", ".join(source.name for source in plan.sources) for plan in missing}
@@ -312,7 +312,7 @@ def tokenize_missing(plans: list[ShardPlan], missing: list[ShardPlan], engine: E
             tokens += counts[1]
             progress.advance(counts[0] / 1e6, f"{tokens / 1e6:,.1f}M tokens")
 
-        with closing(run_units(units, where, folder=missing[0].folder.parent, on_progress=advance)) as outcomes:
+        with closing(run_units(units, engine, folder=missing[0].folder.parent, on_progress=advance)) as outcomes:
             for outcome in outcomes:
                 if outcome.worker_died:
                     problem = f"{names[outcome.name]}: {outcome.error}"
@@ -379,11 +379,11 @@ TextPiece = tuple[str, ShardSplitName, bool]
 class SplitWriter:
     """A writer of `SPLIT.tokens`, `SPLIT.ends` and `SPLIT.hashes` that hashes what it writes."""
 
-    kinds = ("tokens", "ends", "hashes")
+    endings = ("tokens", "ends", "hashes")
 
     def __init__(self, folder: Path, split: ShardSplitName, draft: ShardManifest) -> None:
-        self.files: list[IO[bytes]] = [(folder / f"{split}.{kind}").open("wb") for kind in self.kinds]
-        self.digests = [hashlib.sha256() for _ in self.kinds]
+        self.files: list[IO[bytes]] = [(folder / f"{split}.{ending}").open("wb") for ending in self.endings]
+        self.digests = [hashlib.sha256() for _ in self.endings]
         self.document = xxhash.xxh3_64()  # the hash so far of the current document
         self.dtype = np.dtype(draft.dtype).newbyteorder("<")
         self.eos_id = draft.eos_id
@@ -418,7 +418,7 @@ class SplitWriter:
         for file in self.files:
             file.close()
         record: dict[str, Any] = {name: getattr(self, name) for name in COUNTS}
-        record |= {f"{kind}_sha256": digest.hexdigest() for kind, digest in zip(self.kinds, self.digests, strict=True)}
+        record |= {f"{name}_sha256": sha.hexdigest() for name, sha in zip(self.endings, self.digests, strict=True)}
         return SplitRecord(**record)
 
 

@@ -202,7 +202,7 @@ def check_text(location: str, name: str, value: Any) -> str:
 def text_column(location: str, row: Row, name: str) -> str:
     """Return a column's text. A list of texts (PubMedQA) becomes one text."""
     text = column(location, row, name)
-    if isinstance(text, list) and text and all(isinstance(part, str) for part in text):
+    if isinstance(text, list) and text and all(isinstance(item, str) for item in text):
         return " ".join(text)
     text = check_text(location, name, text)
     if len(text) > LONGEST_TEXT:

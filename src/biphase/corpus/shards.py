@@ -104,12 +104,12 @@ def read_shard_manifest(folder: Path) -> ShardManifest:
     return read_hashed(path, ShardManifest, "delete it and run biphase prepare again")
 
 
-def wrong_size(folder: Path, split: ShardSplitName, part: SplitRecord, dtype: str) -> str | None:
+def wrong_size(folder: Path, split: ShardSplitName, record: SplitRecord, dtype: str) -> str | None:
     """Describe a file of a shard's split that is missing or has the wrong size; None if all are right."""
-    document_bytes = part.documents * 8
-    expected = {"tokens": part.tokens * np.dtype(dtype).itemsize, "ends": document_bytes, "hashes": document_bytes}
-    for kind, num_bytes in expected.items():
-        path = folder / f"{split}.{kind}"
+    document_bytes = record.documents * 8
+    expected = {"tokens": record.tokens * np.dtype(dtype).itemsize, "ends": document_bytes, "hashes": document_bytes}
+    for ending, num_bytes in expected.items():
+        path = folder / f"{split}.{ending}"
         if not path.is_file():
             return f"{path} is missing"
         if path.stat().st_size != num_bytes:
@@ -166,10 +166,10 @@ class ShardSet:
             ends_D[first:last] = np.fromfile(self.checked_file(shard, "ends"), dtype="<i8") + self.starts[index]
         return ends_D
 
-    def checked_file(self, shard: Shard, kind: str) -> Path:
+    def checked_file(self, shard: Shard, ending: str) -> Path:
         """Return a file of a shard. Raises `InputError` if it is damaged."""
-        path = self.folder_of(shard) / f"{self.split}.{kind}"
-        if file_hash(path) != getattr(shard.parts[self.split], f"{kind}_sha256"):
+        path = self.folder_of(shard) / f"{self.split}.{ending}"
+        if file_hash(path) != getattr(shard.parts[self.split], f"{ending}_sha256"):
             raise InputError(f"{path} is damaged (its SHA-256 is not the manifest's): {self.remedy(shard)}")
         return path
 
@@ -240,8 +240,8 @@ class ShardSet:
     def verify(self) -> None:
         """Check every byte of the split and the tokenizer. Raises `InputError` that names a damaged file."""
         for shard in self.manifest.shards:
-            for kind in ("tokens", "ends", "hashes"):
-                self.checked_file(shard, kind)
+            for ending in ("tokens", "ends", "hashes"):
+                self.checked_file(shard, ending)
         if not np.array_equal(self.token_bytes(), token_byte_lengths(self.tokenizer)):
             raise InputError(f"{self.folder / 'token_bytes.npy'} is not the tokenizer's: prepare the set again")
 
@@ -262,7 +262,7 @@ def count_copies(folder: Path, shards: tuple[Shard, ...]) -> Copies:
 
     For a large set, each pass over the hashes handles those with one remainder.
     """
-    num_documents = sum(part.documents for shard in shards for part in shard.parts.values())
+    num_documents = sum(record.documents for shard in shards for record in shard.parts.values())
     num_passes = num_documents // HASHES_AT_ONCE + 1
     copies: Copies = {"train": 0, "validation": 0, "in_both": 0}
     for remainder in range(num_passes):

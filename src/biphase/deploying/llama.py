@@ -54,9 +54,9 @@ def become_llama(folder: Path) -> None:
     if (settings := folder / "config_sentence_transformers.json").exists():
         write_json(settings, read_json_as(settings, dict[str, Any]) | NEEDS_VERSION)
     saved_twin, compute = load_named(folder, pooled=False)
-    before, kind = NamedOutputs(network.float(), saved_twin.tokenizer), type(network).__name__
-    gap = prove_outputs(compute, before.outputs, before, f"the LlamaModel of this {kind}")
-    proof = f"its hidden states are at most {gap:.1e} of their mean size from those of the {kind} it was made from"
+    before, name = NamedOutputs(network.float(), saved_twin.tokenizer), type(network).__name__
+    gap = prove_outputs(compute, before.outputs, before, f"the LlamaModel of this {name}")
+    proof = f"its hidden states are at most {gap:.1e} of their mean size from those of the {name} it was made from"
     line = (
         f"A LlamaModel without a head, which looks both ways: {proof}. Load it with transformers {FLOOR} or later: "
         "transformers 4 silently looks left only, and so may a server. Compare a few vectors first."
@@ -72,9 +72,9 @@ def become_llama(folder: Path) -> None:
 def find_pooling(folder: Path) -> str:
     """Find the pooling of an encoder (`mean`) or embedding model. Raises `InputError` for a pooling that servers lack,
     and for a network with a task's head."""
-    kind = read_config(folder).kind or "Model"
-    if not kind.endswith(("Model", "ForMaskedLM", "ForCausalLM")):
-        raise InputError(f"{kind} has the head of a task: encoders and embedding models alone become a Llama or a GGUF")
+    name = read_config(folder).kind or "Model"
+    if not name.endswith(("Model", "ForMaskedLM", "ForCausalLM")):
+        raise InputError(f"{name} has the head of a task: encoders and embedding models alone become a Llama or a GGUF")
     pooling = " and ".join(read_pooling(folder)) if read_modules(folder) else "mean"
     if pooling not in VLLM_POOLING:
         raise InputError(f"its pooling is '{pooling}': servers know {', '.join(VLLM_POOLING)}")

@@ -70,10 +70,10 @@ def load_backends(folder: Path) -> list[Tokenizer]:
             backend.no_truncation()
             backends.setdefault(backend.to_str(), backend)
     for backend in backends.values():
-        kind, model = type(backend.model).__name__, backend.model
-        is_marked = kind == "BPE" and (model.continuing_subword_prefix or model.end_of_word_suffix)
-        if is_marked or kind not in ("BPE", "WordPiece", "Unigram"):
-            raise InputError(f"{folder} has a {kind} tokenizer; WordPiece, Unigram and BPE without affixes are trimmed")
+        name, model = type(backend.model).__name__, backend.model
+        is_marked = name == "BPE" and (model.continuing_subword_prefix or model.end_of_word_suffix)
+        if is_marked or name not in ("BPE", "WordPiece", "Unigram"):
+            raise InputError(f"{folder} has a {name} tokenizer; WordPiece, Unigram and BPE without affixes are trimmed")
     return [*backends.values()]
 
 

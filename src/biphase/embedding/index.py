@@ -152,8 +152,8 @@ def is_here(model: str) -> bool:
 def cut_document(document: Document) -> Iterator[Row]:
     """Cut a document into passages of about `PASSAGE_WORDS` words, each with an id and the document's columns."""
     columns = {"columns": document.columns} if document.columns else {}
-    for part, words in enumerate(cut_words(document.text, PASSAGE_WORDS)):
-        yield {"id": f"{document.id}#{part}", "text": join_words(words), **columns}
+    for index, words in enumerate(cut_words(document.text, PASSAGE_WORDS)):
+        yield {"id": f"{document.id}#{index}", "text": join_words(words), **columns}
 
 
 def cutting_hash() -> str:
@@ -172,7 +172,7 @@ def build_index(
     """
     folder = Path(text).expanduser().resolve()
     target = index.resolve()
-    if target.is_relative_to(folder) and not any(part.startswith(".") for part in target.relative_to(folder).parts):
+    if target.is_relative_to(folder) and not any(name.startswith(".") for name in target.relative_to(folder).parts):
         raise InputError(f"{index} is inside {text}, and would be searched too: give an index beside it")
     sources = find_text_sources([text])
     text_hash = hash_text(text, sources)  # hashed before it is read, so that a change in between counts as another text

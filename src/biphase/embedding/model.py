@@ -128,8 +128,8 @@ def scale_token_embeddings(packed: PackedTransformer, rms: float, *, whiten: boo
     packed(features)
     hook.remove()
     if not torch.allclose(factor * inputs[0], inputs[1], rtol=1e-3):
-        kind = type(packed.network).__name__
-        raise InputError(f"token_embedding_rms: leave it out, {kind} changes embeddings before its first layer")
+        class_name = type(packed.network).__name__
+        raise InputError(f"token_embedding_rms: leave it out, {class_name} changes embeddings before its first layer")
     if whiten:
         table.copy_(whitened(table))
         table.mul_(rms / table.square().mean().sqrt())

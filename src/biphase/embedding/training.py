@@ -154,12 +154,12 @@ def tell_unused_modules(recipe: EmbeddingRecipe) -> None:
     folder = find_folder(recipe.model)
     left_out = []
     for module in read_modules(folder):
-        kind = module.type.rpartition(".")[2]
-        if kind == "Pooling":
+        class_name = module.type.rpartition(".")[2]
+        if class_name == "Pooling":
             mode = Pooling.load(str(folder), subfolder=module.path).pooling_mode
             left_out += [f"its pooling {mode} (pooling is {recipe.pooling})"] if mode != recipe.pooling else []
-        elif kind not in ("Transformer", "Normalize"):
-            left_out.append(f"its {kind}")
+        elif class_name not in ("Transformer", "Normalize"):
+            left_out.append(f"its {class_name}")
     if left_out:
         console.err.print(f"{recipe.model}: the network alone is trained, without {', '.join(left_out)}")
 

@@ -118,8 +118,8 @@ def find_ranker(name: str) -> Path:
     config = read_config(folder)
     if not config.kind.endswith("ForSequenceClassification") or len(config.id2label or (0, 1)) != 1:
         remedy = f"train one: biphase finetune {name} TASK ranking=pairs --keep RANKER"
-        kind = config.kind or "a network without a head"
-        raise InputError(f"{name} is {kind}, which has no head with one score for a pair of texts; {remedy}")
+        described = config.kind or "a network without a head"
+        raise InputError(f"{name} is {described}, which has no head with one score for a pair of texts; {remedy}")
     return folder
 
 

@@ -198,9 +198,9 @@ class LanguageModelHead:
 
     def __init__(self, network: PreTrainedModel) -> None:
         output: Any = network.get_output_embeddings()
-        owner_name, owner = next((name, part) for name, part in network.named_modules() if output in part.children())
+        owner_name, owner = next((name, owner) for name, owner in network.named_modules() if output in owner.children())
         # The innermost, because OPT calls the decoder inside its backbone.
-        *_, backbone = (part for part in network.base_model.modules() if isinstance(part, PreTrainedModel))
+        *_, backbone = (module for module in network.base_model.modules() if isinstance(module, PreTrainedModel))
         bare: Any = with_parts(network, {backbone: GivenStates(), output: nn.Identity()})
         bare.config = copy.copy(network.config)
         # The loss applies the cap, and adds a bias that lies beside the output embeddings, such as ESM's.
@@ -237,7 +237,7 @@ def with_parts(module: nn.Module, parts: dict[nn.Module, nn.Module]) -> nn.Modul
     if module in parts:
         return parts[module]
     copied = copy.copy(module)
-    copied._modules = {name: part and with_parts(part, parts) for name, part in module._modules.items()}
+    copied._modules = {name: child and with_parts(child, parts) for name, child in module._modules.items()}
     return copied
 
 

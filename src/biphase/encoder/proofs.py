@@ -117,10 +117,10 @@ def with_windows(network: Any, longest: int, *, narrow: bool = True) -> Any:
     with torch.device("meta"):
         twin = type(network)(config).eval()
     for name, module in network.named_modules():
-        part = twin.get_submodule(name)
-        if type(part) is not type(module):  # a removed pooler
+        copied = twin.get_submodule(name)
+        if type(copied) is not type(module):  # a removed pooler
             twin.set_submodule(name, module)
-        part._parameters, part._buffers = module._parameters, module._buffers
+        copied._parameters, copied._buffers = module._parameters, module._buffers
     return twin
 
 
@@ -267,9 +267,9 @@ def each_alone(network: Any, tokens_T: Tensor, lengths: Sequence[int], attention
         outputs = []
         is_switched = network.config.__dict__.get("is_causal") is False
         switch = ", told by is_causal=false to look both ways," if is_switched else ""
-        for part in tokens_T.split(list(lengths)):
-            with foreign_errors_fail(f"transformers itself{switch} cannot read a text of {len(part)} tokens alone"):
-                outputs.append(network(input_ids=part[None]))
+        for text_T in tokens_T.split(list(lengths)):
+            with foreign_errors_fail(f"transformers itself{switch} cannot read a text of {len(text_T)} tokens alone"):
+                outputs.append(network(input_ids=text_T[None]))
         hidden: list[Any] = [getattr(output, "last_hidden_state", None) for output in outputs]
         if any(rows is None or rows.shape[:2] != (1, length) for rows, length in zip(hidden, lengths, strict=True)):
             name = network.name_or_path or type(network).__name__

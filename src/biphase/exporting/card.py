@@ -70,7 +70,7 @@ def describe_export(
     tags = ["biphase", network.config.model_type]
     head = ModelCardData(library_name="transformers", pipeline_tag=pipeline_tag, base_model=base, tags=tags)
     config = read_recipe(run).model_dump(mode="json")  # without the paths of this machine
-    texts = [(part, "path") for part in config["data"].get("mixture") or ()]
+    texts = [(member, "path") for member in config["data"].get("mixture") or ()]
     config["data"]["shards"] = Path(config["data"]["shards"]).name
     for settings, key in ((config["init"], "model"), (config["init"], "checkpoint"), *texts):
         if settings[key] and Path(settings[key]).is_absolute():

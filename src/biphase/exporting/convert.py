@@ -87,7 +87,7 @@ def take_text_part(source: Path, part: Path, name: str) -> tuple[str, str]:
     whole: Any = networks.load_weights(kind, source, config, attention=None, dtype="auto").eval()
     tower, head = whole.get_decoder(), whole.get_output_embeddings()
     network = as_plain(tower, head, name)
-    parts_left = ", ".join(child for child, part in whole.base_model.named_children() if tower not in {*part.modules()})
+    parts_left = ", ".join(key for key, child in whole.base_model.named_children() if tower not in {*child.modules()})
     left_out = f"{whole.num_parameters() - network.num_parameters():,} other parameters ({parts_left})"
     network.generation_config = whole.generation_config
     networks.make_generation_saveable(network)
@@ -131,7 +131,7 @@ def check_text_part(network: Any, whole: Any, name: str) -> None:
     marks = [id for key, id in published.items() if key.endswith(("token_id", "token_index")) and isinstance(id, int)]
     words = torch.tensor(sorted({*range(network.config.vocab_size)} - {*marks}))  # no image tokens
     tokens = telling_tokens(network, max(PROOF_LENGTHS), words)[None]
-    reader: Any = next(part for part in whole.modules() if whole.get_output_embeddings() in part.children())
+    reader: Any = next(module for module in whole.modules() if whole.get_output_embeddings() in module.children())
     with foreign_errors_fail(f"{name}: {type(reader).__name__} cannot read a text alone"):
         expected = reader(input_ids=tokens).logits
     if not agree(network(input_ids=tokens).logits, expected):

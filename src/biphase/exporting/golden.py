@@ -77,8 +77,8 @@ def read_golden(path: Path) -> Golden:
     """Read golden vectors. Raises `InputError` for damaged ones, and for lists of unequal lengths."""
     golden = read_json_as(path, Golden)
     values: list[Any] = golden.values
-    has_rows = {isinstance(part[0], list) if part else None for part in values}  # a row for each token
-    widths = {len(row) for part in values for row in (part if has_rows == {True} else [part])}
+    has_rows = {isinstance(value[0], list) if value else None for value in values}  # a row for each token
+    widths = {len(row) for value in values for row in (value if has_rows == {True} else [value])}
     fit = len(golden.texts) == len(golden.ids) == len(golden.values) > bool(golden.cut_at) and all(golden.ids)
     if not fit or len(has_rows) != 1 or len(widths) != 1 or 0 in widths:
         raise InputError(f"{path} is damaged (its texts, ids and values do not fit together); {ANEW}")
@@ -112,10 +112,10 @@ def make_golden(folder: Path) -> Golden:
     with foreign_errors_fail(f"{folder} cannot read what its tokenizer gives"):
         outputs = [network.outputs(pad_batch([torch.tensor(row)], 0)) for row in rows]
     values = [read_answers(output, [len(row)])[0] for output, row in zip(outputs, rows, strict=True)]
-    if not all(np.isfinite(part).all() for part in values):
+    if not all(np.isfinite(value).all() for value in values):
         raise FailedProofError(f"{folder} computes no numbers (NaN): its weights are damaged, or its training diverged")
     kind: Any = "embedding" if "last_hidden_state" in outputs[0] else "logits"
-    return Golden(kind, texts, rows, [part.astype(float).round(ROUNDED_TO).tolist() for part in values], cut_at)
+    return Golden(kind, texts, rows, [value.astype(float).round(ROUNDED_TO).tolist() for value in values], cut_at)
 
 
 def write_golden(folder: Path) -> None:

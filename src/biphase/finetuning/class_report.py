@@ -148,10 +148,10 @@ def tell_report(report: ClassReport, in_train: Mapping[str, int]) -> list[str]:
         than = f"{100 * abs(gap):.1f} points {'above' if gap > 0 else 'below'}" if gap else "what one gets by"
         sentences.append(f"accuracy {100 * micro.recall:.1f} % is {than} always predicting '{report.majority}'")
     if report.never_predicted:
-        where = " in train" if in_train else f" {report.unit} here"
+        scope = " in train" if in_train else f" {report.unit} here"
         counts = list[str]()
         for name in report.never_predicted:
-            counts.append(f"{name} ({in_train.get(name, supports[name]):,}{where if not counts else ''})")
+            counts.append(f"{name} ({in_train.get(name, supports[name]):,}{scope if not counts else ''})")
         sentences.append(f"never predicted: {first_of(counts, CLASSES_IN_TABLE)}")
     if report.calibration_error is not None:
         sentences.append(f"probabilities are {100 * report.calibration_error:.1f} points off on average (ECE)")

@@ -172,8 +172,8 @@ def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> Finetu
     matters = settings_that_matter(config, task)
     for name in ("class_weights", "label_smoothing"):
         if name not in matters and getattr(config, name):
-            kind = (task.problem_type or task.family).replace("_", " ")
-            raise InputError(f"{name}: {task.name} is {kind}, whose loss has none; leave it out")
+            described = (task.problem_type or task.family).replace("_", " ")
+            raise InputError(f"{name}: {task.name} is {described}, whose loss has none; leave it out")
     for name, _ in config.class_weights if isinstance(config.class_weights, tuple) else ():
         refuse_unknown(f"class_weights: {task.name} has no class", name, task.classes)
     defaults = {name: FinetuneConfig.model_fields[name].default for name in FAMILY_SETTINGS} | PAPER_SEARCH

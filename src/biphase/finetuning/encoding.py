@@ -65,8 +65,8 @@ class CellContext:
 
     def on_device(self, targets: np.ndarray) -> Tensor:
         """Copy targets to the device, as int64, or fp32 for fractions."""
-        kind = np.float32 if np.issubdtype(targets.dtype, np.floating) else np.int64
-        return to_device(np.ascontiguousarray(targets, dtype=kind), self.device)
+        dtype = np.float32 if np.issubdtype(targets.dtype, np.floating) else np.int64
+        return to_device(np.ascontiguousarray(targets, dtype=dtype), self.device)
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ def steps_to_validate(config: FinetuneConfig, num_items: int, num_steps: int) ->
     if not config.load_best_model_at_end:
         return set()
     num_checks = max(4, math.ceil(num_steps / math.ceil(num_items / config.batch_size)))
-    return {math.ceil(num_steps * part / num_checks) for part in range(1, num_checks + 1)}
+    return {math.ceil(num_steps * check / num_checks) for check in range(1, num_checks + 1)}
 
 
 @torch.no_grad()

@@ -109,8 +109,8 @@ def copy_backbone(
     # Networks without packing pad their batches themselves.
     own_pad_id = getattr(backbone.config, "pad_token_id", None) or 0
     pad_ids = [own_pad_id, own_pad_id if pad_id is None else pad_id]
-    once = {id(part.tokens_T): part for part in texts}.values()  # splits may share their texts
-    used_U = np.unique(np.concatenate([pad_ids, *(part.used_U for part in once)]))
+    once = {id(tokenized.tokens_T): tokenized for tokenized in texts}.values()  # splits may share their texts
+    used_U = np.unique(np.concatenate([pad_ids, *(tokenized.used_U for tokenized in once)]))
     # deepcopy thinks that it has already copied the embedding, so the whole embedding never exists twice.
     return copy.deepcopy(backbone, {id(embedding): UsedEmbedding(embedding, torch.from_numpy(used_U))})
 
@@ -195,8 +195,8 @@ def make_class(config: Any, backbone: nn.Module, cell: CellContext) -> Any:
     try:
         model = auto_class(cell.task).from_config(config, attn_implementation="sdpa" if has_sdpa else "eager")
     except ValueError:
-        kind = f"{cell.task.family.replace('_', ' ')} by a network of type '{config.model_type}'"
-        raise InputError(f"transformers has no class for {kind}; leave keep and head out") from None
+        described = f"{cell.task.family.replace('_', ' ')} by a network of type '{config.model_type}'"
+        raise InputError(f"transformers has no class for {described}; leave keep and head out") from None
     return model.float()
 
 

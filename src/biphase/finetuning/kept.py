@@ -110,14 +110,14 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
     folder = find_folder(name)
     stamps = stamp_model(folder)
     config = read_json_as(folder / "config.json", dict[str, Any])
-    classes = [str(kind) for kind in config.get("architectures") or []]
-    family = next((name for kind in classes for name, record in KINDS.items() if kind.endswith(record.head)), None)
+    classes = [str(name) for name in config.get("architectures") or []]
+    family = next((family for name in classes for family, kind in KINDS.items() if name.endswith(kind.head)), None)
     if family is None:
-        kind = " ".join(classes) or "of no named class"
+        described = " ".join(classes) or "of no named class"
         remedy = f"fine-tune it first: `biphase finetune {name} TASK --keep FOLDER`"
         if (folder / "modules.json").exists():
             remedy += f"; or search with its embeddings: `biphase search TEXT QUESTION --model {name}`"
-        raise InputError(f"{name} is {kind}, which has no head that predicts; {remedy}")
+        raise InputError(f"{name} is {described}, which has no head that predicts; {remedy}")
     if (folder / RECORD).exists():
         remedy = "fine-tune it again with --keep"
         model = read_json_as(folder / RECORD, KeptModel, remedy)

@@ -249,10 +249,10 @@ def answer_scores(
     pairs = list(zip(predictions, counted_answers(gold, is_version_2), strict=True))
     values = {"exact": [exact_match(*pair) for pair in pairs], "f1": [token_f1(*pair) for pair in pairs]}
     scores = {metric: sum(per_question) / len(per_question) for metric, per_question in values.items()}
-    for name, kind in (("has_answer", True), ("no_answer", False)) if is_version_2 else ():
+    for name, has in (("has_answer", True), ("no_answer", False)) if is_version_2 else ():
         for metric, per_question in values.items():
-            part = [value for value, answerable in zip(per_question, has_answer, strict=True) if answerable == kind]
-            scores |= {f"{name}_{metric}": sum(part) / len(part)} if part else {}
+            chosen = [value for value, answerable in zip(per_question, has_answer, strict=True) if answerable == has]
+            scores |= {f"{name}_{metric}": sum(chosen) / len(chosen)} if chosen else {}
     if no_answer_scores is not None:
         for metric, per_question in values.items():
             scores[f"best_{metric}"] = best_share(per_question, predictions, has_answer, no_answer_scores)

@@ -232,7 +232,7 @@ def read_scores(folder: Path) -> ScoreSet:
     scores: list[Score] = []
     broken: dict[Path, str] = {}
     for path in sorted(folder.rglob("score.json")):
-        if any(part.startswith(".") for part in path.relative_to(folder).parts):
+        if any(name.startswith(".") for name in path.relative_to(folder).parts):
             continue
         try:
             score = read_score(path.parent)
@@ -387,7 +387,7 @@ def read_contributions(path: Path, score: Score, written: str | None) -> tuple[l
 
 def has_lost_predictions(score: Score) -> bool:
     """Tell whether the test predictions were kept but are gone, and their contributions too."""
-    kept = score.folder is not None and any((score.folder / f"test.{kind}").exists() for kind in ("npz", "jsonl"))
+    kept = score.folder is not None and any((score.folder / f"test.{ending}").exists() for ending in ("npz", "jsonl"))
     return "test" in score.predictions and not kept
 
 

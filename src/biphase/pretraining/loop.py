@@ -143,8 +143,8 @@ def train_steps(job: Job, rest: Rest) -> int:
             validates = done in validates_at
             saves = is_stopping or done in saves_at
             if measure is not None and validates:
-                for part, _ in phase.parts:
-                    log.record_validation(done, part, measure(state.model, part.with_mask_at(1)))
+                for pure, _ in phase.parts:
+                    log.record_validation(done, pure, measure(state.model, pure.with_mask_at(1)))
             if validates or saves or could_not_log:
                 with world.fail_together():
                     if log.failure is not None:
@@ -257,8 +257,8 @@ def update(
         samples = first_of([str(id) for m in suspects or microbatches for id in m.sample_ids_S], 8)
         saved = f"the last checkpoint is @{job.origin.step + state.saved_step}"
         checkpoint = saved if state.saved_step else "no checkpoint was written yet"
-        where = f"{job.run.path.name}: loss {loss} and gradient norm {grad_norm} at step {step + 1}, samples {samples}"
-        raise InputError(f"{where}; {checkpoint}; lower schedule.peak_lr or look at these samples")
+        event = f"{job.run.path.name}: loss {loss} and gradient norm {grad_norm} at step {step + 1}, samples {samples}"
+        raise InputError(f"{event}; {checkpoint}; lower schedule.peak_lr or look at these samples")
     rate = set_rate(state.optimizers, recipe.schedule, step, recipe.num_steps)
     for optimizer in state.optimizers:
         optimizer.step()

@@ -146,7 +146,7 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     """Find the repeated layers of a transformers model: its longest list of `GradientCheckpointingLayer`s, else of any
     modules."""
     lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
-    layers = [members for members in lists if all(isinstance(part, GradientCheckpointingLayer) for part in members)]
+    layers = [members for members in lists if all(isinstance(block, GradientCheckpointingLayer) for block in members)]
     return max(layers or lists, key=len)
 
 

@@ -380,9 +380,9 @@ def lacks_text(values: Sequence[Any]) -> bool:
 def tell_lacking(task: spec.Task, lacking: dict[str, list[str]]) -> None:
     """Print how many rows lack a label or text. Raises `InputError` unless the task leaves them out."""
     counts = []
-    for part, rows in lacking.items():
+    for field, rows in lacking.items():
         have = "rows have" if len(rows) > 1 else "row has"
-        counts.append(f"{len(rows):,} {have} no {part} (the first: {rows[0]})")
+        counts.append(f"{len(rows):,} {have} no {field} (the first: {rows[0]})")
     if counts and task.missing == "refuse":
         remedy = "fill them in, or leave them out: missing='drop' in Python, `missing: drop` in a task's file"
         raise InputError(f"task '{task.name}': {', '.join(counts)}; {remedy}")
@@ -395,7 +395,7 @@ def id_of(location: str, row: Row) -> str:
     row_id = row.get("id", row.get("idx"))
     if row_id is None:
         return location.rpartition("/")[2]
-    return "-".join(str(part) for part in row_id.values()) if isinstance(row_id, dict) else str(row_id)
+    return "-".join(str(number) for number in row_id.values()) if isinstance(row_id, dict) else str(row_id)
 
 
 def make_text(task: spec.Task, location: str, row: Row) -> LabelledText:
@@ -529,17 +529,17 @@ def place_spans(location: str, text: str, spans: Sequence[CharacterSpan]) -> Seq
     if placed and all(is_marked(text, span) for span in placed):
         tell_units(location.rpartition(":")[0])
         return placed
-    where = f"{location}: the span from {odd.start} to {odd.end}"
+    told = f"{location}: the span from {odd.start} to {odd.end}"
     if not 0 <= odd.start < odd.end <= len(text):
-        raise InputError(f"{where} is not in its text of length {len(text):,}")
+        raise InputError(f"{told} is not in its text of length {len(text):,}")
     marked, remedy = text[odd.start : odd.end], "correct it, or export the annotations again"
-    raise InputError(f"{where} has {excerpt(marked)} in its text, not its own {excerpt(odd.text)}; {remedy}")
+    raise InputError(f"{told} has {excerpt(marked)} in its text, not its own {excerpt(odd.text)}; {remedy}")
 
 
 def is_marked(text: str, span: CharacterSpan) -> bool:
     """Tell whether a span is in a text and has the text that it names. Label Studio names it without some blanks, with
     a backslash for line ends, and without the rest of words that it has completed."""
-    own, named = (re.sub(r"\\[nr]|\s", "", part) for part in (text[span.start : span.end], span.text))
+    own, named = (re.sub(r"\\[nr]|\s", "", words) for words in (text[span.start : span.end], span.text))
     return 0 <= span.start < span.end <= len(text) and named in own
 
 

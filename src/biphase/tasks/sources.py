@@ -82,9 +82,9 @@ def find_source(task: spec.Task, data_dir: str | Path | None) -> TaskSource:
         hub = task.hub.model_copy(update={"revision": pin_commit(task.hub.id, task.hub.revision)})
         return TaskSource(task, f"{hub.id}@{hub.revision}", hash_source(task, hub, {}), hub, {}, {})
     else:
-        where = "is not on the Hub" if data_dir == HUB else "comes neither with biphase nor from the Hub"
+        reason = "is not on the Hub" if data_dir == HUB else "comes neither with biphase nor from the Hub"
         remedy = "give the folder with its data as `data`, in a study as evaluation.data_dirs"
-        raise InputError(f"task '{task.name}' {where}: {remedy}")
+        raise InputError(f"task '{task.name}' {reason}: {remedy}")
     needed = []
     for layout in layouts:
         names = parts_of(task, layout)

@@ -221,8 +221,8 @@ def read_judged_texts(
                 if texts[part].setdefault(id, text.strip()) != text.strip():
                     raise InputError(f"{location}: a second text with the id '{id}'")
         if missing := named - texts[part].keys():
-            kind = "query" if part == "queries" else "document"
-            message = f"a judgement of {kind} '{min(missing)}', which {source.name} does not have"
+            role = "query" if part == "queries" else "document"
+            message = f"a judgement of {role} '{min(missing)}', which {source.name} does not have"
             raise InputError(f"task '{source.task.name}': {message}")
     return texts["queries"], texts["corpus"]
 
