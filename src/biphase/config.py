@@ -30,9 +30,7 @@ Beta = Annotated[float, pydantic.Field(ge=0, lt=1)]
 FLOAT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
 Setting = Annotated[
     bool | int | float | str,
-    pydantic.BeforeValidator(
-        lambda value: float(value) if isinstance(value, str) and FLOAT.fullmatch(value) else value
-    ),
+    pydantic.BeforeValidator(lambda item: float(item) if isinstance(item, str) and FLOAT.fullmatch(item) else item),
 ]
 """A value of any kind. `1e-6`, which YAML 1.1 reads as text, is a number here."""
 

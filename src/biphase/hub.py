@@ -383,6 +383,5 @@ def refuse_pickles(source: str | Path) -> None:
             raise InputError(f"{index} names '{name}', which is no *.safetensors file beside it; save the model again")
     if not index.exists() and "model.safetensors" not in weight_files:
         remedy = "choose a folder or revision that has them (refs/pr may), or write them by model.save_pretrained"
-        raise InputError(
-            f"{model_name(source)} has no weights (model.safetensors), and pickles are never opened: {remedy}"
-        )
+        problem = f"{model_name(source)} has no weights (model.safetensors), and pickles are never opened"
+        raise InputError(f"{problem}: {remedy}")

@@ -139,9 +139,8 @@ def print_passages(passages: list[dict[str, Any]]) -> None:
             heads = [passage[key] for key in ("question", "by") if key in passage]
             out.print(f"\n{' · '.join(heads)}", style="bold")
         out.print(f"{passage['rank']:>2}  {passage['score']:.4f}  {passage['id']}")
-        columns = [
-            key for key in passage if key not in ANSWER_KEYS and passage[key] == passage[key]
-        ]  # NaN differs from itself: the document lacks this column
+        # NaN differs from itself: the document lacks this column.
+        columns = [key for key in passage if key not in ANSWER_KEYS and passage[key] == passage[key]]
         if columns:
             out.prose(f"    {' · '.join(f'{key} {passage[key]}' for key in columns)}")
         out.prose(f"    {text[:PASSAGE_CHARACTERS]}{' …' if len(text) > PASSAGE_CHARACTERS else ''}")

@@ -267,10 +267,8 @@ def finish_set(out: Path, plans: list[ShardPlan], draft: ShardManifest) -> Shard
         if any(plan.split == "validation" for plan in plans):
             raise InputError("the validation sources hold no text: name others, or leave them out")
         if draft.options.validation_fraction > 0:
-            remedy = (
-                "give validation sources or a higher fraction; a document without an id is drawn by its file name: "
-            )
-            remedy += "have .txt files split into paragraphs, or rename files that share a name"
+            remedy = "give validation sources or a higher fraction; a document without an id is drawn by its file name"
+            remedy += ": have .txt files split into paragraphs, or rename files that share a name"
             console.err.print(f"no document fell into validation ({count} in all): {remedy}")
     hashes = []
     for shard in shards:
@@ -315,10 +313,8 @@ def tokenize_missing(plans: list[ShardPlan], missing: list[ShardPlan], engine: E
         with closing(run_units(units, engine, folder=missing[0].folder.parent, on_progress=advance)) as outcomes:
             for outcome in outcomes:
                 if outcome.worker_died:
-                    problem = f"{names[outcome.name]}: {outcome.error}"
-                    raise InputError(
-                        f"{problem}: finished files are kept; run it again, with fewer workers if memory is short"
-                    )
+                    remedy = "finished files are kept; run it again, with fewer workers if memory is short"
+                    raise InputError(f"{names[outcome.name]}: {outcome.error}: {remedy}")
                 if outcome.error is not None:
                     raise InputError(outcome.error)
 

@@ -51,9 +51,7 @@ def save_checkpoint(
             moments |= {f"{names[parameter]}/{key}": tensor for key, tensor in state.items()}
     moments = dict(sorted(moments.items()))  # the same order in all processes
     # Whole tensors, one by one. All processes must take part in gathering a divided one.
-    wholes = (
-        tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for tensor in (*parted, *moments.values())
-    )
+    wholes = (value.full_tensor() if isinstance(value, DTensor) else value for value in (*parted, *moments.values()))
     told = told_as(f"cannot write {target}", "earlier checkpoints are kept, rerun to continue")
     with world.fail_together():
         try:

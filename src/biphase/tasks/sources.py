@@ -213,9 +213,8 @@ def read_layout(source: TaskSource, layout: spec.FileLayout, part: PartName) -> 
     task = source.task
     if layout.quotes is None and (spec.is_own_task(task) or task.kind.is_search):
         layout = layout.model_copy(update={"quotes": False})  # as GLUE and BEIR publish their tables
-    splits = (
-        source.splits if layout.format == "mldr" and part == "queries" else (part,)
-    )  # MLDR has the queries in the splits
+    # MLDR has the queries in the splits.
+    splits = source.splits if layout.format == "mldr" and part == "queries" else (part,)
     for path in (path for split in splits for path in source.files[split]):
         form: str | None = layout.format
         if form == "mldr":
