@@ -27,7 +27,7 @@ from biphase.hub import (
     refuse_pickles,
 )
 from biphase.run import find_model, read_checkpoint_manifest
-from biphase.tasks.sources import hash_part
+from biphase.tasks.sources import hash_path
 
 IDENTIFYING_FILES = (
     *("config.json", "*.safetensors", INDEX),
@@ -156,4 +156,4 @@ def hash_model(folder: Path) -> str:
         written = read_checkpoint_manifest(checkpoint, check_files=False).files
         names = [f"model/{path.name}" for path in files]
         refuse_changed(checkpoint, {name: written.get(name, "") for name in names}, remedy)
-    return content_hash([[path.name, hash_part(path)] for path in files])
+    return content_hash([[path.name, hash_path(path)] for path in files])

@@ -189,8 +189,8 @@ class TokenizedTexts:
         most = cell.config.microbatch_tokens
         if cell.device.type == "cpu":
             most = min(4096, most)  # more do not fit into its caches
-        for part in self.in_parts(samples[np.argsort(-self.lengths_S[samples], kind="stable")], most):
-            yield self.compute(model, part, cell)
+        for piece in self.in_parts(samples[np.argsort(-self.lengths_S[samples], kind="stable")], most):
+            yield self.compute(model, piece, cell)
 
     def predict(self, model: "BatchModel", cell: CellContext, width: int | None = None) -> np.ndarray:
         """Compute the model's outputs in fp32: [S, C], or [T, C] in families of tokens. Call under `torch.no_grad`. C
@@ -243,8 +243,8 @@ class EncodedSplit(ABC):
         """Compute the mean loss over some training items, in microbatches that fit into memory, and add its gradient to
         the parameters'."""
         total = torch.zeros((), device=cell.device)
-        for part in split_by_tokens(items, self.lengths_I, cell.config.microbatch_tokens):
-            batch, output = self.texts.compute(model, self.samples_of(part), cell)
+        for piece in split_by_tokens(items, self.lengths_I, cell.config.microbatch_tokens):
+            batch, output = self.texts.compute(model, self.samples_of(piece), cell)
             loss = self.loss(output, batch, items, cell)
             if torch.is_grad_enabled():
                 loss.backward()
@@ -297,9 +297,9 @@ def share_room(lengths: Sequence[int], room: int) -> list[int]:
     """
     caps = list(lengths)
     left = max(room, 0)
-    for rank, part in enumerate(np.argsort(lengths, kind="stable").tolist()):
-        caps[part] = min(lengths[part], left // (len(lengths) - rank))
-        left -= caps[part]
+    for rank, index in enumerate(np.argsort(lengths, kind="stable").tolist()):
+        caps[index] = min(lengths[index], left // (len(lengths) - rank))
+        left -= caps[index]
     return caps
 
 

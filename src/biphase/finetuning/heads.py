@@ -239,8 +239,8 @@ def padded_logits(model: Any, batch: Batch) -> Tensor:
         output = model(**pad_batch([samples[index] for index in indices], pad_id))
         is_span = "start_logits" in output
         outputs = torch.stack([output.start_logits, output.end_logits], -1) if is_span else output[0]
-        for index, part in zip(indices, outputs, strict=True):
-            logits[index] = part[: lengths[index]] if outputs.ndim == 3 else part[None]
+        for index, rows in zip(indices, outputs, strict=True):
+            logits[index] = rows[: lengths[index]] if outputs.ndim == 3 else rows[None]
     return torch.cat([logits[index] for index in range(len(lengths))]).float()
 
 
@@ -299,9 +299,9 @@ class FrozenFeatures(nn.Module):
         for block in np.unique([sample // BLOCK for sample in samples if sample not in rows_of]).tolist():
             neighbours = np.arange(block * BLOCK, min((block + 1) * BLOCK, texts.num_samples))
             with torch.no_grad():
-                for part, output in texts.outputs(self.model, neighbours, self.cell):
-                    lengths = texts.lengths_S[part.samples].tolist() if self.cell.is_of_tokens else 1
-                    rows_of.update(zip(part.samples.tolist(), output.float().split(lengths), strict=True))
+                for piece, output in texts.outputs(self.model, neighbours, self.cell):
+                    lengths = texts.lengths_S[piece.samples].tolist() if self.cell.is_of_tokens else 1
+                    rows_of.update(zip(piece.samples.tolist(), output.float().split(lengths), strict=True))
         return torch.cat([rows_of[sample] for sample in samples])
 
 

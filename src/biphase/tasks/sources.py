@@ -90,7 +90,7 @@ def find_source(task: spec.Task, data_dir: str | Path | None) -> TaskSource:
         names = parts_of(task, layout)
         files = {part: find_files(folder, file_name) for part, file_name in names.items()}
         if all(files.values()):
-            hashes = {part: [hash_part(path) for path in paths] for part, paths in files.items()}
+            hashes = {part: [hash_path(path) for path in paths] for part, paths in files.items()}
             return TaskSource(task, name, hash_source(task, layout, hashes), layout, files, hashes)
         needed.append(" + ".join(names.values()))
     raise InputError(f"{folder}: task '{task.name}' needs {' or '.join(needed)} there")
@@ -159,10 +159,10 @@ def definition(task: spec.Task) -> dict[str, Any]:
     return task.model_dump(mode="json", exclude=elsewhere)
 
 
-def hash_part(path: Path) -> str:
+def hash_path(path: Path) -> str:
     """Hash a file's bytes, or all data files in a saved folder."""
     if path.is_dir():
-        return content_hash([hash_part(file) for file in sorted(path.glob("*.arrow"))])
+        return content_hash([hash_path(file) for file in sorted(path.glob("*.arrow"))])
     return hash_stamped(path, stamp_of(path))
 
 

@@ -64,10 +64,10 @@ class Split(EncodedSplit):
         return Calibration(temperature=fit_temperature(logits_QC, self.right_Q))
 
     def judge(self, scores_S1: np.ndarray, cell: CellContext) -> Judgement:
-        parts = np.split(scores_S1[:, 0], self.bounds_Q1[1:-1])
+        by_question = np.split(scores_S1[:, 0], self.bounds_Q1[1:-1])
         rows = []
-        for id, right, part in zip(self.ids, self.right_Q, parts, strict=True):
-            gold, best = cell.task.classes[right], best_choice(part, cell.task.classes)
+        for id, right, scores in zip(self.ids, self.right_Q, by_question, strict=True):
+            gold, best = cell.task.classes[right], best_choice(scores, cell.task.classes)
             row = {"id": id, "gold": gold, "predicted": best["predicted"], "score": float(gold == best["predicted"])}
             rows.append(row | {"probability": best["probability"]})
         return score_rows(rows, ("accuracy",), cell.task.classes), rows
@@ -101,6 +101,6 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
             raise InputError(f"{location}: {len(choices)} choices, where task '{task.name}' names {len(task.classes)}")
         inputs.append(LabelledText(location, choices, 0))
     split = encode_choices(inputs, tokenizer, model.config)
-    parts = zip(np.split(predict_inputs(model, network, split)[:, 0], split.bounds_Q1[1:-1]), names, strict=True)
-    answers = [best_choice(*part) for part in parts]
+    asked = zip(np.split(predict_inputs(model, network, split)[:, 0], split.bounds_Q1[1:-1]), names, strict=True)
+    answers = [best_choice(*question) for question in asked]
     return Predicted(answers, split.num_truncated, [*map(input_of, inputs)])

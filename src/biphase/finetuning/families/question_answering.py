@@ -156,7 +156,7 @@ class Split(EncodedSplit):
         selected = tokens_of_spans(self, spans_Q2, is_empty_Q)
         if not is_span:  # all tokens of the one window that are labelled 1, in the question too
             is_labelled_T = logits_T2[:, 1] > logits_T2[:, 0]
-            selected = [np.flatnonzero(part) for part in np.split(is_labelled_T, self.texts.bounds_S1[1:-1])]
+            selected = [np.flatnonzero(labelled) for labelled in np.split(is_labelled_T, self.texts.bounds_S1[1:-1])]
         # 5. Its text, and its probability among the spans of its context: the probability of its start times that of
         # its end.
         answers = []
@@ -259,7 +259,7 @@ def encode_questions(
         questions_W=np.repeat(np.arange(len(examples)), num_windows),
         context_tokens_T=np.concatenate(context_tokens).astype(np.int64),
         context_starts_Q=np.array(starts, dtype=np.int64),
-        context_bounds_Q1=to_bounds([len(part) for part in spans]),
+        context_bounds_Q1=to_bounds([len(span) for span in spans]),
         spans_K2=np.concatenate(spans),
         answers_Q2=np.array(answers, dtype=np.int64),
         gold=[[text for text, _ in example.answers] for example in examples],

@@ -58,12 +58,12 @@ class Split(EncodedSplit):
         """Compute the mean InfoNCE loss over pairs, each query against all documents of the batch, and its gradient."""
         queries, documents = self.queries_J[items], self.documents_J[items]
         most = cell.config.microbatch_tokens
-        parts = [(self.texts, part) for part in self.texts.in_parts(queries, most)]
-        parts += [(self.documents, part) for part in self.documents.in_parts(documents, most)]
+        parts = [(self.texts, samples) for samples in self.texts.in_parts(queries, most)]
+        parts += [(self.documents, samples) for samples in self.documents.in_parts(documents, most)]
         # 1. Embed all texts; with a graph only if all of them fit into memory at once.
         fits = bool(self.lengths_I[items].sum() <= most)
         with torch.set_grad_enabled(fits):
-            pieces = [texts.compute(model, part, cell)[1] for texts, part in parts]
+            pieces = [texts.compute(model, samples, cell)[1] for texts, samples in parts]
         embeddings = torch.cat(pieces)
         # 2. The loss, and its gradient: down to the parameters, or, without a graph, only down to the embeddings.
         leaf = embeddings if fits else embeddings.detach().requires_grad_()
@@ -74,8 +74,8 @@ class Split(EncodedSplit):
         if not fits:
             assert leaf.grad is not None
             gradients = leaf.grad.split([len(piece) for piece in pieces])
-            for (texts, part), gradient in zip(parts, gradients, strict=True):
-                texts.compute(model, part, cell)[1].backward(gradient)
+            for (texts, samples), gradient in zip(parts, gradients, strict=True):
+                texts.compute(model, samples, cell)[1].backward(gradient)
         return loss.detach()
 
     def predict(self, model: BatchModel, cell: CellContext) -> Ranked:

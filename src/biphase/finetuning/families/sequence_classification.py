@@ -155,7 +155,7 @@ def classify_as_pipeline(network: Any, tokenizer: Any, texts: Sequence[str]) -> 
     pipe = transformers.pipeline("text-classification", network, tokenizer=tokenizer, device=network.device)
     is_single = network.config.problem_type != "multi_label_classification"
     predictions: list[Row] = []
-    for scores in in_order_of_length(lambda part: pipe(part, top_k=None, truncation=True, batch_size=32), texts):
+    for scores in in_order_of_length(lambda some: pipe(some, top_k=None, truncation=True, batch_size=32), texts):
         if len(scores) == 1:  # a number, with no class
             predictions.append({"predicted": scores[0]["score"]})
         else:

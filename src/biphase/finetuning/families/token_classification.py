@@ -202,11 +202,11 @@ def tag_text(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: S
         stride=tokenizer.room(tokenizer.pretrained.model_max_length) // SHARED,
     )
     predictions: list[Row] = []
-    for text, groups in zip(texts, in_order_of_length(lambda part: pipe(part, batch_size=32), texts), strict=True):
+    for text, groups in zip(texts, in_order_of_length(lambda some: pipe(some, batch_size=32), texts), strict=True):
         spans: list[Row] = []
         for group in groups:
-            part = text[group["start"] : group["end"]]
-            start, stripped = group["end"] - len(part.lstrip()), part.strip()
+            words = text[group["start"] : group["end"]]
+            start, stripped = group["end"] - len(words.lstrip()), words.strip()
             if stripped:
                 span = {"label": group["entity_group"], "start": start, "end": start + len(stripped), "text": stripped}
                 spans.append(span | {"probability": round(float(group["score"]), 5)})
@@ -224,7 +224,7 @@ def join_touching(text: str, spans: Sequence[Row]) -> list[Row]:
             joined.append(span)
             continue
         begin, end = before["start"], max(before["end"], span["end"])
-        lengths = [part["end"] - part["start"] for part in (before, span)]
+        lengths = [group["end"] - group["start"] for group in (before, span)]
         mean = np.average([before["probability"], span["probability"]], weights=lengths)
         whole = {"start": begin, "end": end, "text": text[begin:end], "probability": round(float(mean), 5)}
         joined[-1] = before | whole
