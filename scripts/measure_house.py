@@ -36,13 +36,13 @@ PATHS = {
 }
 """Path → the module and the function where it begins."""
 CAPS = {
-    "code": 23_860,
+    "code": 23_830,
     "modules": 141,
-    "import lines": 2_600,
+    "import lines": 2_580,
     "longest function": 55,
     "a recipe into train": 87,
     "a cell into its score": 77,
-    "a plan into its page": 147,
+    "a plan into its page": 145,
 }
 """A feature may raise a cap in the commit that brings it, with the reason; it may not raise the depth of a path."""
 
