@@ -33,8 +33,8 @@ newest:
 	$(VENV)-newest/bin/python -m pip install --quiet --disable-pip-version-check \
 		-r $(VENV)-newest/needed.txt pytest pytest-xdist
 	PYTHONPATH=src $(VENV)-newest/bin/python -m pytest -n 2 --dist worksteal -m "not slow" -p no:cacheprovider \
-		tests/report tests/paper tests/tasks tests/corpus $(addprefix --ignore=tests/, \
-		tasks/test_rows.py corpus/test_damage.py corpus/test_mixture.py)
+		tests/report tests/tasks tests/corpus $(addprefix --ignore=tests/, \
+		tasks/test_foreign_files.py corpus/test_damage.py corpus/test_mixture.py)
 
 # The site, into site/: pages of docs/ and what the code says of its own keys and commands (scripts/docs_site.py).
 docs: $(VENV)/developer

@@ -16,12 +16,12 @@ CHOSEN = {
     "what only a GPU can show, adapted and exported": {
         "test_gpu.py": "not fsdp and not on- and not 4-4 and not 6-2-0 and not None",
         "exporting/test_parent.py": "average",
-        "pretraining/test_adapt.py": "encoder or bit_exactly",
+        "pretraining/test_start.py": "encoder or bit_exactly",
     },
     "fine-tuned and kept, embedding models": {
         "finetuning/test_keeping.py": "classifies_texts or tags_tokens or is_kept_for",
         "finetuning/test_predict.py": "answers_as_scored or words_as_scored or is_kept_for or with_a_head",
-        "embedding/test_embed.py": (
+        "embedding/test_training.py": (
             "without_our_code or others_saved or stages_follow or teacher_is_followed or left_out"
         ),
     },

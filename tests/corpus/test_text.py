@@ -9,7 +9,16 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from biphase.corpus.text import Document, cut_words, find_text_sources, join_words, read_documents, sample_texts
+import biphase
+from biphase.corpus.text import (
+    Document,
+    cut_words,
+    find_language,
+    find_text_sources,
+    join_words,
+    read_documents,
+    sample_texts,
+)
 from biphase.errors import InputError
 
 DOCUMENTS = [Document("a", "First.\nTwo lines."), Document("b", "Zweiter: äöü, 日本語, 🙂"), Document("c", "third")]
@@ -292,3 +301,25 @@ def test_passages_have_as_many_words_in_every_script() -> None:
     chinese = "永和九年，歲在癸丑，暮春之初，會於會稽山陰之蘭亭。" * 40
     passages = cut(chinese, 120)
     assert "".join(passages) == chinese and all(120 <= len(passage) <= 240 for passage in passages[:-1])
+
+
+GERMAN = "Der alte Mann sucht am Morgen den Brief aus der Stadt, den seine Schwester vergessen hat. "
+ENGLISH = "The old man looks for the letter from the town which his sister has forgotten this morning. "
+PROGRAM = Path(biphase.__file__).with_name("files.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("texts", "language"),
+    [
+        ([GERMAN], "de"),
+        ([GERMAN * 20, ENGLISH], "de"),
+        ([ENGLISH * 25 + GERMAN * 1000], "de"),
+        ([ENGLISH * 3] * 9, "en"),
+        ([ENGLISH * 20, GERMAN * 20], "several"),
+        ([PROGRAM], "code"),
+        (["ACGT" * 500], "unknown"),
+        ([], "unknown"),
+    ],
+)
+def test_a_language_is_that_of_most_of_the_text(texts: list[str], language: str) -> None:
+    assert find_language(texts) == language

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-judge_decisions = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "decision_accuracy.py"))["judge_decisions"]
+judge_decisions = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "decision_accuracy.py"))["judge_decisions"]
 
 
 def test_each_seed_decides_and_the_others_judge() -> None:
