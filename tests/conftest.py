@@ -78,6 +78,15 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_curves() -> Iterator[None]:
+    """To draw the picture of an export takes as long as much of the rest. `exporting/test_model.py` draws it."""
+    with pytest.MonkeyPatch.context() as patch:
+        with suppress(ImportError):  # `make newest` has no PyTorch
+            patch.setattr("biphase.exporting.model.draw_curves", lambda run, last_step, path: path.write_bytes(b"PNG"))
+        yield
+
+
 def pytest_collection_finish() -> None:
     """Keep the modules out of the garbage collections that follow, of which accelerate asks for many."""
     gc.collect()
