@@ -165,6 +165,16 @@ def test_modules_say_what_they_are(path: Path) -> None:
     assert not {"utils", "helpers", "common", "base"} & set(name_of(path).split("."))
 
 
+def test_a_test_is_named_by_its_module_or_says_its_subject() -> None:
+    """tests/ROOM/test_FILE.py is about ROOM/FILE.py, or about all of ROOM. What several modules do together has the
+    name of its subject, and a docstring that says it."""
+    tests = Path(__file__).parent
+    for path in tests.rglob("test_*.py"):
+        room, name = path.parent.relative_to(tests), path.stem.removeprefix("test_")
+        if not any((SOURCE / each).with_suffix(".py").is_file() for each in (room / name, room)):
+            assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), f"{room / path.name}: which subject?"
+
+
 def definitions(kind: str) -> dict[str, set[str]]:
     """Names at the top of modules → the modules that define them. Of the roles of a protocol (`finetuning.families`),
     every member has one."""

@@ -1,4 +1,4 @@
-"""`biphase evaluate` from the command line's words to its table."""
+"""`biphase evaluate` from the command line's words to its table, and the demo from end to end."""
 
 import json
 import sys

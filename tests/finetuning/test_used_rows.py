@@ -1,3 +1,5 @@
+"""Fine-tuning keeps the rows of the embedding that a task uses: how they are found, trained and written back."""
+
 import copy
 from pathlib import Path
 from typing import Any

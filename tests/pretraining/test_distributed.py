@@ -40,7 +40,7 @@ from biphase.pretraining.optimizer import autocast
 from biphase.recipe import ComputeConfig, Recipe
 from biphase.run import Run, read_checkpoint_manifest, read_metrics, whole_steps
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.minutes]  # each of two fixtures trains for half a minute or more
 
 Jobs = dict[str, Run]
 

@@ -1,3 +1,5 @@
+"""Tags as spans of characters, as annotation tools write them: rows as files have them, and the words that are read."""
+
 import json
 import time
 from collections.abc import Callable
