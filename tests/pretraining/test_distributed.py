@@ -224,7 +224,6 @@ def test_planned_memory_beside_what_is_allocated(
     batch = f"batch_tokens={128 * SIZES[number]}"
     recipe = tiny_recipe(batch, "compute.microbatch_tokens=128", "compute.parallel=fsdp")
     planned = plan_memory(shape_of("1m", SIX_LAYERS, 384), recipe, SIZES[number])
-    print(found["update"]/planned["total"])
     for name in ("weights", "gradients", "moments"):
         assert found[name] == pytest.approx(planned[name], rel=1e-3), name
     assert 0.7 * planned["total"] < found["update"] < planned["total"]
