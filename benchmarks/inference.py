@@ -1,4 +1,5 @@
-"""How many texts a second does biphase read on a CPU, beside transformers, onnxruntime and OpenVINO?
+"""How many texts a second does biphase read on a CPU, beside transformers, sentence-transformers, onnxruntime and
+OpenVINO?
 
 Two models: all-MiniLM-L6-v2, a public embedding model, and a classifier of the preset 1m, as `finetune --keep` leaves
 it, with few steps of training. Each arm runs in a process of its own, with tokenization; the arms take turns. What they
@@ -36,10 +37,16 @@ from measuring import (
     take_turns,
 )
 
-ARMS = ("transformers", "onnxruntime", "onnxruntime-int8", "openvino", "biphase", "biphase-bf16", "biphase-predict")
+ARMS = (
+    *("transformers", "transformers-bf16", "sentence-transformers", "sentence-transformers-bf16"),
+    *("onnxruntime", "onnxruntime-int8", "openvino", "openvino-bf16"),
+    *("biphase", "biphase-bf16", "biphase-predict"),
+)
 WORDS = {"long": (60, 100), "short": (7, 15)}
 """The words of a text, least and most."""
 NUM_TEXTS = {"embedder": {"long": 24, "short": 160}, "classifier": {"long": 256, "short": 1024}}
+ABSENT = {"biphase-predict": "embedder", "sentence-transformers": "classifier"}
+"""The model that an arm does not read."""
 COMPARED = 8
 """Texts whose outputs are compared."""
 BATCH_SIZES = (4, 16, 32)
@@ -92,7 +99,7 @@ def work(job: ReadingJob) -> Found:
     found: Found = {}
     for model, folder in job.models.items():
         for length, words in WORDS.items():
-            if job.arm == "biphase-predict" and model == "embedder":
+            if ABSENT.get(job.arm.removesuffix("-bf16")) == model:
                 continue
             texts = sample_lengths(max(COMPARED, int(job.scale * NUM_TEXTS[model][length])), *words)
             read, batch_size = open_arm(job, model, Path(folder), texts)
@@ -119,8 +126,11 @@ def open_arm(job: ReadingJob, model: str, folder: Path, texts: Sequence[str]) ->
         read = open_biphase(job.arm, model, folder)
         read(texts)
         return read, None
-    infer = open_peer(job.arm, model, folder, job.threads)
-    readers = {size: padded(infer, folder, size) for size in BATCH_SIZES}
+    if job.arm.startswith("sentence-transformers"):
+        readers = open_sentence_transformer(job.arm, folder)
+    else:
+        infer = open_peer(job.arm, model, folder, job.threads)
+        readers = {size: padded(infer, folder, size) for size in BATCH_SIZES}
     readers[BATCH_SIZES[0]](texts[:COMPARED])
     seconds = {size: timed(read, texts[: max(BATCH_SIZES)])[1] for size, read in readers.items()}
     best = min(seconds, key=lambda size: seconds[size])
@@ -156,15 +166,31 @@ def open_biphase(arm: str, model: str, folder: Path) -> Read:
     return read
 
 
+def open_sentence_transformer(arm: str, folder: Path) -> dict[int, Read]:
+    """sentence-transformers at each batch size, its weights of the arm's type."""
+    from sentence_transformers import SentenceTransformer
+
+    embedder = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": type_of(arm)})
+    settings: dict[str, Any] = {"convert_to_tensor": True, "show_progress_bar": False}
+    return {size: lambda texts, size=size: embedder.encode(texts, batch_size=size, **settings) for size in BATCH_SIZES}
+
+
+def type_of(arm: str) -> Any:
+    """The type of an arm's weights in PyTorch."""
+    import torch
+
+    return torch.bfloat16 if arm.endswith("bf16") else torch.float32
+
+
 def open_peer(arm: str, model: str, folder: Path, threads: int) -> Callable[[dict[str, Any]], Any]:
     """A padded batch of NumPy arrays → embeddings or logits, by another library."""
     output = "sentence_embedding" if model == "embedder" else "logits"
-    if arm == "transformers":
-        return open_transformers(model, folder)
-    if arm == "openvino":
+    if arm.startswith("transformers"):
+        return open_transformers(model, folder, type_of(arm))
+    if arm.startswith("openvino"):
         import openvino
 
-        settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+        settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": arm[9:] or "f32"}
         compiled = openvino.Core().compile_model(folder / "onnx" / "model.onnx", "CPU", settings)
         names = {name for port in compiled.inputs for name in port.names}
         return lambda batch: compiled({name: rows for name, rows in batch.items() if name in names})[output]
@@ -178,22 +204,22 @@ def open_peer(arm: str, model: str, folder: Path, threads: int) -> Callable[[dic
     return lambda batch: session.run([output], {name: batch[name] for name in taken})[0]
 
 
-def open_transformers(model: str, folder: Path) -> Callable[[dict[str, Any]], Any]:
+def open_transformers(model: str, folder: Path, dtype: Any) -> Callable[[dict[str, Any]], Any]:
     """transformers' own class with SDPA; embeddings are the mean over the tokens, of length 1."""
     import torch
     import transformers
 
     kind = transformers.AutoModel if model == "embedder" else transformers.AutoModelForSequenceClassification
-    network: Any = kind.from_pretrained(folder, dtype=torch.float32).eval()
+    network: Any = kind.from_pretrained(folder, dtype=dtype).eval()
 
     @torch.inference_mode()
     def infer(batch: dict[str, Any]) -> Any:
         features = {name: torch.from_numpy(rows) for name, rows in batch.items()}
         output = network(**features)
         if model == "classifier":
-            return output.logits.numpy()
+            return output.logits.float().numpy()
         mask = features["attention_mask"][:, :, None].float()
-        mean = (output.last_hidden_state * mask).sum(1) / mask.sum(1)
+        mean = (output.last_hidden_state.float() * mask).sum(1) / mask.sum(1)
         return torch.nn.functional.normalize(mean, dim=1).numpy()
 
     return infer
@@ -247,7 +273,7 @@ def prepare_models(embedder: Path, preset: str, vocab_size: int, folder: Path) -
 
 def measure(options: argparse.Namespace, threads: int, models: dict[str, str]) -> Found:
     """Measure all arms with so many threads: the rounds, and for each case speeds, ratios and differences."""
-    arms = [arm for arm in options.arms if arm != "openvino" or find_spec("openvino")]
+    arms = [arm for arm in options.arms if not arm.startswith("openvino") or find_spec("openvino")]
 
     def once(arm: str, _: int) -> Found:
         try:

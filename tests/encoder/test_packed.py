@@ -113,7 +113,7 @@ def influence(model: PreTrainedModel, layout: PackedLayout) -> Tensor:
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("backend", ["buckets", "reference"])
+@pytest.mark.parametrize("backend", ["buckets", "sdpa", "reference"])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("family", ["eurobert", *FAMILIES])
 def test_gradient_influence(family: str, causal: bool, backend: Backend) -> None:
@@ -129,8 +129,9 @@ def test_gradient_influence(family: str, causal: bool, backend: Backend) -> None
     assert influence_TT[torch.from_numpy(may_TT)].min() > 1e-6
 
 
+@pytest.mark.parametrize("backend", ["buckets", "sdpa"])
 @pytest.mark.parametrize("family", ["eurobert", *FAMILIES])
-def test_packed_is_alone_and_is_transformers(family: str) -> None:
+def test_packed_is_alone_and_is_transformers(family: str, backend: Backend) -> None:
     """Each sample of a packed batch comes out as alone, and as transformers' own attention computes it.
 
     Of the families' own, EuroBERT's is bidirectional and the others' are causal.
@@ -142,9 +143,10 @@ def test_packed_is_alone_and_is_transformers(family: str) -> None:
     theirs.set_attn_implementation("eager")
     with torch.no_grad():
         for causal in (True, False):
-            packed_TD = packed_hidden(model.base_model, tokens_T, POSITIONS, lay_out(BOUNDS, causal=causal))
+            layout = lay_out(BOUNDS, causal=causal, backend=backend)
+            packed_TD = packed_hidden(model.base_model, tokens_T, POSITIONS, layout)
             for first, end in itertools.pairwise(BOUNDS):
-                alone = lay_out(np.array([0, end - first]), causal=causal)
+                alone = lay_out(np.array([0, end - first]), causal=causal, backend=backend)
                 part = slice(first, end)
                 alone_TD = packed_hidden(model.base_model, tokens_T[part], POSITIONS[part], alone)
                 torch.testing.assert_close(packed_TD[part], alone_TD, rtol=1e-4, atol=1e-5)
@@ -153,7 +155,7 @@ def test_packed_is_alone_and_is_transformers(family: str) -> None:
                     torch.testing.assert_close(packed_TD[part], reference[0], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("backend", ["buckets", "reference"])
+@pytest.mark.parametrize("backend", ["buckets", "sdpa", "reference"])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("family", ["eurobert", *FAMILIES])
 def test_padding_changes_nothing(family: str, causal: bool, backend: Backend) -> None:

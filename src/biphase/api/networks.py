@@ -243,8 +243,8 @@ def load(model: str | Path) -> Any:
             saved = read_json(folder / name) if (folder / name).exists() else None
             if saved != content and not (isinstance(content, dict) and saved == content | NEEDS_VERSION):
                 with needs_extra("embeddings", "an embedding model"):
-                    from biphase.embedding.model import load_embedder
-                return load_embedder(str(model))
+                    from biphase.embedding.model import load_for_inference
+                return load_for_inference(str(model))
         return load_encoder(str(model))
 
 

@@ -179,7 +179,7 @@ def build_index(
     with own_folder(index, "search index") as part:
         # 1. Passages.
         with unreplaced(find_folder(model)):
-            model_hash, embedder = embedders.hash_embedder(model), embedders.load_embedder(model)
+            model_hash, embedder = embedders.hash_embedder(model), embedders.load_for_inference(model)
         old_rows_N, columns = write_passages(part, sources, text_field, old)
         num_passages = len(old_rows_N)
         new_rows = np.flatnonzero(old_rows_N < 0)
@@ -390,7 +390,7 @@ def load_index_model(index: Index) -> SentenceTransformer:
     with unreplaced(find_folder(index.model)):
         if embedders.hash_embedder(index.model) != index.manifest.model_hash:
             raise InputError(f"{index.model} was replaced after {index.folder} was opened: run the command again")
-        return embedders.load_embedder(index.model)
+        return embedders.load_for_inference(index.model)
 
 
 def check_passages(index: Index, files: IndexFiles, filters: Sequence[Filter]) -> np.ndarray:

@@ -28,7 +28,7 @@ from biphase import console
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.embedding.pairs import PIECE_ROWS, to_arrow
 from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives
-from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, lay_out
+from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, Backend, choose_backend, choose_inference_backend, lay_out
 from biphase.encoder.models import find_folder, hash_model, unreplaced
 from biphase.encoder.network import PaddedBackbone, load_backbone
 from biphase.encoder.packed import packed_hidden
@@ -58,6 +58,7 @@ class PackedTransformer(InputModule):
         self.backbone = backbone
         self.tokenizer = tokenizer
         self.max_seq_length = max_seq_length
+        self.choose_backend: Callable[[torch.device, torch.dtype], Backend] = choose_backend
 
     @property
     def network(self) -> Any:
@@ -88,7 +89,8 @@ class PackedTransformer(InputModule):
         device = tokens_T.device
         dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else self.network.dtype
         bounds_S1 = features["cu_seq_lens_q"].cpu().numpy()
-        layout = lay_out(bounds_S1, causal=False, device=device, dtype=dtype, pad_to_multiple_of=PAD_TO_MULTIPLE_OF)
+        where: dict[str, Any] = {"device": device, "dtype": dtype, "backend": self.choose_backend(device, dtype)}
+        layout = lay_out(bounds_S1, causal=False, pad_to_multiple_of=PAD_TO_MULTIPLE_OF, **where)
         hidden_TD = packed_hidden(self.backbone, tokens_T, positions_T, layout)
         # A new dictionary: the cached losses embed the same features twice.
         return {**features, "token_embeddings": hidden_TD[None]}
@@ -404,6 +406,16 @@ def load_embedder(name: str) -> SentenceTransformer:
         if not (folder / "modules.json").exists():
             return make_embedder(name, None, "mean")
         return load_modules(folder, name)
+
+
+def load_for_inference(name: str) -> SentenceTransformer:
+    """Load an embedding model as `load_embedder` does, to embed texts as fast as it can. Scores are computed with the
+    attention of training, so that they equal earlier ones to the last bit."""
+    model = load_embedder(name)
+    first: Any = model[0]
+    if isinstance(first, PackedTransformer):
+        first.choose_backend = choose_inference_backend
+    return model
 
 
 def load_modules(folder: Path, name: str) -> SentenceTransformer:

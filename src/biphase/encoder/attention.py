@@ -1,9 +1,10 @@
 """Attention over flat packed tokens: one function for every transformers model, with sample bounds and a causal flag.
 
 `lay_out` turns the bounds of a packed batch into a `PackedLayout`, once per microbatch. Every layer of the network
-receives it as the keyword `layout` and passes it to the function registered here under the name `biphase`. Three
+receives it as the keyword `layout` and passes it to the function registered here under the name `biphase`. Four
 backends compute the same result: `varlen` (PyTorch's variable-length flash kernel; CUDA, 16 bits), `buckets` (batches
-samples of similar length; any device and type) and `reference` (the slow twin: one [T, T] mask).
+samples of similar length; any device and type), `sdpa` (PyTorch's padded kernel in these batches: faster where no
+gradient is formed) and `reference` (the slow twin: one [T, T] mask).
 
 Flash attention calls `bounds_F1` cu_seqlens; `max_seqlen` has the same name there.
 
@@ -24,11 +25,11 @@ from torch.nn.attention import varlen
 from transformers import AttentionInterface
 
 from biphase.device import choose_dtype, explain_dtype, to_device
-from biphase.encoder.buckets import bucket_attention, plan_buckets, visible
+from biphase.encoder.buckets import bucket_attention, bucket_sdpa, plan_buckets, visible
 from biphase.errors import InputError
 
 ATTENTION = "biphase"
-Backend = Literal["varlen", "buckets", "reference"]
+Backend = Literal["varlen", "buckets", "sdpa", "reference"]
 
 KEPT_KEYS = 512
 """The largest average number of keys per token for which the forward pass stores its softmax weights. More weights
@@ -65,9 +66,10 @@ class PackedLayout:
     num_padding: int
     """The number of tokens in the padding sample."""
     sizes_3B: Tensor
-    """For `buckets`, on the CPU: samples, length and shortest sample of each bucket, one triple after the other."""
+    """For `buckets` and `sdpa`, on the CPU: samples, length and shortest sample of each bucket, one triple after the
+    other."""
     plan_PS: Tensor
-    """For `buckets`, end to end: the start of each slot's sample among the slots, the slot's position in the sample and
+    """For both, end to end: the start of each slot's sample among the slots, the slot's position in the sample and
     the length of its bucket, with slots of tokens before slots of padding; then the sample lengths in bucket order. It
     is one flat tensor, because torch.compile may assume that a size is 1 or equals another, and compile again if that
     changes."""
@@ -116,6 +118,11 @@ def choose_backend(device: torch.device, dtype: torch.dtype) -> Backend:
         return "buckets"
     newest_flash(device)
     return "varlen"
+
+
+def choose_inference_backend(device: torch.device, dtype: torch.dtype) -> Backend:
+    """Choose the fastest backend where no gradient is formed. Its outputs equal those of training but for rounding."""
+    return "sdpa" if lacks_varlen(device, dtype) else choose_backend(device, dtype)
 
 
 def lacks_varlen(device: torch.device, dtype: torch.dtype) -> str:
@@ -248,8 +255,10 @@ def attend(
     """Compute softmax attention inside each sample, [T, H, K]. `window` 0 means no limit on the distance.
 
     With `softcap` c a score s becomes c · tanh(s / c). A sink is a further key of each head, with that score and
-    without a value. `buckets` computes the layers that `varlen` cannot.
+    without a value. `buckets` computes the layers that `varlen` and `sdpa` cannot.
     """
+    if layout.backend == "sdpa" and not softcap and sinks_H is None:
+        return bucket_sdpa(q_THK, k_TGK, v_TGK, layout.sizes_3B, layout.plan_PS, layout.causal, window, scale)
     if layout.backend == "varlen" and not beyond_varlen(softcap, sinks_H is not None, q_THK.shape[2]):
         return varlen_attention(q_THK, k_TGK, v_TGK, layout, scale, window)
     if layout.backend == "reference":

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from biphase.corpus.tokenizer import tokenizer_hash
 from biphase.device import to_device
-from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, lay_out
+from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, Backend, PackedLayout, lay_out
 from biphase.errors import told_as
 from biphase.finetuning.calibration import AS_THEY_ARE, Calibration
 from biphase.finetuning.config import FinetuneConfig
@@ -47,6 +47,8 @@ class CellContext:
     """The weight of each class in the loss, fp32 (`loss.weigh_classes`)."""
     calibration: Calibration = AS_THEY_ARE
     """The calibration of a kept network. The default changes nothing."""
+    backend: Backend | None = None
+    """The backend of attention. The default is that of training, which also computes all scores."""
 
     @property
     def is_embedder(self) -> bool:
@@ -333,7 +335,8 @@ def pack(texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Batch
     bounds = to_bounds(lengths)
     positions_T = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)
     indices_T = np.repeat(texts.bounds_S1[samples], lengths) + positions_T
-    layout = lay_out(bounds, causal=False, device=cell.device, dtype=cell.dtype, pad_to_multiple_of=PAD_TO_MULTIPLE_OF)
+    where: dict[str, Any] = {"device": cell.device, "dtype": cell.dtype, "backend": cell.backend}
+    layout = lay_out(bounds, causal=False, pad_to_multiple_of=PAD_TO_MULTIPLE_OF, **where)
     return Batch(
         tokens_T=to_device(texts.tokens_T[indices_T].astype(np.int64), cell.device),
         positions_T=to_device(positions_T, cell.device),

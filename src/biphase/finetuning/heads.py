@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from biphase.console import err
 from biphase.corpus.tokenizer import NEW_NAMES, find_tokenizer
+from biphase.encoder.attention import choose_inference_backend
 from biphase.encoder.models import Encoder, identify, stamp_model, unreplaced
 from biphase.encoder.network import dropout_shares, fresh_backbone, load_backbone, pad_batch, without_padding
 from biphase.encoder.packed import packed_hidden
@@ -336,7 +337,8 @@ def encode_packed(encoder: Encoder, texts: Sequence[str], device: torch.device, 
     if len(encoded.truncated):
         err.print(f"{len(encoded.truncated):,} of {len(texts):,} texts are cut at {encoder.max_length:,} tokens")
     task = Task.model_construct(name="encode", family="retrieval")
-    cell = CellContext(task, FinetuneConfig(precision="fp32"), device, dtype)
+    backend = choose_inference_backend(device, dtype)
+    cell = CellContext(task, FinetuneConfig(precision="fp32"), device, dtype, backend=backend)
     return encoded.predict(TaskNetwork(backbone, cell).eval(), cell, output_width(backbone.config))
 
 
