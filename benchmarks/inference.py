@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -172,7 +173,7 @@ def open_sentence_transformer(arm: str, folder: Path) -> dict[int, Read]:
 
     embedder = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": type_of(arm)})
     settings: dict[str, Any] = {"convert_to_tensor": True, "show_progress_bar": False}
-    return {size: lambda texts, size=size: embedder.encode(texts, batch_size=size, **settings) for size in BATCH_SIZES}
+    return {size: partial(embedder.encode, batch_size=size, **settings) for size in BATCH_SIZES}
 
 
 def type_of(arm: str) -> Any:

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 BUCKET_WASTE = 2**13
 """The most scores per head that padding may add to a bucket with shorter samples: about the cost of another bucket."""
@@ -266,22 +266,20 @@ def bucket_sdpa(
     sources_P = targets_T.new_zeros(num_slots)  # padding is filled from anywhere
     sources_P[targets_T] = torch.arange(num_tokens, device=targets_T.device)
     counts = [len(lengths_N) * length for length, _, lengths_N in buckets]
-    q, k, v = (
-        x_THK.flatten(1)[sources_P].unflatten(1, x_THK.shape[1:]).split(counts) for x_THK in (q_THK, k_TGK, v_TGK)
-    )
-    grouped, outputs = q_THK.shape[1] != k_TGK.shape[1], []
-    for bucket, *rows in zip(buckets, q, k, v, strict=True):
+    gathered = (x_THK[sources_P].split(counts) for x_THK in (q_THK, k_TGK, v_TGK))
+    settings: Any = {"scale": scale, "enable_gqa": q_THK.shape[1] != k_TGK.shape[1]}
+    outputs = []
+    for bucket, *rows in zip(buckets, *gathered, strict=True):
         length, shortest, lengths_N = bucket
-        by_head = [part.unflatten(0, (len(lengths_N), length)).transpose(1, 2) for part in rows]
-        sees = None
+        q, k, v = (part.unflatten(0, (len(lengths_N), length)).transpose(1, 2) for part in rows)
+        sees: Any = None  # all, or all that are not later
         if window or (shortest < length and not causal):
-            indices_L = torch.arange(length, device=q_THK.device)
+            indices_L = torch.arange(length, device=q.device)
             sees = (indices_L < lengths_N[:, None])[:, None, None]
-            if window:
-                sees = sees & visible(indices_L[:, None] - indices_L, causal, window)
-        out_NHLV = torch.nn.functional.scaled_dot_product_attention(
-            *by_head, attn_mask=sees, is_causal=causal and sees is None, scale=scale, enable_gqa=grouped
-        )
+        if window:
+            sees = sees & visible(indices_L[:, None] - indices_L, causal, window)
+        is_causal = causal and not window
+        out_NHLV = nn.functional.scaled_dot_product_attention(q, k, v, sees, is_causal=is_causal, **settings)
         outputs.append(out_NHLV.transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs)[targets_T]
 
