@@ -30,7 +30,7 @@ from biphase.embedding.pairs import PIECE_ROWS, to_arrow
 from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, Backend, choose_backend, choose_inference_backend, lay_out
 from biphase.encoder.models import find_folder, hash_model, unreplaced
-from biphase.encoder.network import PaddedBackbone, load_backbone
+from biphase.encoder.network import PaddedBackbone, copy_in, load_backbone
 from biphase.encoder.packed import packed_hidden
 from biphase.encoder.search import find_nearest, in_pieces
 from biphase.errors import InputError, told_as
@@ -58,7 +58,6 @@ class PackedTransformer(InputModule):
         self.backbone = backbone
         self.tokenizer = tokenizer
         self.max_seq_length = max_seq_length
-        self.choose_backend: Callable[[torch.device, torch.dtype], Backend] = choose_backend
 
     @property
     def network(self) -> Any:
@@ -89,11 +88,16 @@ class PackedTransformer(InputModule):
         device = tokens_T.device
         dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else self.network.dtype
         bounds_S1 = features["cu_seq_lens_q"].cpu().numpy()
-        where: dict[str, Any] = {"device": device, "dtype": dtype, "backend": self.choose_backend(device, dtype)}
+        backbone, backend = self.choose_computing(device, dtype)
+        where: dict[str, Any] = {"device": device, "dtype": dtype, "backend": backend}
         layout = lay_out(bounds_S1, causal=False, pad_to_multiple_of=PAD_TO_MULTIPLE_OF, **where)
-        hidden_TD = packed_hidden(self.backbone, tokens_T, positions_T, layout)
+        hidden_TD = packed_hidden(backbone, tokens_T, positions_T, layout).float()
         # A new dictionary: the cached losses embed the same features twice.
         return {**features, "token_embeddings": hidden_TD[None]}
+
+    def choose_computing(self, device: torch.device, dtype: torch.dtype) -> tuple[nn.Module, Backend]:
+        """Choose the network and the backend of attention for arithmetic of that type."""
+        return self.backbone, choose_backend(device, dtype)
 
     def get_embedding_dimension(self) -> int:
         return output_width(self.network.config)
@@ -110,6 +114,21 @@ class PackedTransformer(InputModule):
         folder = Path(model_name_or_path, subfolder)
         settings = cls.load_config(model_name_or_path, subfolder=subfolder)
         return cls(load_backbone(folder), load_tokenizer(folder), **settings)
+
+
+class InferenceTransformer(PackedTransformer):
+    """A packed network that only embeds, as fast as it can: its weights are converted to the type of the arithmetic
+    once, and its attention is the fastest without gradients. Scores of studies are computed as in training instead, so
+    that they equal earlier ones to the last bit."""
+
+    def __init__(self, backbone: nn.Module, tokenizer: Any, max_seq_length: int) -> None:
+        super().__init__(backbone, tokenizer, max_seq_length)
+        self.copies: dict[tuple[torch.device, torch.dtype], nn.Module] = {}
+
+    def choose_computing(self, device: torch.device, dtype: torch.dtype) -> tuple[nn.Module, Backend]:
+        if dtype != self.network.dtype and (device, dtype) not in self.copies:
+            self.copies[device, dtype] = copy_in(self.backbone, dtype)
+        return self.copies.get((device, dtype), self.backbone), choose_inference_backend(device, dtype)
 
 
 @torch.no_grad()
@@ -409,12 +428,11 @@ def load_embedder(name: str) -> SentenceTransformer:
 
 
 def load_for_inference(name: str) -> SentenceTransformer:
-    """Load an embedding model as `load_embedder` does, to embed texts as fast as it can. Scores are computed with the
-    attention of training, so that they equal earlier ones to the last bit."""
+    """Load an embedding model as `load_embedder` does, and let an `InferenceTransformer` compute it."""
     model = load_embedder(name)
     first: Any = model[0]
     if isinstance(first, PackedTransformer):
-        first.choose_backend = choose_inference_backend
+        model[0] = InferenceTransformer(first.backbone, first.tokenizer, first.max_seq_length)
     return model
 
 

@@ -41,6 +41,15 @@ def merge_weights(network: nn.Module, before: nn.Module, share: float) -> None:
         parameter.lerp_(old[name].to(parameter.device), share)
 
 
+def copy_in(network: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Copy a network for inference, with weights of another type, so that no pass casts them again. Buffers, such as
+    the frequencies of rotary positions, keep theirs."""
+    copied = copy.deepcopy(network).requires_grad_(False)
+    for parameter in copied.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return copied
+
+
 def layer_cosines(network: nn.Module, before: nn.Module, name: str = "the network before") -> dict[str, float]:
     """Compute the cosine between the weights after and before training, for the embedding, each block and the rest.
 

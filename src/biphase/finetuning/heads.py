@@ -30,7 +30,7 @@ from biphase.console import err
 from biphase.corpus.tokenizer import NEW_NAMES, find_tokenizer
 from biphase.encoder.attention import choose_inference_backend
 from biphase.encoder.models import Encoder, identify, stamp_model, unreplaced
-from biphase.encoder.network import dropout_shares, fresh_backbone, load_backbone, pad_batch, without_padding
+from biphase.encoder.network import copy_in, dropout_shares, fresh_backbone, load_backbone, pad_batch, without_padding
 from biphase.encoder.packed import packed_hidden
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig, settings_that_matter
@@ -333,6 +333,8 @@ def can_look_up(cell: CellContext) -> bool:
 def encode_packed(encoder: Encoder, texts: Sequence[str], device: torch.device, dtype: torch.dtype) -> np.ndarray:
     """Average the outputs over each text's tokens: fp32, [texts, width]. Prints how many texts were cut."""
     backbone: Any = place_backbone(encoder, device)
+    if dtype != torch.float32:
+        backbone = copy_in(backbone, dtype)
     encoded = encoder.tokenizer.encode_texts(texts, encoder.max_length)
     if len(encoded.truncated):
         err.print(f"{len(encoded.truncated):,} of {len(texts):,} texts are cut at {encoder.max_length:,} tokens")
