@@ -17,7 +17,9 @@ from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer import losses
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from biphase.embedding.model import make_embedder
+from biphase.embedding.model import load_for_inference, make_embedder
+from biphase.encoder import attention
+from biphase.encoder.buckets import bucket_sdpa
 from biphase.errors import InputError
 
 
@@ -118,6 +120,30 @@ def test_embeddings_are_those_of_the_padded_module(
     ours = make_embedder(str(encoder_folder), 48, pooling).encode(texts)
     theirs = padded(encoder_folder, pooling).encode(texts)
     torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), atol=1e-5, rtol=1e-4)
+
+
+def test_inference_computes_what_training_does(
+    encoder_folder: Path, pairs: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In fp32 but for rounding; in bf16 as near to it as sentence-transformers with bf16 weights is."""
+    texts = [text for pair in pairs[:12] for text in pair.values()] + ["a", ""]
+    trained = make_embedder(str(encoder_folder), None, "mean")
+    expected = trained.encode(texts, convert_to_tensor=True)
+    monkeypatch.setattr("biphase.embedding.model.load_embedder", lambda name: trained)
+    model: Any = load_for_inference(str(encoder_folder))
+    asked: list[str] = []
+    monkeypatch.setattr(attention, "bucket_sdpa", lambda *given: asked.append("sdpa") or bucket_sdpa(*given))
+    torch.testing.assert_close(model.encode(texts, convert_to_tensor=True), expected, rtol=1e-4, atol=1e-6)
+    assert asked and not model[0].copies
+    theirs = padded(encoder_folder, "mean").to(torch.bfloat16).encode(texts, convert_to_tensor=True).float()
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded = model.encode(texts, convert_to_tensor=True)
+        assert rounded.dtype == torch.float32
+        assert 0 < (rounded - expected).abs().max() <= 2 * (theirs - expected).abs().max()
+    [copied] = model[0].copies.values()
+    assert {weight.dtype for weight in copied.parameters()} == {torch.bfloat16}
+    assert model[0].network.dtype == torch.float32, "the network itself stays"
 
 
 def test_a_checkpoint_comes_back(encoder_folder: Path, pairs: list[dict[str, str]], tmp_path: Path) -> None:
