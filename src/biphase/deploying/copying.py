@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from biphase.corpus.tokenizer import load_pretrained_tokenizer
+from biphase.corpus.tokenizer import check_tokenizer_files, load_pretrained_tokenizer
 from biphase.errors import InputError
 from biphase.exporting.plain import text_limits
 from biphase.exporting.push import MODEL_FILES
@@ -29,6 +29,7 @@ def copy_model(source: Path, folder: Path, complete: Callable[[Path], None]) -> 
     places = [source.resolve()]
     if places[0].parent.name == "snapshots":
         places.append((places[0].parents[1] / "blobs").resolve())
+    check_tokenizer_files(source)  # before the copy, whose name a message would give
     kind = read_json_as(source / MARK, FolderMark).biphase if (source / MARK).exists() else "model"
     with whole_folder(folder) as part:
         refuse_filled(folder)  # another process may have written it in the meantime
