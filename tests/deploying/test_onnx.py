@@ -206,7 +206,9 @@ def test_mistakes_are_told_in_one_line(encoder: Path, tmp_path: Path, monkeypatc
     assert not out.exists()
 
 
-@pytest.mark.parametrize(("kind", "words"), [("T", "/copy/.*tokenizer_class"), ("TTokenizer", "tokenizer .* cannot be loaded")])
+@pytest.mark.parametrize(
+    ("kind", "words"), [("T", "/copy/.*tokenizer_class"), ("TTokenizer", "tokenizer .* cannot be loaded")]
+)
 def test_a_tokenizer_that_is_code_is_told_in_one_line(kind: str, words: str, encoder: Path, tmp_path: Path) -> None:
     source = shutil.copytree(encoder, tmp_path / "copy")
     (source / ".biphase.json").unlink()
