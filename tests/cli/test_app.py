@@ -142,6 +142,7 @@ def test_what_a_library_says_is_not_cut_at_a_colon() -> None:
             "biphase: Disk quota exceeded: while writing; fix this, or ",
         ),
         (OSError(errno.ENOENT, "No such file", "/no/a/.x.yaml.part"), 2, "biphase: No such file: /no/a/x.yaml; fix"),
+        (OSError(errno.ENOSPC, "No space left", "a/x", None, "b/.y.part/x"), 2, "biphase: No space left: b/y/x; fix"),
         (
             OSError(errno.ENOTDIR, "Not a directory", "file/.x.12.part"),
             2,

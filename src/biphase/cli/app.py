@@ -179,8 +179,8 @@ def explain_system_error(error: OSError | RuntimeError) -> str:
     elif isinstance(error, RuntimeError) or error.errno is None:
         raise error
     else:
-        name = str(error.filename or "while writing")
-        name = re.sub(r"(^|/)\.([^/]+?)(\.\d+)?\.part$", r"\1\2", name)  # a file that is not yet renamed
+        name = str(error.filename2 or error.filename or "while writing")  # a copy's target is the second
+        name = re.sub(r"(^|/)\.([^/]+?)(\.\d+)?\.part(?=/|$)", r"\1\2", name)  # what is not yet renamed
         reason = f"{error.strerror}: {name}"
     return f"{reason}; fix this, or choose another place: finished work is kept, so rerun to continue"
 
