@@ -517,9 +517,8 @@ def score_embedding(
     # 2. The embedding model. Its sets are read first, so that mistakes appear before it trains.
     started = time.perf_counter()
     run_name = f"{trained_on.replace(':', '-')}-{config.weights}-{config.seed}"
-    changes: dict[str, Any] = {"name": run_name, "model": model, "out": str(out / run_name)}
-    changes |= {"seed": config.seed, "weights": config.weights}
-    embedding_recipe = parse_config(EmbeddingRecipe, {**recipe, **changes}, origin="evaluation.embed")
+    own = {"name": run_name, "model": model, "out": str(out / run_name), "seed": config.seed, "weights": config.weights}
+    embedding_recipe = parse_config(EmbeddingRecipe, {**recipe, **own}, origin="evaluation.embed")
     sets = {name: read_judged_set(Path(paths[name])) for name in unscored}
     pair_hashes = [hash_pairs(source) for stage in embedding_recipe.stages for source in stage.data]
     folder, facts = train_embedder(embedding_recipe, out / "runs")
@@ -530,8 +529,7 @@ def score_embedding(
         started = time.perf_counter()
         metrics, rows = score_embedder(embedder, dataset)
         evaluated = time.perf_counter() - started
-        if dataset.documents:
-            metrics = metrics | {BM25: score_bm25(dataset)["ndcg_at_10"]}
+        by_words = {BM25: score_bm25(dataset)["ndcg_at_10"]} if dataset.documents else {}
         contents = [dataset.documents, dataset.queries, dataset.relevance, dataset.pairs]
         score = Score(
             protocol=PROTOCOL,
@@ -544,7 +542,7 @@ def score_embedding(
             data_hash=files.content_hash([files.content_hash(contents), pair_hashes]),
             metric=dataset.metric,
             config=config,
-            metrics=dict.fromkeys(EVALUATED_SPLITS, metrics),
+            metrics=dict.fromkeys(EVALUATED_SPLITS, metrics | by_words),
             num_examples=dict.fromkeys(EVALUATED_SPLITS, len(rows)),
             num_steps=sum(stage["steps"] for stage in facts["stages"]),
             final_loss=losses[-1] if losses else None,
