@@ -341,6 +341,7 @@ def test_without_the_hub_a_revision_is_the_commit_that_it_was(hub: Hub) -> None:
     assert pins(None) == [heads["main"]] != [old]
 
 
+@pytest.mark.minutes
 def test_shards_of_a_data_set_are_of_the_commit_that_they_name(
     hub: Hub, corpus: Any, documents: list[str], tmp_path: Path
 ) -> None:

@@ -70,7 +70,9 @@ def test_three_way(small_chunks: None, bias: bool, softcap: float | None, dtype:
         assert (x - e).abs().max() <= allowed, name
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.minutes])]
+)
 @pytest.mark.parametrize("softcap", [None, 2.0])
 def test_compiled_it_is_one_graph_each_way(
     softcap: float | None, backend: str, monkeypatch: pytest.MonkeyPatch

@@ -243,6 +243,7 @@ def test_a_stopped_process_is_named_in_one_line(
 
 @on_linux
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_processes_save_and_end_when_their_launcher_is_killed(
     run_of_two: Callable[..., list[str]], tmp_path: Path
 ) -> None:
@@ -257,6 +258,7 @@ def test_processes_save_and_end_when_their_launcher_is_killed(
 
 @on_linux
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_processes_that_have_saved_do_not_wait_to_be_killed(
     run_of_two: Callable[..., list[str]], tmp_path: Path
 ) -> None:

@@ -56,6 +56,7 @@ def tree(tiny_recipe: Any, documents: list[str], tmp_path: Path) -> dict[str, An
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_which_pretraining_embeds_best(tree: dict[str, Any], tmp_path: Path) -> None:
     plan = plan_study(parse_config(Study, tree, origin="test"))
     place = claim_study_folder(tmp_path / "study", plan.study)

@@ -715,6 +715,7 @@ def test_a_stop_waits_for_the_processes_of_a_run(
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_torchrun_says_by_its_exit_code_that_a_run_is_busy(plan: Plan, finished: Path) -> None:
     """And which run it is, where nobody is at it."""
     recipe = plan.runs["tiny-clm-12"].recipe
