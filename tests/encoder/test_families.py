@@ -211,6 +211,7 @@ def test_every_type_is_right_or_refused(part: int, tmp_path: Path, update_golden
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_a_tiny_network_has_each_kind_of_layer_of_its_type() -> None:
     """The table would else be of networks that nobody has: an LFM2 without a convolution could be trained."""
     lacking = {name: layer_kinds(CONFIG_MAPPING[name]()) - layer_kinds(tiny_config(name)) for name in model_types()}
