@@ -89,8 +89,8 @@ class PackedTransformer(InputModule):
         dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else self.network.dtype
         bounds_S1 = features["cu_seq_lens_q"].cpu().numpy()
         backbone, backend = self.choose_computing(device, dtype)
-        where: dict[str, Any] = {"device": device, "dtype": dtype, "backend": backend}
-        layout = lay_out(bounds_S1, causal=False, pad_to_multiple_of=PAD_TO_MULTIPLE_OF, **where)
+        computing: dict[str, Any] = {"device": device, "dtype": dtype, "backend": backend}
+        layout = lay_out(bounds_S1, causal=False, pad_to_multiple_of=PAD_TO_MULTIPLE_OF, **computing)
         hidden_TD = packed_hidden(backbone, tokens_T, positions_T, layout).float()
         # A new dictionary: the cached losses embed the same features twice.
         return {**features, "token_embeddings": hidden_TD[None]}

@@ -335,8 +335,8 @@ def pack(texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Batch
     bounds = to_bounds(lengths)
     positions_T = np.arange(bounds[-1]) - np.repeat(bounds[:-1], lengths)
     indices_T = np.repeat(texts.bounds_S1[samples], lengths) + positions_T
-    where: dict[str, Any] = {"device": cell.device, "dtype": cell.dtype, "backend": cell.backend}
-    layout = lay_out(bounds, causal=False, pad_to_multiple_of=PAD_TO_MULTIPLE_OF, **where)
+    computing: dict[str, Any] = {"device": cell.device, "dtype": cell.dtype, "backend": cell.backend}
+    layout = lay_out(bounds, causal=False, pad_to_multiple_of=PAD_TO_MULTIPLE_OF, **computing)
     return Batch(
         tokens_T=to_device(texts.tokens_T[indices_T].astype(np.int64), cell.device),
         positions_T=to_device(positions_T, cell.device),
