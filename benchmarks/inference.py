@@ -40,19 +40,22 @@ from measuring import (
 
 ARMS = (
     *("transformers", "transformers-bf16", "sentence-transformers", "sentence-transformers-bf16"),
-    *("onnxruntime", "onnxruntime-int8", "openvino", "openvino-bf16"),
+    *("onnxruntime", "onnxruntime-int8", "openvino", "openvino-bf16", "openvino-int8"),
     *("biphase", "biphase-bf16", "biphase-predict"),
 )
-WORDS = {"long": (60, 100), "short": (7, 15)}
-"""The words of a text, least and most."""
-NUM_TEXTS = {"embedder": {"long": 24, "short": 160}, "classifier": {"long": 256, "short": 1024}}
+WORDS = {"16 tokens": (7, 15), "100 tokens": (60, 100), "430 tokens": (280, 370)}
+"""The words of a text, least and most, by about how many tokens all-MiniLM-L6-v2 reads."""
+NUM_TEXTS = {
+    "embedder": {"16 tokens": 256, "100 tokens": 48, "430 tokens": 12},
+    "classifier": {"16 tokens": 1024, "100 tokens": 256, "430 tokens": 64},
+}
 ABSENT = {"biphase-predict": "embedder", "sentence-transformers": "classifier"}
 """The model that an arm does not read."""
 COMPARED = 8
 """Texts whose outputs are compared."""
-BATCH_SIZES = (4, 16, 32)
+BATCH_SIZES = (4, 16, 64)
 """Texts of a padded batch: each peer has the size that is fastest for it in the warm-up."""
-LONGEST = 256
+LONGEST = 512
 """Tokens after which a text is cut: none is so long."""
 
 Read = Callable[[Sequence[str]], Any]
@@ -191,8 +194,12 @@ def open_peer(arm: str, model: str, folder: Path, threads: int) -> Callable[[dic
     if arm.startswith("openvino"):
         import openvino
 
-        settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": arm[9:] or "f32"}
-        compiled = openvino.Core().compile_model(folder / "onnx" / "model.onnx", "CPU", settings)
+        precision = arm.partition("-")[2].replace("int8", "") or "f32"
+        settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": precision}
+        read = openvino.Core().read_model(folder / "onnx" / "model.onnx")
+        if arm.endswith("int8"):
+            read = quantize_statically(read, folder)
+        compiled = openvino.compile_model(read, "CPU", settings)
         names = {name for port in compiled.inputs for name in port.names}
         return lambda batch: compiled({name: rows for name, rows in batch.items() if name in names})[output]
     import onnxruntime
@@ -203,6 +210,19 @@ def open_peer(arm: str, model: str, folder: Path, threads: int) -> Callable[[dic
     session = onnxruntime.InferenceSession(folder / "onnx" / file, options, providers=["CPUExecutionProvider"])
     taken = [one.name for one in session.get_inputs()]
     return lambda batch: session.run([output], {name: batch[name] for name in taken})[0]
+
+
+def quantize_statically(model: Any, folder: Path) -> Any:
+    """OpenVINO's own 8 bits, whose scales come from some texts."""
+    import nncf
+    import transformers
+
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
+    texts = sample_lengths(100, 10, 200)
+    names = {name for port in model.inputs for name in port.names}
+    batches = [dict(tokenizer(text, return_tensors="np")) for text in texts]
+    inputs = [{name: rows for name, rows in batch.items() if name in names} for batch in batches]
+    return nncf.quantize(model, nncf.Dataset(inputs), model_type=nncf.ModelType.TRANSFORMER)
 
 
 def open_transformers(model: str, folder: Path, dtype: Any) -> Callable[[dict[str, Any]], Any]:
@@ -255,10 +275,11 @@ def prepare_models(embedder: Path, preset: str, vocab_size: int, folder: Path) -
     from biphase.deploying.onnx import quantize, write_onnx
 
     biphase.silence()
-    texts = sample_lengths(200, *WORDS["short"])
+    texts = sample_lengths(200, 7, 15)
     rows = [{"text": text, "label": str(number % 5)} for number, text in enumerate(texts)]
     encoder = make_model(preset, vocab_size, folder)
     settings: dict[str, Any] = {"learning_rate": 1e-3, "max_steps": 2, "precision": "fp32", "device": "cpu"}
+    settings["max_length"] = LONGEST
     biphase.finetune(encoder, data=rows, scores=folder / "scores", keep=folder / "kept", **settings)
 
     def add(copy: Path) -> None:
@@ -269,12 +290,15 @@ def prepare_models(embedder: Path, preset: str, vocab_size: int, folder: Path) -
     for name, source in sources.items():
         say(f"writing the ONNX files of the {name}")
         copy_model(source, folder / name, add)
+    limits = folder / "embedder" / "sentence_bert_config.json"
+    limits.write_text(json.dumps(json.loads(limits.read_text()) | {"max_seq_length": LONGEST}))
     return {name: str(folder / name) for name in sources}
 
 
 def measure(options: argparse.Namespace, threads: int, models: dict[str, str]) -> Found:
     """Measure all arms with so many threads: the rounds, and for each case speeds, ratios and differences."""
-    arms = [arm for arm in options.arms if not arm.startswith("openvino") or find_spec("openvino")]
+    needed = {"openvino": ["openvino"], "openvino-bf16": ["openvino"], "openvino-int8": ["openvino", "nncf"]}
+    arms = [arm for arm in options.arms if all(map(find_spec, needed.get(arm, [])))]
 
     def once(arm: str, _: int) -> Found:
         try:

@@ -19,7 +19,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 
 from biphase.embedding.model import load_for_inference, make_embedder
 from biphase.encoder import attention
-from biphase.encoder.buckets import bucket_sdpa
+from biphase.encoder.attention import sdpa_attention
 from biphase.errors import InputError
 
 
@@ -131,10 +131,11 @@ def test_inference_computes_what_training_does(
     expected = trained.encode(texts, convert_to_tensor=True)
     monkeypatch.setattr("biphase.embedding.model.load_embedder", lambda name: trained)
     model: Any = load_for_inference(str(encoder_folder))
+    monkeypatch.setattr("biphase.embedding.model.most_tokens", lambda device: 100)
     asked: list[str] = []
-    monkeypatch.setattr(attention, "bucket_sdpa", lambda *given: asked.append("sdpa") or bucket_sdpa(*given))
+    monkeypatch.setattr(attention, "sdpa_attention", lambda *given: asked.append("sdpa") or sdpa_attention(*given))
     torch.testing.assert_close(model.encode(texts, convert_to_tensor=True), expected, rtol=1e-4, atol=1e-6)
-    assert asked and not model[0].copies
+    assert len(asked) > 2 * model[0].network.config.num_hidden_layers and not model[0].copies, "several parts"
     theirs = padded(encoder_folder, "mean").to(torch.bfloat16).encode(texts, convert_to_tensor=True).float()
     for _ in range(2):
         with torch.autocast("cpu", torch.bfloat16):

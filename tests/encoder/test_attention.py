@@ -22,8 +22,8 @@ from biphase.encoder.attention import (
 from biphase.encoder.buckets import bucket_attention, make_buckets
 from biphase.errors import InputError
 
-LENGTHS = [17, 1, 40, 33, 2, 1, 64, 7, 61]
-"""Odd lengths, samples of one token, and lengths that share a bucket as well as ones that do not."""
+LENGTHS = [17, 1, 40, 40, 33, 2, 1, 1, 64, 7, 61]
+"""Odd lengths, equal neighbours, samples of one token, and lengths that share a bucket as well as ones that do not."""
 
 
 def bounds_of(lengths: list[int]) -> np.ndarray:
@@ -142,7 +142,7 @@ def test_small_buckets_change_nothing(causal: bool, window: int, monkeypatch: py
     assert len(lay_out(bounds_S1, causal=causal).sizes_3B) == 3 * 2
     monkeypatch.setattr(buckets, "BUCKET_SCORES", 3000)
     monkeypatch.setattr(buckets, "BUCKET_WASTE", 400)
-    assert len(lay_out(bounds_S1, causal=causal).sizes_3B) == 3 * 6
+    assert len(lay_out(bounds_S1, causal=causal).sizes_3B) == 3 * 7
     torch.testing.assert_close(attend_with_gradients(bounds_S1, causal, window), once, rtol=1e-5, atol=1e-6)
 
 

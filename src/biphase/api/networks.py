@@ -279,7 +279,10 @@ def encode(
 
         return encode_packed(model, texts, torch_device, dtype)
     with autocast(torch_device, dtype):
-        return model.encode(texts, show_progress_bar=False, convert_to_numpy=True, device=str(torch_device))
+        size = getattr(model[0], "inference_batch_size", 32)
+        return model.encode(
+            texts, batch_size=size, show_progress_bar=False, convert_to_numpy=True, device=str(torch_device)
+        )
 
 
 ZERO_SHOT = ("zero-shot:", "mteb:")

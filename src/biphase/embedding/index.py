@@ -200,7 +200,7 @@ def build_index(
         if old is not None:
             np.take(open_vectors(old.folder), old_rows_N, axis=0, out=rows_ND, mode="clip")
         new_texts = compress(read_texts(part), old_rows_N < 0)
-        embedders.embed_into(rows_ND, new_rows, embedders.encoder_of(embedder, "document"), new_texts, "index")
+        embedders.embed_into(rows_ND, new_rows, embedders.fast_encoder_of(embedder, "document"), new_texts, "index")
         manifest = IndexManifest(
             model=model if old is None else old.manifest.model,
             model_hash=model_hash,
@@ -257,7 +257,7 @@ def share_found(embedder: SentenceTransformer, rows_ND: np.ndarray, texts: Itera
         words = next(iter(cut_words(text, PASSAGE_WORDS)))
         middle = len(words) // 2
         questions.append(join_words(words[middle : middle + max(1, min(TRIED_WORDS, middle))]))
-    queries_QD = embedders.encode_batch(embedders.encoder_of(embedder, "query"), questions).cpu()
+    queries_QD = embedders.encode_batch(embedders.fast_encoder_of(embedder, "query"), questions).cpu()
     hits_Q = embedders.find_similar(embedder, queries_QD, torch.from_numpy(rows_ND), 1, tried)
     return float(np.mean([row == hit for row, [(hit, _)] in zip(tried, hits_Q, strict=True)]))
 
@@ -355,7 +355,7 @@ def rank_passages(index: Index, files: IndexFiles, request: Request, by: By) -> 
         rankings.append(query_bm25(files.words, texts, num_each, stems_of(index.manifest.language), is_searched_N))
     if by != "bm25":
         embedder = index.embedder or load_index_model(index)
-        queries_QD = embedders.encode_batch(embedders.encoder_of(embedder, "query"), texts).cpu()
+        queries_QD = embedders.encode_batch(embedders.fast_encoder_of(embedder, "query"), texts).cpu()
         searched = None if is_searched_N is None else np.flatnonzero(is_searched_N)
         rows_ND = torch.from_numpy(files.rows_ND)
         rankings.append(embedders.find_similar(embedder, queries_QD, rows_ND, num_each, searched))

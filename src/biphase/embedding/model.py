@@ -26,9 +26,10 @@ from torch import Tensor, nn
 
 from biphase import console
 from biphase.corpus.tokenizer import load_tokenizer
+from biphase.device import choose_dtype, to_device
 from biphase.embedding.pairs import PIECE_ROWS, to_arrow
 from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives
-from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, Backend, choose_backend, choose_inference_backend, lay_out
+from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, choose_inference_backend, lay_out
 from biphase.encoder.models import find_folder, hash_model, unreplaced
 from biphase.encoder.network import PaddedBackbone, copy_in, load_backbone
 from biphase.encoder.packed import packed_hidden
@@ -39,9 +40,10 @@ from biphase.exporting.golden import write_golden
 from biphase.exporting.model import close_texts, save_encoder, write_sentence_transformer
 from biphase.exporting.plain import list_module_files, load_sentence_transformer, read_modules
 from biphase.files import content_hash, file_hash, make_once, own_folder, write_json, write_text
+from biphase.finetuning.encoding import most_tokens, split_by_tokens, take_samples
 from biphase.finetuning.heads import copy_backbone, load_encoder
 from biphase.hub import output_width
-from biphase.pretraining.optimizer import transformer_blocks
+from biphase.pretraining.optimizer import autocast, transformer_blocks
 
 
 class PackedTransformer(InputModule):
@@ -88,16 +90,15 @@ class PackedTransformer(InputModule):
         device = tokens_T.device
         dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else self.network.dtype
         bounds_S1 = features["cu_seq_lens_q"].cpu().numpy()
-        backbone, backend = self.choose_computing(device, dtype)
-        computing: dict[str, Any] = {"device": device, "dtype": dtype, "backend": backend}
-        layout = lay_out(bounds_S1, causal=False, pad_to_multiple_of=PAD_TO_MULTIPLE_OF, **computing)
-        hidden_TD = packed_hidden(backbone, tokens_T, positions_T, layout).float()
+        hidden_TD = self.compute_hidden(tokens_T, positions_T, bounds_S1, dtype)
         # A new dictionary: the cached losses embed the same features twice.
-        return {**features, "token_embeddings": hidden_TD[None]}
+        return {**features, "token_embeddings": hidden_TD.float()[None]}
 
-    def choose_computing(self, device: torch.device, dtype: torch.dtype) -> tuple[nn.Module, Backend]:
-        """Choose the network and the backend of attention for arithmetic of that type."""
-        return self.backbone, choose_backend(device, dtype)
+    def compute_hidden(self, tokens_T: Tensor, positions_T: Tensor, bounds_S1: np.ndarray, dtype: Any) -> Tensor:
+        """Compute the last hidden states [T, D] by arithmetic of that type."""
+        computing: dict[str, Any] = {"device": tokens_T.device, "dtype": dtype}
+        layout = lay_out(bounds_S1, causal=False, pad_to_multiple_of=PAD_TO_MULTIPLE_OF, **computing)
+        return packed_hidden(self.backbone, tokens_T, positions_T, layout)
 
     def get_embedding_dimension(self) -> int:
         return output_width(self.network.config)
@@ -124,11 +125,24 @@ class InferenceTransformer(PackedTransformer):
     def __init__(self, backbone: nn.Module, tokenizer: Any, max_seq_length: int) -> None:
         super().__init__(backbone, tokenizer, max_seq_length)
         self.copies: dict[tuple[torch.device, torch.dtype], nn.Module] = {}
+        self.inference_batch_size = max(32, min(256, 2**17 // max_seq_length))
+        """The number of texts to embed at a time: many short ones, few that may be long."""
 
-    def choose_computing(self, device: torch.device, dtype: torch.dtype) -> tuple[nn.Module, Backend]:
+    def compute_hidden(self, tokens_T: Tensor, positions_T: Tensor, bounds_S1: np.ndarray, dtype: Any) -> Tensor:
+        device = tokens_T.device
         if dtype != self.network.dtype and (device, dtype) not in self.copies:
             self.copies[device, dtype] = copy_in(self.backbone, dtype)
-        return self.copies.get((device, dtype), self.backbone), choose_inference_backend(device, dtype)
+        backbone = self.copies.get((device, dtype), self.backbone)
+        computing: dict[str, Any] = {"device": device, "backend": choose_inference_backend(device, dtype)}
+        hidden_TD = torch.empty(len(tokens_T), self.get_embedding_dimension(), device=device)
+        # Attention is fastest if samples of one length are neighbours.
+        lengths_S = np.diff(bounds_S1)
+        for samples in split_by_tokens(np.argsort(lengths_S, kind="stable"), lengths_S, most_tokens(device)):
+            indices_T, part_S1 = take_samples(bounds_S1, samples)
+            layout = lay_out(part_S1, causal=False, pad_to_multiple_of=PAD_TO_MULTIPLE_OF, **computing)
+            part_T = to_device(indices_T, device)
+            hidden_TD[part_T] = packed_hidden(backbone, tokens_T[part_T], positions_T[part_T], layout).float()
+        return hidden_TD
 
 
 @torch.no_grad()
@@ -217,6 +231,18 @@ def encoder_of(model: SentenceTransformer, side: Literal["query", "document"]) -
     """Return the method that embeds queries or documents as the model compares them: at length 1 for cosine."""
     encode = model.encode_query if side == "query" else model.encode_document
     return partial(encode, normalize_embeddings=model.similarity_fn_name == "cosine")
+
+
+def fast_encoder_of(model: SentenceTransformer, side: Literal["query", "document"]) -> Encode:
+    """Return what `encoder_of` does, in bf16 on devices with units for it, for embeddings that no score is made of."""
+    encode, dtype = encoder_of(model, side), choose_dtype("auto", model.device)
+    size = {"batch_size": model[0].inference_batch_size} if isinstance(model[0], InferenceTransformer) else {}
+
+    def embed(texts: Sequence[str], **settings: Any) -> Any:
+        with autocast(model.device, dtype):
+            return encode(texts, **settings | size)
+
+    return embed
 
 
 def encode_batch(encode: Encode, texts: Sequence[str]) -> Tensor:

@@ -3,8 +3,8 @@
 `lay_out` turns the bounds of a packed batch into a `PackedLayout`, once per microbatch. Every layer of the network
 receives it as the keyword `layout` and passes it to the function registered here under the name `biphase`. Four
 backends compute the same result: `varlen` (PyTorch's variable-length flash kernel; CUDA, 16 bits), `buckets` (batches
-samples of similar length; any device and type), `sdpa` (PyTorch's padded kernel in these batches: faster where no
-gradient is formed) and `reference` (the slow twin: one [T, T] mask).
+samples of similar length; any device and type), `sdpa` (PyTorch's kernel for batches, over neighbours of one length:
+fastest on a CPU where no gradient is formed) and `reference` (the slow twin: one [T, T] mask).
 
 Flash attention calls `bounds_F1` cu_seqlens; `max_seqlen` has the same name there.
 
@@ -16,16 +16,17 @@ import inspect
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import varlen
 from transformers import AttentionInterface
 
 from biphase.device import choose_dtype, explain_dtype, to_device
-from biphase.encoder.buckets import bucket_attention, bucket_sdpa, plan_buckets, visible
+from biphase.encoder.buckets import bucket_attention, plan_buckets, visible
 from biphase.errors import InputError
 
 ATTENTION = "biphase"
@@ -65,11 +66,12 @@ class PackedLayout:
     """cu_seqlens with the padding, if any, as a sample of its own at the end. Attention uses these."""
     num_padding: int
     """The number of tokens in the padding sample."""
+    runs: list[tuple[int, int]]
+    """For `sdpa`: number and length of neighbouring samples of one length, the padding included."""
     sizes_3B: Tensor
-    """For `buckets` and `sdpa`, on the CPU: samples, length and shortest sample of each bucket, one triple after the
-    other."""
+    """For `buckets`, on the CPU: samples, length and shortest sample of each bucket, one triple after the other."""
     plan_PS: Tensor
-    """For both, end to end: the start of each slot's sample among the slots, the slot's position in the sample and
+    """For `buckets`, end to end: the start of each slot's sample among the slots, the slot's position in the sample and
     the length of its bucket, with slots of tokens before slots of padding; then the sample lengths in bucket order. It
     is one flat tensor, because torch.compile may assume that a size is 1 or equals another, and compile again if that
     changes."""
@@ -97,7 +99,7 @@ def lay_out(
     bounds_F1 = np.append(bounds_S1, num_tokens + num_padding) if num_padding else bounds_S1
     lengths_F = np.diff(bounds_F1)
     assert (lengths_F > 0).all(), "a sample without tokens"
-    # `varlen` needs a plan too, for layers that it cannot compute.
+    # `varlen` and `sdpa` need a plan too, for layers that they cannot compute.
     sizes_3B, plan_PS = plan_buckets(bounds_F1[:1] if backend == "reference" else bounds_F1)
     return PackedLayout(
         causal=causal,
@@ -106,6 +108,7 @@ def lay_out(
         bounds_S1=to_device(bounds_S1.astype(np.int32), device),
         bounds_F1=to_device(bounds_F1.astype(np.int32), device),
         num_padding=num_padding,
+        runs=[(len(list(run)), length) for length, run in groupby(lengths_F.tolist())] if backend == "sdpa" else [],
         sizes_3B=torch.from_numpy(sizes_3B),
         plan_PS=to_device(plan_PS, device),
         num_scores=int((sizes_3B[::3] * sizes_3B[1::3] ** 2).sum()),
@@ -169,7 +172,7 @@ def layer_configs(config: Any) -> list[Any]:
     return [config] * config.num_hidden_layers
 
 
-def explain_computing(precision: str, device: torch.device, network: torch.nn.Module) -> str:
+def explain_computing(precision: str, device: torch.device, network: nn.Module) -> str:
     """Name the device, the type of the arithmetic and the attention kernel of a headless network, with reasons."""
     attention = "its own, on padded batches"
     config: Any = network.config
@@ -187,7 +190,7 @@ def explain_computing(precision: str, device: torch.device, network: torch.nn.Mo
 
 
 def packed_attention(
-    module: torch.nn.Module,
+    module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -258,7 +261,7 @@ def attend(
     without a value. `buckets` computes the layers that `varlen` and `sdpa` cannot.
     """
     if layout.backend == "sdpa" and not softcap and sinks_H is None:
-        return bucket_sdpa(q_THK, k_TGK, v_TGK, layout.sizes_3B, layout.plan_PS, layout.causal, window, scale)
+        return sdpa_attention(q_THK, k_TGK, v_TGK, layout, scale, window)
     if layout.backend == "varlen" and not beyond_varlen(softcap, sinks_H is not None, q_THK.shape[2]):
         return varlen_attention(q_THK, k_TGK, v_TGK, layout, scale, window)
     if layout.backend == "reference":
@@ -308,6 +311,24 @@ def reference_attention(
     return torch.einsum("hts,shk->thk", weights_HTT, v_THK.float()).to(v_TGK.dtype)
 
 
+def sdpa_attention(
+    q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, layout: PackedLayout, scale: float, window: int
+) -> Tensor:
+    """Attend by PyTorch's `scaled_dot_product_attention`. Neighbouring samples of one length are a view [N, H, L, K] of
+    the tokens, so nothing is padded, and nothing is moved where samples come sorted by length."""
+    settings: Any = {"scale": scale, "enable_gqa": q_THK.shape[1] != k_TGK.shape[1]}
+    settings["is_causal"] = layout.causal and not window
+    sizes = [num * length for num, length in layout.runs]
+    outputs = []
+    for (num, length), *rows in zip(layout.runs, *(x.split(sizes) for x in (q_THK, k_TGK, v_TGK)), strict=True):
+        q, k, v = (part.unflatten(0, (num, length)).transpose(1, 2) for part in rows)
+        indices_L = torch.arange(length if window else 0, device=q.device)
+        sees_LL: Any = visible(indices_L[:, None] - indices_L, layout.causal, window) if window else None
+        out_NHLV = nn.functional.scaled_dot_product_attention(q, k, v, sees_LL, **settings)
+        outputs.append(out_NHLV.transpose(1, 2).flatten(0, 1))
+    return torch.cat(outputs)
+
+
 def varlen_attention(
     q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, layout: PackedLayout, scale: float, window: int
 ) -> Tensor:
@@ -317,7 +338,7 @@ def varlen_attention(
     side = window - layout.causal if window else -1
     width = v_TGK.shape[2]
     if width != q_THK.shape[2]:  # the kernel needs heads of one width
-        v_TGK = torch.nn.functional.pad(v_TGK, (0, q_THK.shape[2] - width))
+        v_TGK = nn.functional.pad(v_TGK, (0, q_THK.shape[2] - width))
     out_THK: Any = varlen.varlen_attn(
         q_THK.contiguous(),
         k_TGK.contiguous(),

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 BUCKET_WASTE = 2**13
 """The most scores per head that padding may add to a bucket with shorter samples: about the cost of another bucket."""
@@ -245,57 +245,13 @@ def hide(scores_NHLL: Tensor, bucket: Bucket, causal: bool, window: int) -> None
         scores_NHLL[..., shortest:].masked_fill_(padded_N11L, float("-inf"))
 
 
-def bucket_sdpa(
-    q_THK: Tensor,
-    k_TGK: Tensor,
-    v_TGK: Tensor,
-    sizes_3B: Tensor,
-    plan_PS: Tensor,
-    causal: bool,
-    window: int,
-    scale: float,
-) -> Tensor:
-    """Return what `bucket_attention` does without a cap and sinks, by PyTorch's `scaled_dot_product_attention` in each
-    bucket: on a CPU that is faster where no gradient is formed.
-
-    Tokens are gathered with all their heads into [P, H, K], so a bucket is a view [N, H, L, K] of them.
-    """
-    buckets, slots_3P = read_plan(sizes_3B, plan_PS)
-    num_tokens, num_slots = len(q_THK), slots_3P.shape[1]
-    targets_T = slots_3P[:2, :num_tokens].sum(0)
-    sources_P = targets_T.new_zeros(num_slots)  # padding is filled from anywhere
-    sources_P[targets_T] = torch.arange(num_tokens, device=targets_T.device)
-    counts = [len(lengths_N) * length for length, _, lengths_N in buckets]
-    gathered = (x_THK[sources_P].split(counts) for x_THK in (q_THK, k_TGK, v_TGK))
-    settings: Any = {"scale": scale, "enable_gqa": q_THK.shape[1] != k_TGK.shape[1]}
-    outputs = []
-    for bucket, *rows in zip(buckets, *gathered, strict=True):
-        length, shortest, lengths_N = bucket
-        q, k, v = (part.unflatten(0, (len(lengths_N), length)).transpose(1, 2) for part in rows)
-        sees: Any = None  # all, or all that are not later
-        if window or (shortest < length and not causal):
-            indices_L = torch.arange(length, device=q.device)
-            sees = (indices_L < lengths_N[:, None])[:, None, None]
-        if window:
-            sees = sees & visible(indices_L[:, None] - indices_L, causal, window)
-        is_causal = causal and not window
-        out_NHLV = nn.functional.scaled_dot_product_attention(q, k, v, sees, is_causal=is_causal, **settings)
-        outputs.append(out_NHLV.transpose(1, 2).flatten(0, 1))
-    return torch.cat(outputs)[targets_T]
-
-
-def read_plan(sizes_3B: Tensor, plan_PS: Tensor) -> tuple[list[Bucket], Tensor]:
-    """Read the buckets of a `PackedLayout`, and the starts, offsets and lengths of all slots."""
-    sizes = sizes_3B.view(-1, 3).tolist()
-    num_slots = sum(num * length for num, length, _ in sizes)
-    samples = plan_PS[3 * num_slots :].split([num for num, _, _ in sizes])
-    buckets = [(length, shortest, lengths_N) for (_, length, shortest), lengths_N in zip(sizes, samples, strict=True)]
-    return buckets, plan_PS[: 3 * num_slots].view(3, num_slots)
-
-
 def open_plan(sizes_3B: Tensor, plan_PS: Tensor, q_THK: Tensor, k_TGK: Tensor) -> tuple[list[Bucket], RowMap, RowMap]:
     """Read the buckets of a `PackedLayout`, and map the rows of queries and those of keys."""
-    buckets, slots_3P = read_plan(sizes_3B, plan_PS)
+    sizes = sizes_3B.view(-1, 3).tolist()
+    num_slots = sum(num * length for num, length, _ in sizes)
+    slots_3P, lengths_S = plan_PS[: 3 * num_slots].view(3, num_slots), plan_PS[3 * num_slots :]
+    samples = lengths_S.split([num for num, _, _ in sizes])
+    buckets = [(length, shortest, lengths_N) for (_, length, shortest), lengths_N in zip(sizes, samples, strict=True)]
     (num_tokens, num_heads, _), num_kv_heads = q_THK.shape, k_TGK.shape[1]
     queries = RowMap(buckets, num_heads, num_kv_heads, *map_rows(slots_3P, num_tokens, num_heads))
     if num_kv_heads == num_heads:
