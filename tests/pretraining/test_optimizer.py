@@ -182,6 +182,17 @@ CUDA = torch.device("cuda")
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 16}
 
 
+def test_a_run_of_more_than_five_minutes_is_compiled_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the speed of processors with bf16 units; more threads have done the work earlier."""
+    monkeypatch.setattr("biphase.pretraining.optimizer.missing_for_compile", lambda device: "")
+    for threads in (1, 8):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        for seconds, compiles in ((290, False), (310, True)):
+            work = seconds * 2e11 * threads
+            assert decide_compile(ComputeConfig(), torch.device("cpu"), torch.bfloat16, work)[0] is compiles
+            assert not decide_compile(ComputeConfig(), torch.device("cpu"), torch.float32, work)[0]
+
+
 @pytest.mark.slow
 def test_each_of_many_shapes_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo keeps 8 graphs of a code object, and runs the rest uncompiled."""

@@ -1,5 +1,6 @@
 """`biphase doctor`: the facts that a bug report needs, by topic, a line for each; `!` marks a problem."""
 
+import math
 import os
 import platform
 import shutil
@@ -69,7 +70,7 @@ def describe_computing() -> dict[str, str]:
 
     from biphase.device import choose_device, choose_dtype, explain_dtype, missing_for_compile
     from biphase.encoder.attention import explain_backend
-    from biphase.pretraining.optimizer import COMPILE_PAYS_AFTER_FLOPS, decide_compile
+    from biphase.pretraining.optimizer import decide_compile
     from biphase.recipe import ComputeConfig
 
     facts = {}
@@ -81,7 +82,7 @@ def describe_computing() -> dict[str, str]:
         facts["GPUs"] = f"none found; this PyTorch is built for {torch.version.cuda or torch.version.hip or 'CPUs'}"
     device = choose_device("auto")
     dtype = choose_dtype("auto", device)
-    _, compiles = decide_compile(ComputeConfig(), device, dtype, 2 * COMPILE_PAYS_AFTER_FLOPS)
+    _, compiles = decide_compile(ComputeConfig(), device, dtype, math.inf)
     return facts | {
         "precision": explain_dtype("auto", device),
         "attention": explain_backend(device, dtype),

@@ -32,9 +32,13 @@ from biphase.errors import InputError
 from biphase.recipe import MATRIX_UPDATES, ComputeConfig, Optimizer
 from biphase.schedule import Schedule
 
-COMPILE_PAYS_AFTER_FLOPS = 3e14
-"""The work of a run from which compiling pays on a CPU, where it takes up to a minute. It saves time in bf16; in fp32
-the products take almost all of it."""
+COMPILE_PAYS_AFTER = 300.0
+"""The seconds without compiling from which compiling pays on a CPU in bf16: it takes about 50 s of a core, 10 s with
+PyTorch's cache, and makes a step up to 1.28 times as fast. In fp32 the products take almost all of a step."""
+
+UNCOMPILED_SPEED = 2e11
+"""The FLOP/s of a thread with bf16 units without compiling, on processors with AVX-512 and with AMX. Nothing is measured
+here, so a run that resumes chooses as it did before."""
 
 MOST_GRAPHS = 64
 """The most compiled graphs of a block. Gemma 3 needs 8: two kinds of layers, both directions, training and
@@ -128,7 +132,7 @@ def decide_compile(compute: ComputeConfig, device: torch.device, dtype: torch.dt
     missing = "" if compute.compile == "off" else missing_for_compile(device)
     if compute.compile == "on" and missing:
         raise InputError(f"compute.compile is on, but {missing} or use compute.compile=off")
-    is_long = work > COMPILE_PAYS_AFTER_FLOPS
+    is_long = work > COMPILE_PAYS_AFTER * UNCOMPILED_SPEED * torch.get_num_threads()
     if compute.compile != "auto":
         compiles, reason = compute.compile == "on", "compute.compile"
     elif device.type == "cpu" and dtype != torch.bfloat16:
