@@ -2,8 +2,8 @@
 
 Python offers the functions behind the command line, and loads each on its first use: `biphase.prepare`, `pretrain`,
 `export`, `trim`, `push`, `load`, `encode`, `finetune`, `predict`, `score`, `evaluate`, `compare`, `equivalent`,
-`embed`, `search`, `study`, `advise`, `inspect`, `check`. A mistake that you can fix raises `biphase.InputError`.
-`biphase.silence()` turns off all bars and lines.
+`embed`, `search`, `open_index`, `study`, `advise`, `inspect`, `check`. A mistake that you can fix raises
+`biphase.InputError`. `biphase.silence()` turns off all bars and lines.
 """
 
 from importlib import import_module
@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # importing `typing` would take time before Ctrl-C is handled
 
     from biphase.api.finetuning import compare, evaluate, finetune, predict, score
     from biphase.api.folders import inspect
-    from biphase.api.networks import embed, encode, export, load, pretrain, search, train_tokenizer, trim
+    from biphase.api.networks import embed, encode, export, load, open_index, pretrain, search, train_tokenizer, trim
     from biphase.api.studies import advise, equivalent, study
     from biphase.console import silence
     from biphase.corpus.prepare import prepare
@@ -35,6 +35,7 @@ __all__ = [
     "finetune",
     "inspect",
     "load",
+    "open_index",
 ]
 __all__ += ["predict", "prepare", "pretrain", "push", "score", "search", "silence", "study", "train_tokenizer", "trim"]
 __version__ = "0.1.0"
@@ -43,7 +44,8 @@ OFFERED = {
     "prepare": "corpus.prepare",
     "push": "exporting.push",
     **dict.fromkeys(
-        ("train_tokenizer", "pretrain", "export", "trim", "load", "encode", "embed", "search"), "api.networks"
+        ("train_tokenizer", "pretrain", "export", "trim", "load", "encode", "embed", "search", "open_index"),
+        "api.networks",
     ),
     **dict.fromkeys(("finetune", "predict", "score", "evaluate", "compare"), "api.finetuning"),
     **dict.fromkeys(("study", "advise", "equivalent"), "api.studies"),

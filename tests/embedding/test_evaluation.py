@@ -5,11 +5,13 @@ import re
 import shutil
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -23,7 +25,8 @@ from sentence_transformers.sentence_transformer.evaluation import (
 )
 from sklearn.preprocessing import minmax_scale
 
-from biphase.api.networks import run_zero_shot, search
+from biphase.api.networks import open_index, run_zero_shot, search
+from biphase.embedding import model as embedders
 from biphase.embedding.evaluation import read_judged_set, score_arms, score_bm25, score_embedder
 from biphase.embedding.model import embed_pieces, load_embedder
 from biphase.embedding.questions import Filter, parse_filter
@@ -294,6 +297,28 @@ def test_words_are_searched_by_their_stems_and_without_stop_words(encoder_folder
         search(index, "flow", language="fr")
     with pytest.raises(InputError, match="language 'elvish' has neither stems nor stop words"):
         search(papers, "flow", language="elvish")
+
+
+def test_an_open_index_answers_as_search_does_and_opens_once(
+    encoder_folder: Path, papers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several threads at a time, with filters, and from the state that it opened."""
+    asked = [("flow", None), ("heat", ["year>=1960"]), ("wing", "open=true"), ("slender body", None)] * 4
+    expected = [search(papers, question, where=where, model=encoder_folder) for question, where in asked]
+    loaded: list[str] = []
+    load = embedders.load_for_inference
+    monkeypatch.setattr(embedders, "load_for_inference", lambda name: loaded.append(name) or load(name))
+    searcher = open_index(f"{papers}.index")
+    searcher.search("flow")
+    write_rows(papers, PAPERS[:1])
+    search(papers, "flow")
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda pair: searcher.search(pair[0], where=pair[1]), asked))
+    for ours, theirs in zip(found, expected, strict=True):
+        pandas.testing.assert_frame_equal(ours, theirs)
+    assert len(loaded) == 2, "once for the searcher, once for the search that updated the index"
+    with pytest.raises(InputError, match="no question is given"):
+        searcher.search()
 
 
 def test_both_rankings_are_fused_by_their_scores(encoder_folder: Path, papers: Path) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas
 
-    from biphase.embedding.index import Index
+    from biphase.embedding.index import Index, Searcher
 
 
 def train_tokenizer(
@@ -421,9 +421,29 @@ def search(
     opened = find_index(source, model, index, language, rebuild, text_field)
     import pandas
 
-    from biphase.embedding.index import answer_request
+    from biphase.embedding.index import Searcher
 
-    return pandas.DataFrame(answer_request(opened, request))
+    return pandas.DataFrame(Searcher(opened).answer(request))
+
+
+def open_index(
+    source: Any,
+    *,
+    model: ModelName | None = None,
+    index: AnyPath | None = None,
+    language: str | None = None,
+    rebuild: bool = False,
+    text_field: str = "text",
+) -> "Searcher":
+    """Open an index for many searches, or build it: `biphase.open_index("texts.index").search("a question")`.
+
+    A `biphase.search` spends nearly all of its time on opening. The arguments are those of `biphase.search`; the
+    result's `search` takes its others (`questions`, `by`, `rerank`, `where`, `top`), and answers from the state of the
+    index at this moment.
+    """
+    from biphase.embedding.index import Searcher
+
+    return Searcher(find_index(source, model, index, language, rebuild, text_field))
 
 
 def find_index(

@@ -14,11 +14,12 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache, partial
 from hashlib import sha256
 from itertools import chain, compress, islice
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ from biphase.corpus.text import (
 from biphase.corpus.tokenizer import load_auto_tokenizer
 from biphase.embedding import model as embedders
 from biphase.embedding.pairs import hash_text
-from biphase.embedding.questions import By, Filter, Request
+from biphase.embedding.questions import By, Filter, Request, read_request
 from biphase.encoder.models import find_folder, find_ranker, unreplaced
 from biphase.encoder.network import load_weights
 from biphase.errors import InputError, clipped, told_as
@@ -48,6 +49,9 @@ from biphase.exporting.plain import list_module_files, read_embedder_file
 from biphase.files import Stamp, content_hash, own_folder, read_json_as, reading, refuse_damaged, stamp_of, write_json
 from biphase.run import split_reference
 from biphase.tasks.bm25 import index_bm25, open_bm25, query_bm25, stems_of
+
+if TYPE_CHECKING:
+    import pandas
 
 PASSAGES, LINES, VECTORS, WORDS = "passages.jsonl", "lines.npy", "embeddings.npy", "words"
 PASSAGE_WORDS = 120
@@ -291,6 +295,11 @@ class IndexFiles:
     words: Any
     """BM25's part; None without words."""
 
+    def read(self, row: int) -> Row:
+        """Read a passage."""
+        begin, end = self.offsets_N[row], self.offsets_N[row + 1] if row + 1 < len(self.offsets_N) else None
+        return json.loads(self.lines[begin:end])
+
 
 def open_files(index: Index) -> IndexFiles:
     """Open all files of an index. Raises `InputError` if it was replaced since `open_index` read its manifest."""
@@ -305,23 +314,50 @@ def open_files(index: Index) -> IndexFiles:
     return files
 
 
-def answer_request(index: Index, request: Request) -> list[Row]:
-    """Find the best passages of each question: a row for each passage, with the columns of its document. Raises
-    `InputError` for a filter on a column that no document has."""
-    # 1. Rank.
-    files = open_files(index)
-    by = settle_by(index, files, request.by)
-    name = {"bm25": "BM25", "embeddings": index.manifest.model, "both": f"{index.manifest.model} + BM25"}[by]
-    hits_Q = rank_passages(index, files, request, by)
-    ranker = None if request.ranker is None else load_ranker(request.ranker)
-    # 2. Read the passages, reorder them, and give each its rank.
-    answers: list[Row] = []
-    with reading(index.folder, "rebuild it"):
+class Searcher:
+    """An open index whose files and models stay in memory. It answers from the state of the index that it opened, and
+    several threads may ask it at the same time."""
+
+    def __init__(self, index: Index) -> None:
+        files = open_files(index)
+        self.index, self.files = index, files
+        self.settle_by = cache(partial(settle_by, index, files))
+        self.check_passages = lru_cache(maxsize=8)(partial(check_passages, index, files))
+        self.load_ranker = cache(load_ranker)
+
+    @cached_property
+    def embedder(self) -> SentenceTransformer:
+        """The model of the index."""
+        return self.index.embedder or load_index_model(self.index)
+
+    def search(
+        self,
+        question: str | None = None,
+        *,
+        questions: Any = None,
+        by: By | None = None,
+        rerank: Any = None,
+        where: Sequence[str] | str | None = None,
+        top: int = 5,
+    ) -> "pandas.DataFrame":
+        """Find passages, as `biphase.search` does, whose arguments these are."""
+        import pandas
+
+        return pandas.DataFrame(self.answer(read_request(question, questions, top, by, where, rerank)))
+
+    def answer(self, request: Request) -> list[Row]:
+        """Find the best passages of each question: a row for each passage, with the columns of its document. Raises
+        `InputError` for a filter on a column that no document has."""
+        # 1. Rank.
+        model, by = self.index.manifest.model, self.settle_by(request.by)
+        name = {"bm25": "BM25", "embeddings": model, "both": f"{model} + BM25"}[by]
+        hits_Q = self.rank(request, by)
+        ranker = None if request.ranker is None else self.load_ranker(request.ranker)
+        # 2. Read the passages, reorder them, and give each its rank.
+        answers: list[Row] = []
         for question, hits in zip(request.questions, hits_Q, strict=True):
-            passages: list[Row] = []
-            for row, score in hits:
-                files.lines.seek(files.offsets_N[row])
-                passages.append({"by": name, "rank": 0, "score": score, **json.loads(files.lines.readline())})
+            with reading(self.index.folder, "rebuild it"):
+                passages = [{"by": name, "rank": 0, "score": score, **self.files.read(row)} for row, score in hits]
             if ranker is not None:
                 passages = rank_again(ranker, str(request.ranker), question.text, passages)
             named = {"question_id": question.id, "question": question.text} if question.id else {}
@@ -329,7 +365,26 @@ def answer_request(index: Index, request: Request) -> list[Row]:
                 columns = passage.pop("columns", {})
                 answer = named | passage | {"rank": rank}
                 answers.append(answer | {column: columns[column] for column in columns if column not in answer})
-    return answers
+        return answers
+
+    def rank(self, request: Request, by: By) -> list[list[tuple[int, float]]]:
+        """Rank the passages for each question: their rows in the index and scores, best first."""
+        files, texts = self.files, [question.text for question in request.questions]
+        is_searched_N = self.check_passages(tuple(request.filters)) if request.filters else None
+        num_hits = request.top if request.ranker is None else max(request.top, RERANKED_PASSAGES)
+        num_each = max(num_hits, FUSED_PASSAGES) if by == "both" else num_hits
+        rankings = []
+        if by != "embeddings":
+            find_words = stems_of(self.index.manifest.language)
+            rankings.append(query_bm25(files.words, texts, num_each, find_words, is_searched_N))
+        if by != "bm25":
+            queries_QD = embedders.encode_batch(embedders.fast_encoder_of(self.embedder, "query"), texts).cpu()
+            searched = None if is_searched_N is None else np.flatnonzero(is_searched_N)
+            rows_ND = torch.from_numpy(files.rows_ND)
+            rankings.append(embedders.find_similar(self.embedder, queries_QD, rows_ND, num_each, searched))
+        if by != "both":
+            return rankings[0]
+        return [fuse_rankings(words, vectors, num_hits, lowest=0.0) for words, vectors in zip(*rankings, strict=True)]
 
 
 def settle_by(index: Index, files: IndexFiles, by: By | None) -> By:
@@ -342,26 +397,6 @@ def settle_by(index: Index, files: IndexFiles, by: By | None) -> By:
     message = f"{index.manifest.model} finds {found_share:.0%} of passages by words of their own, {done}"
     console.err.print(f"{message}; train it for search (biphase embed)")
     return by or "bm25"
-
-
-def rank_passages(index: Index, files: IndexFiles, request: Request, by: By) -> list[list[tuple[int, float]]]:
-    """Rank the passages for each question: their rows in the index and scores, best first."""
-    texts = [question.text for question in request.questions]
-    is_searched_N = check_passages(index, files, request.filters) if request.filters else None
-    num_hits = request.top if request.ranker is None else max(request.top, RERANKED_PASSAGES)
-    num_each = max(num_hits, FUSED_PASSAGES) if by == "both" else num_hits
-    rankings = []
-    if by != "embeddings":
-        rankings.append(query_bm25(files.words, texts, num_each, stems_of(index.manifest.language), is_searched_N))
-    if by != "bm25":
-        embedder = index.embedder or load_index_model(index)
-        queries_QD = embedders.encode_batch(embedders.fast_encoder_of(embedder, "query"), texts).cpu()
-        searched = None if is_searched_N is None else np.flatnonzero(is_searched_N)
-        rows_ND = torch.from_numpy(files.rows_ND)
-        rankings.append(embedders.find_similar(embedder, queries_QD, rows_ND, num_each, searched))
-    if by != "both":
-        return rankings[0]
-    return [fuse_rankings(words, vectors, num_hits, lowest=0.0) for words, vectors in zip(*rankings, strict=True)]
 
 
 def fuse_rankings(
@@ -399,7 +434,7 @@ def check_passages(index: Index, files: IndexFiles, filters: Sequence[Filter]) -
         if wanted.column not in index.manifest.columns:
             names = clipped(", ".join(index.manifest.columns)) or "none"
             raise InputError(f"where: there is no column '{wanted.column}'; the columns are: {names}")
-    rows = (json.loads(line).get("columns", {}) for line in iter(files.lines.readline, b""))
+    rows = (files.read(row).get("columns", {}) for row in range(len(files.offsets_N)))
     is_searched_N = np.array([all(wanted.holds(row) for wanted in filters) for row in rows])
     if not is_searched_N.any():
         console.err.print("no passage meets the filters (--where)")

@@ -37,8 +37,8 @@ COMPILE_PAYS_AFTER = 300.0
 PyTorch's cache, and makes a step up to 1.28 times as fast. In fp32 the products take almost all of a step."""
 
 UNCOMPILED_SPEED = 2e11
-"""The FLOP/s of a thread with bf16 units without compiling, on processors with AVX-512 and with AMX. Nothing is measured
-here, so a run that resumes chooses as it did before."""
+"""The FLOP/s of a thread with bf16 units without compiling, on processors with AVX-512 and with AMX. Nothing is
+measured, so a run that resumes chooses as it did before."""
 
 MOST_GRAPHS = 64
 """The most compiled graphs of a block. Gemma 3 needs 8: two kinds of layers, both directions, training and
