@@ -214,8 +214,8 @@ def packed_attention(
     if dropout:
         raise InputError(f"{type(module).__name__} uses dropout in attention, which packed training does not support")
     # Under autocast, rotary embeddings leave q and k in fp32; v has the type of the computation.
-    q_THK, k_TGK = query[0].transpose(0, 1).to(value.dtype), key[0].transpose(0, 1).to(value.dtype)
-    v_TGK = value[0].transpose(0, 1)
+    q_THK, k_TGK = query.squeeze(0).transpose(0, 1).to(value.dtype), key.squeeze(0).transpose(0, 1).to(value.dtype)
+    v_TGK = value.squeeze(0).transpose(0, 1)
     scale = q_THK.shape[-1] ** -0.5 if scaling is None else scaling
     window = sliding_window or 0
     if window and not layout.causal:
