@@ -1,8 +1,8 @@
 """What a training step on a GPU reads and writes, counted without a GPU: the blocks compiled one by one, as in runs, and
 the whole backbone compiled as one graph.
 
-    python benchmarks/gpu_bytes.py                                # 210m, 610m and 1b; ten minutes of one core; needs g++
-    python benchmarks/gpu_bytes.py --presets 210m --layers 1 2    # a first look
+    python benchmarks/gpu_bytes.py                                # 210m, 610m and 1b; six minutes of one core; needs g++
+    python benchmarks/gpu_bytes.py --presets 210m --layers 2 4    # one size, deeper
 
 Fake tensors of a simulated GPU (`tests/simulated_gpu.py`) pass through dynamo, AOTAutograd and inductor's scheduler for
 CUDA, up to the point where kernels would be written. Each kernel counts what it must read and write once (inductor's
@@ -119,12 +119,13 @@ def simulate() -> None:
     functorch_config.enable_autograd_cache = False
 
 
-def count_bytes(preset: str, region: str, layers: int, tokens: int, length: int) -> Found:
-    """Count bytes per token, graphs, graph breaks and processor time of a network with so many layers.
+BATCHES = ((0, 0, False), (-1, 0, True), (-2, -7, False), (-3, -1, True))
+"""Samples more than asked for, tokens more in each, causal or not: the bytes are those of the first microbatch, and the
+others show whether anything is compiled anew."""
 
-    The numbers of bytes are those of one bidirectional microbatch. Three further ones, of other sizes and directions,
-    show whether anything is compiled anew.
-    """
+
+def count_bytes(preset: str, region: str, layers: int, tokens: int, length: int, num_batches: int) -> Found:
+    """Count bytes per token, graphs, graph breaks and processor time of a network with so many layers."""
     import numpy as np
     import torch
     from torch._dynamo.utils import counters
@@ -150,9 +151,9 @@ def count_bytes(preset: str, region: str, layers: int, tokens: int, length: int)
         part.compile(dynamic=True, backend=scheduled)
     first: Found = {}
     begin = time.process_time()
-    for index, (samples, each) in enumerate(((0, 0), (-1, 0), (-2, -7), (-3, -1))):
+    for index, (samples, each, causal) in enumerate(BATCHES[:num_batches]):
         bounds_S1 = np.arange(tokens // length + samples + 1) * (length + each)
-        layout = lay_out(bounds_S1, causal=index % 2 == 1, backend="varlen", pad_to_multiple_of=32)
+        layout = lay_out(bounds_S1, causal=causal, backend="varlen", pad_to_multiple_of=32)
         with mode, torch.autocast("cuda", torch.bfloat16):
             for name in ("bounds_S1", "bounds_F1", "sizes_3B", "plan_PS"):  # frozen for users, not for this
                 real = getattr(layout, name)
@@ -174,21 +175,26 @@ def compare(preset: str, depths: list[int], tokens: int, length: int) -> Found:
 
     width, num_layers = PRESETS[preset]["hidden_size"], PRESETS[preset]["num_hidden_layers"]
     arms: dict[str, Found] = {}
-    for region in ("blocks", "backbone"):
-        few, many = counted = [count_bytes(preset, region, layers, tokens, length) for layers in depths]
-        between = depths[1] - depths[0]
+    few, many = depths
+    for region, between in (("blocks", many), ("backbone", many - few)):  # all blocks share a graph
+        counted = {many: count_bytes(preset, region, many, tokens, length, len(BATCHES))}
+        shallow = {"bytes_per_token": {}, "cpu_seconds_of_one_direction": 0.0}
+        if between < many:
+            shallow = counted[few] = count_bytes(preset, region, few, tokens, length, 1)
         layer = {
-            kind: (total - few["bytes_per_token"][kind]) / between for kind, total in many["bytes_per_token"].items()
+            kind: (total - shallow["bytes_per_token"].get(kind, 0.0)) / between
+            for kind, total in counted[many]["bytes_per_token"].items()
         }
         fused = sum(value for kind, value in layer.items() if kind.endswith("fused"))
-        seconds = [each["cpu_seconds_of_one_direction"] for each in counted]
+        seconds = counted[many]["cpu_seconds_of_one_direction"]
+        more = (seconds - shallow["cpu_seconds_of_one_direction"]) / between if region == "backbone" else 0.0
         arms[region] = {
             "layer_bytes_per_token": layer,
             "layer_fused_bytes_per_token_and_width": fused / width,
             "layer_all_bytes_per_token_and_width": sum(layer.values()) / width,
-            "compile_cpu_seconds": seconds[1] + (seconds[1] - seconds[0]) / between * (num_layers - depths[1]),
+            "compile_cpu_seconds": seconds + more * (num_layers - many),
             "estimate": estimate(preset, fused, tokens, length),
-            "depths": dict(zip(map(str, depths), counted, strict=True)),
+            "depths": {str(depth): found for depth, found in counted.items()},
         }
         say(f"{preset}, {region}: {fused / width:.1f} bytes per token, layer and unit of width in fused kernels")
     return {"what": preset, "residual": "fp32", "arms": arms}
@@ -228,7 +234,7 @@ def estimate(preset: str, layer_fused: float, tokens: int, length: int) -> Found
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--presets", nargs="+", default=["210m", "610m", "1b"])
-    parser.add_argument("--layers", nargs=2, type=int, default=[2, 4], metavar=("FEW", "MANY"))
+    parser.add_argument("--layers", nargs=2, type=int, default=[1, 2], metavar=("FEW", "MANY"))
     parser.add_argument("--tokens", type=int, default=32_768, help="of a forward pass")
     parser.add_argument("--length", type=int, default=512, help="of a sample")
     parser.add_argument("--out", type=Path)
