@@ -1,13 +1,13 @@
-"""What a training step on a GPU reads and writes, counted without a GPU: the blocks compiled one by one, as in runs, and
-the whole backbone compiled as one graph.
+"""What a training step on a GPU reads and writes, counted without a GPU: the blocks compiled one by one, as in runs,
+and the whole backbone compiled as one graph.
 
-    python benchmarks/gpu_bytes.py                                # 210m, 610m and 1b; six minutes of one core; needs g++
+    python benchmarks/gpu_bytes.py                                # 210m, 610m and 1b; six minutes of a core
     python benchmarks/gpu_bytes.py --presets 210m --layers 2 4    # one size, deeper
 
-Fake tensors of a simulated GPU (`tests/simulated_gpu.py`) pass through dynamo, AOTAutograd and inductor's scheduler for
-CUDA, up to the point where kernels would be written. Each kernel counts what it must read and write once (inductor's
-own `get_read_write_buffer_accesses`). The graphs of a deep network repeat, so a layer is the difference between two
-depths, divided by the number of layers between them.
+Needs g++. Fake tensors of a simulated GPU (`tests/simulated_gpu.py`) pass through dynamo, AOTAutograd and inductor's
+scheduler for CUDA, up to the point where kernels would be written. Each kernel counts what it must read and write once
+(inductor's own `get_read_write_buffer_accesses`). Blocks of one kind share a graph. The backbone's graph repeats, so a
+layer of it is the difference between two depths.
 """
 
 import argparse

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import biphase.encoder.attention as attention
 from biphase.encoder import buckets
@@ -236,6 +237,34 @@ def test_rotated_queries_follow_the_type_of_the_values() -> None:
     out, _ = packed_attention(torch.nn.Identity(), q, k, v.bfloat16(), None, layout=layout)
     assert out.dtype == torch.bfloat16
     assert out.shape == (1, 4, 4, 16)
+
+
+class NamedOperations(TorchDispatchMode):
+    """Notes the names of all operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def test_gradients_pass_the_batch_axis_without_a_copy() -> None:
+    """The gradient of an index is a tensor of zeros, into which the values are copied; on a GPU this is traffic."""
+    leaves = [x.requires_grad_() for x in random_qkv(41, 4, 2)]
+    layout = lay_out(np.array([0, 3, 40, 41]), causal=False)
+    weights = torch.randn(41, 4, 16)
+    out, _ = packed_attention(
+        torch.nn.Identity(), *(x.transpose(0, 1).unsqueeze(0) for x in leaves), None, layout=layout
+    )
+    with NamedOperations() as noted:
+        found = torch.autograd.grad((out.squeeze(0) * weights).sum(), leaves)
+    plain = torch.autograd.grad((attend(*leaves, layout, 0.25) * weights).sum(), leaves)
+    assert "bucket_attention_backward" in noted.names
+    assert noted.names.isdisjoint({"select_backward", "zeros", "new_zeros", "copy_", "clone"})
+    assert all(torch.equal(*pair) for pair in zip(found, plain, strict=True))
 
 
 @pytest.mark.parametrize(
