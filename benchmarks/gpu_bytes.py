@@ -113,7 +113,7 @@ def simulate() -> None:
     module_class.compile = compile_module
     interface.get_device_properties = staticmethod(lambda *_: H100)
     interface.current_device = staticmethod(lambda *_: 0)
-    torch.cuda.get_device_properties = lambda *_: H100  # type: ignore[assignment, misc]
+    torch.cuda.get_device_properties = lambda *_: H100  # type: ignore[assignment]
     patched.has_triton = lambda: True  # nothing is written, so nothing is missing
     inductor.fx_graph_cache = inductor.joint_graph_constant_folding = False  # both need real storage
     functorch_config.enable_autograd_cache = False
@@ -178,7 +178,7 @@ def compare(preset: str, depths: list[int], tokens: int, length: int) -> Found:
     few, many = depths
     for region, between in (("blocks", many), ("backbone", many - few)):  # all blocks share a graph
         counted = {many: count_bytes(preset, region, many, tokens, length, len(BATCHES))}
-        shallow = {"bytes_per_token": {}, "cpu_seconds_of_one_direction": 0.0}
+        shallow: Found = {"bytes_per_token": {}, "cpu_seconds_of_one_direction": 0.0}
         if between < many:
             shallow = counted[few] = count_bytes(preset, region, few, tokens, length, 1)
         layer = {
