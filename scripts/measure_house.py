@@ -36,7 +36,7 @@ PATHS = {
 }
 """Path → the module and the function where it begins."""
 CAPS = {
-    "code": 23_890,
+    "code": 23_920,
     "modules": 141,
     "import lines": 2_580,
     "longest function": 53,

@@ -2,8 +2,9 @@
 
 Its tensors say that they lie on `cuda:0` and compute on the CPU. They refuse what CUDA refuses, so that the mistakes of
 a first day on a GPU are met without one: to meet a tensor of the CPU, to become an array, to be drawn by a generator of
-the CPU. PyTorch's variable-length attention is computed in fp32, and its arguments are held against what the kernel
-takes. There is no torch.compile and no NCCL here; speed, memory and rounding are those of nothing.
+the CPU. `WAITS` lists the operations for which the CPU would have waited. PyTorch's variable-length attention is
+computed in fp32, and its arguments are held against what the kernel takes. There is no torch.compile and no NCCL here;
+speed, memory and rounding are those of nothing.
 
 Needs g++: PyTorch's CPU build must be told, before it is loaded, that there is a device (its guard and its hooks).
 """
@@ -86,6 +87,10 @@ INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 MULTIPLYING = {"mm", "addmm", "bmm", "baddbmm"}
 SCALARS_MEET = {"fill_", "where", "masked_fill", "masked_fill_", "lerp_", "_fused_adamw_"}
 """Operations besides pointwise ones that take a single number of the CPU."""
+
+WAITS: list[str] = []
+"""The operations after which the CPU waits for all that the device was given: it reads a value, or needs one for the
+shape of a result, or sends memory that is not pinned, or waits until it is sent."""
 
 
 class GpuTensor(torch.Tensor):
@@ -191,6 +196,8 @@ def run(function: Any, args: Any, kwargs: Any) -> Any:
         raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
     if name == "is_pinned":
         return False
+    if (stays and waits_for(function, name, args, kwargs)) or (is_here and not stays):
+        WAITS.append(name)
     if name == "mm" and args[0].shape == (8192, 8192):  # the peak is measured by it
         return args[0]
     if device is not None:
@@ -204,6 +211,25 @@ def run(function: Any, args: Any, kwargs: Any) -> Any:
     if not stays:
         return found
     return on_gpu(found, pairs if operation.changes_arguments else ())
+
+
+def waits_for(function: Any, name: str, args: Any, kwargs: Any) -> bool:
+    """Whether an operation whose result is on the device waits for it."""
+    if name in MOVING:
+        source = args[-1] if name == "copy_" and isinstance(args[-1], torch.Tensor) else args[name == "copy_"]
+        is_sent = not isinstance(source, GpuTensor) and source.numel() > 0
+        return is_sent and not (kwargs.get("non_blocking") and hasattr(source, "is_pinned_copy"))
+    if name in ("index", "index_put", "index_put_"):  # by numbers it does not wait, by flags it does
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    if name == "repeat_interleave" and kwargs.get("output_size") is not None:
+        return False
+    return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}.intersection(function.tags))
+
+
+def pin(tensor: Any, *_: Any) -> Any:
+    pinned = tensor.clone()
+    pinned.is_pinned_copy = True
+    return pinned
 
 
 def multiply(function: Any, given: Any, named: Any) -> Any:
@@ -328,7 +354,7 @@ def pretend() -> None:
         module.get_rng_state_all = lambda: [torch.get_rng_state()]
         module.set_rng_state = module.set_rng_state_all = lambda *_: None
     torch._C._cuda_getDevice = lambda: 0  # type: ignore[attr-defined]
-    torch.Tensor.pin_memory = lambda self, *_: self.clone()  # type: ignore[method-assign, assignment]
+    torch.Tensor.pin_memory = pin  # type: ignore[method-assign, assignment]
     torch.nn.Module.compile = lambda self, *_, **__: None  # type: ignore[method-assign]
     # A parameter moved to the device becomes another object there, whose values `.data` does not carry.
     torch.__future__.set_swap_module_params_on_conversion(True)

@@ -1,9 +1,14 @@
-"""Which device a process takes, where PyTorch says that there are GPUs."""
+"""Which device a process takes, where PyTorch says that there are GPUs; items that a thread makes ahead."""
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 import torch
 
-from biphase.device import choose_device
+from biphase.device import choose_device, prefetch
 from biphase.encoder.attention import choose_backend, explain_backend
 from biphase.errors import InputError
 
@@ -44,3 +49,40 @@ def test_varlen_runs_on_gpus_that_have_its_kernels(
     device = torch.device("cuda", 0)
     assert choose_backend(device, torch.bfloat16) == backend
     assert ("here: compute capability 7.5)" in explain_backend(device, torch.bfloat16)) == (backend == "buckets")
+
+
+def test_the_next_item_is_made_in_a_thread_meanwhile() -> None:
+    makers: list[threading.Thread] = []
+    made = [threading.Event() for _ in range(3)]
+
+    def make() -> Iterator[int]:
+        for index, event in enumerate(made):
+            makers.append(threading.current_thread())
+            event.set()
+            yield index
+
+    for index in prefetch(make()):
+        assert all(event.wait(10) for event in made[: index + 2])
+        assert not any(event.is_set() for event in made[index + 2 :])
+    assert len({*makers}) == 1 and threading.main_thread() not in makers
+    assert not makers[0].is_alive()
+
+
+def test_an_error_of_making_comes_where_the_item_is_due() -> None:
+    def make() -> Iterator[int]:
+        yield from range(2)
+        raise InputError("rows.jsonl:3: no label")
+
+    items = prefetch(make())
+    assert [next(items), next(items)] == [0, 1]
+    with pytest.raises(InputError, match=r"^rows\.jsonl:3: no label$"):
+        next(items)
+
+
+def test_a_loop_that_an_error_ends_leaves_no_thread() -> None:
+    before = {*threading.enumerate()}
+    with pytest.raises(KeyboardInterrupt) as told, closing(prefetch(itertools.count())) as numbers:
+        for number in numbers:
+            if number == 3:
+                raise KeyboardInterrupt
+    assert told.traceback and {*threading.enumerate()} == before

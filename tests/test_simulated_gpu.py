@@ -19,6 +19,7 @@ CHOSEN = {
         "pretraining/test_start.py": "encoder or bit_exactly",
     },
     "fine-tuned and kept, embedding models": {
+        "test_waits.py": "waits",
         "finetuning/test_keeping.py": "classifies_texts or tags_tokens or is_kept_for",
         "finetuning/test_predict.py": "answers_as_scored or words_as_scored or is_kept_for or with_a_head",
         "embedding/test_training.py": (

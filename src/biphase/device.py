@@ -5,10 +5,13 @@ import platform
 import shutil
 import sysconfig
 import time
+from collections.abc import Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +21,8 @@ from biphase import __version__
 from biphase.errors import InputError
 from biphase.flops import PEAK_FLOPS, known_device
 from biphase.machine import has_bf16_cores
+
+Item = TypeVar("Item")
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
@@ -101,6 +106,24 @@ def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     """Return an array as a device tensor. A GPU fetches it from a pinned copy while the CPU continues."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def prefetch(items: Iterable[Item]) -> Generator[Item]:
+    """Yield items in order. While the caller works on one, a thread makes the next one.
+
+    An error that making an item raises is raised where that item is due. The thread ends with the generator: use
+    `contextlib.closing` where an error may leave the loop.
+    """
+    remaining = iter(items)
+
+    def make() -> list[Item]:
+        return list(islice(remaining, 1))
+
+    with ThreadPoolExecutor(1) as thread:
+        pending = thread.submit(make)
+        while ready := pending.result():
+            pending = thread.submit(make)
+            yield from ready
 
 
 def synchronize(device: torch.device) -> None:

@@ -7,6 +7,7 @@ decoder (DenoisingAutoEncoder) or a second model (GIST).
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer import losses
 from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.util import batch_to_device
 
 from biphase.embedding.model import load_for_inference, make_embedder
 from biphase.encoder import attention
@@ -71,6 +73,20 @@ BATCH = {
         "BatchHardSoftMarginTripletLoss",
     )
 }
+
+
+def test_bounds_on_the_device_give_the_same_embeddings(encoder_folder: Path) -> None:
+    """Our own stay on the CPU for those who lay out and divide batches there; pooling gets them on the device."""
+    model = make_embedder(str(encoder_folder), 48, "mean")
+    features = model.preprocess(["a red fox", "the sea", "bread"])
+    assert features["cu_seq_lens_q"].dtype == np.int32
+    given = {name: torch.as_tensor(value).to(model.device) for name, value in features.items()}
+    ours = model(batch_to_device(dict(features), model.device))
+    assert ours["cu_seq_lens_q"].tolist() == features["cu_seq_lens_q"].tolist()
+    assert ours["cu_seq_lens_q"].device == ours["token_embeddings"].device
+    assert torch.equal(model(given)["sentence_embedding"], ours["sentence_embedding"])
+
+
 TEACHER = torch.randn(24, 32, generator=torch.Generator().manual_seed(1))
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -689,6 +690,35 @@ def test_the_orthogonal_regularizer_counts_by_its_weight(kind: str, make: Make, 
     assert difference == pytest.approx(0.5 * expected, rel=1e-4) and expected > 0.01
     with pytest.raises(InputError, match="goes with mnrl and cosent, not with cached_mnrl"):
         make("stages.0.orthogonal_weight=0.5", "stages.0.loss=cached_mnrl")
+
+
+def test_batches_are_made_in_a_thread_that_ends_with_the_training(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each epoch's in turn, also if the training is interrupted; an error of the making comes out as it is."""
+    makers: list[threading.Thread] = []
+    preprocess = encode.PackedTransformer.preprocess
+
+    def watched(self: Any, *args: Any, **named: Any) -> Any:
+        makers.append(threading.current_thread())
+        return preprocess(self, *args, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(encode.PackedTransformer, "preprocess", watched)
+        kill_at_third_step(make(), tmp_path / "runs", monkeypatch)
+        threads = {*makers} - {threading.main_thread()}
+        assert threads and not any(thread.is_alive() for thread in threads)
+
+    def fail(self: Any, inputs: Any, *args: Any, **named: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            makers.append(threading.current_thread())
+            raise InputError("pairs.jsonl:3: no text")
+        return preprocess(self, inputs, *args, **named)
+
+    monkeypatch.setattr(encode.PackedTransformer, "preprocess", fail)
+    with pytest.raises(InputError, match=r"^pairs\.jsonl:3: no text$"):
+        train_embedder(make("name=other"), tmp_path / "runs")
+    assert not makers[-1].is_alive() and makers[-1] not in threads
 
 
 def test_a_training_that_diverges_is_no_model(make: Make, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF
 from biphase.encoder.models import Encoder
 from biphase.errors import InputError
+from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import (
     HashedTokenizer,
     TokenizedTexts,
@@ -144,11 +145,12 @@ def test_batch_is_its_samples() -> None:
 
 
 def test_training_order() -> None:
-    steps = list(training_order(num_items=10, batch_size=4, num_steps=7, seed=3))
+    items, config = np.arange(20, 30), FinetuneConfig(batch_size=4, seed=3)
+    steps = list(training_order(items, config, num_steps=7))
     assert [len(step) for step in steps] == [4, 4, 2, 4, 4, 2, 4]
-    assert sorted(np.concatenate(steps[:3])) == sorted(np.concatenate(steps[3:6])) == list(range(10))
+    assert sorted(np.concatenate(steps[:3])) == sorted(np.concatenate(steps[3:6])) == items.tolist()
     assert not (np.concatenate(steps[:3]) == np.concatenate(steps[3:6])).all()
-    again = training_order(10, 4, 7, seed=3)
+    again = training_order(items, config, 7)
     assert all((a == b).all() for a, b in zip(steps, again, strict=True))
 
 

@@ -2,6 +2,7 @@ import itertools
 import json
 import math
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +16,7 @@ from transformers import get_linear_schedule_with_warmup
 from biphase.encoder.models import Encoder, identify
 from biphase.errors import InputError
 from biphase.files import locked
-from biphase.finetuning import fit
+from biphase.finetuning import encoding, fit
 from biphase.finetuning.config import PROTOCOL, FinetuneConfig, plan_cell, plan_cells, resolve_precision
 from biphase.finetuning.encoding import CellContext
 from biphase.finetuning.encoding_cache import load_encoded
@@ -363,10 +364,40 @@ def test_microbatches_leave_the_gradient_unchanged(encoder: Encoder, data_dirs: 
     for budget in (65_536, 40):
         cell = make_cell(task, microbatch_tokens=budget, head_dropout=0.0)
         model = fresh(encoder, cell)
-        encoded = encoded_for(encoder, cell, data_dirs)
-        loss = encoded["train"].accumulate_gradients(model, np.arange(9), cell)
+        split, items = encoded_for(encoder, cell, data_dirs)["train"], np.arange(9)
+        loss = split.accumulate_gradients(model, items, split.pack_items(items, cell), cell)
         results.append((loss, [parameter.grad.clone() for parameter in model.parameters()]))
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
+
+
+def test_batches_are_packed_in_a_thread_that_ends_with_the_training(
+    encoder: Encoder, data_dirs: Dirs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if an error ends the training, which comes out as it is: of the packing, or of a step."""
+    packers: list[threading.Thread] = []
+    cell = make_cell("snli")
+    split, pack = encoded_for(encoder, cell, data_dirs)["train"], encoding.pack
+
+    def watched(*args: Any) -> Any:
+        packers.append(threading.current_thread())
+        if len(packers) == 4:
+            raise InputError("a batch cannot be packed")
+        return pack(*args)
+
+    monkeypatch.setattr(encoding, "pack", watched)
+    with pytest.raises(InputError, match=r"^a batch cannot be packed$") as told:
+        train_network(fresh(encoder, cell), split, cell)
+    assert len(packers) == 4 and len({*packers}) == 1 and threading.main_thread() not in packers
+    assert told.traceback and not packers[0].is_alive()
+    network = fresh(encoder, cell)
+    network.register_forward_pre_hook(stop)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        train_network(network, split, cell)
+    assert stopped.traceback and packers[-1] is not packers[0] and not packers[-1].is_alive()
+
+
+def stop(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_training_on_a_subset(encoder: Encoder, data_dirs: Dirs) -> None:

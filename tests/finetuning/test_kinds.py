@@ -278,7 +278,7 @@ def test_choices_are_computed_together_whatever_fits(encoder: Encoder, tmp_path:
         torch.manual_seed(0)
         network = build_network(encoder, cell, [])
         items = np.array([3, 0, 5])
-        loss = split.accumulate_gradients(network, items, cell)
+        loss = split.accumulate_gradients(network, items, split.pack_items(items, cell), cell)
         scores = torch.from_numpy(predict_split(network, split, cell)).reshape(-1, 2)
         theirs = torch.nn.functional.cross_entropy(scores[items], torch.from_numpy(split.right_Q[items]))
         assert float(loss) == pytest.approx(float(theirs), abs=1e-5)

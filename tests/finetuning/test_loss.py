@@ -41,7 +41,7 @@ def test_the_loss_of_unequal_microbatches_is_torchs_weighted_mean_and_balanced_i
     cell = weigh_classes(cell, split, items)
     torch.manual_seed(0)
     model = build_network(encoder, cell, [])
-    loss = split.accumulate_gradients(model, items, cell)
+    loss = split.accumulate_gradients(model, items, split.pack_items(items, cell), cell)
 
     end = 8 if task == "snli" else split.texts.bounds_S1[8]
     targets = split.labels_S if task == "snli" else np.where(split.words_T >= 0, split.tags_W[split.words_T], -100)

@@ -32,7 +32,7 @@ from biphase.files import file_hash, read_json
 from biphase.flops import SampleLengths, flops_between
 from biphase.pretraining.job import load_state, open_job
 from biphase.pretraining.loop import open_batches, train
-from biphase.pretraining.objectives import make_microbatches, prefetch
+from biphase.pretraining.objectives import make_microbatches, make_steps
 from biphase.pretraining.optimizer import parallelize
 from biphase.recipe import ComputeConfig, Recipe
 from biphase.run import Run, read_checkpoint_manifest, read_metrics, read_recipe, whole_steps
@@ -238,7 +238,7 @@ def test_two_passes_over_each_text(tiny_recipe: MakeRecipe, tmp_path: Path) -> N
     phase = "curriculum=[{{objective: mlm, steps: {}, mask_probability: 0.4, mask_passes: 2}}]"
     flat = ["schedule.warmup_steps=0", "schedule.decay_steps=0", "validation.every_steps=0"]
     recipe = tiny_recipe(*flat, phase.format(7), "checkpoints.every_steps=3")
-    steps = [step.microbatches for step in prefetch(*loader_of(recipe), range(7))]
+    steps = [step.microbatches for step in make_steps(*loader_of(recipe), range(7))]
     read = [[m.sample_ids_S.tolist() for m in microbatches] for microbatches in steps]
     assert read[0] == read[1] != read[2] == read[3] != read[4]
     asked = [{*m.target_positions_N.tolist()} for m, *_ in steps]

@@ -22,6 +22,7 @@ from huggingface_hub import ModelCardData
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import InputModule, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling
+from sentence_transformers.util import batch_to_device
 from torch import Tensor, nn
 
 from biphase import console
@@ -66,17 +67,19 @@ class PackedTransformer(InputModule):
         """The network, as transformers knows it."""
         return self.backbone.network if isinstance(self.backbone, PaddedBackbone) else self.backbone
 
-    def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **_: Any) -> dict[str, Tensor]:
+    def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **_: Any) -> dict[str, Any]:
         """Tokenize texts, close each as in training, cut it at `max_seq_length`, and lay them end to end.
 
         Texts of 7, 1 and 6 tokens have `cu_seq_lens_q` 0, 7, 8, 14, and `seq_idx` seven times 0, once 1, six times 2.
+        `cu_seq_lens_q` is an array, which stays on the CPU when tensors move to a device, because attention is laid out
+        and batches are divided there.
         """
         if not all(isinstance(text, str) for text in inputs):
             raise InputError("an embedding model takes single texts, not pairs")
         texts = [prompt + text for text in inputs] if prompt else list(inputs)
         encoded = self.tokenizer(texts, truncation=True, max_length=self.max_seq_length)["input_ids"]
         samples = [torch.tensor(ids, dtype=torch.long) for ids in encoded]
-        bounds_S1 = torch.tensor([0, *map(len, samples)]).cumsum(0, dtype=torch.int32)
+        bounds_S1 = np.cumsum([0, *map(len, samples)], dtype=np.int32)
         return {
             "input_ids": torch.cat(samples)[None],
             "position_ids": torch.cat([torch.arange(len(tokens)) for tokens in samples])[None],
@@ -85,14 +88,17 @@ class PackedTransformer(InputModule):
         }
 
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
-        """Add `token_embeddings` [1, T, D] to the features."""
+        """Add `token_embeddings` [1, T, D] to the features, and place `cu_seq_lens_q` on their device. A tensor of a
+        caller's own as `cu_seq_lens_q` is read back from its device."""
         tokens_T, positions_T = features["input_ids"][0], features["position_ids"][0]
         device = tokens_T.device
         dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else self.network.dtype
-        bounds_S1 = features["cu_seq_lens_q"].cpu().numpy()
-        hidden_TD = self.compute_hidden(tokens_T, positions_T, bounds_S1, dtype)
+        bounds_S1 = features["cu_seq_lens_q"]
+        bounds_S1 = bounds_S1.cpu().numpy() if isinstance(bounds_S1, Tensor) else bounds_S1
+        hidden_TD = self.compute_hidden(tokens_T, positions_T, bounds_S1, dtype).float()
         # A new dictionary: the cached losses embed the same features twice.
-        return {**features, "token_embeddings": hidden_TD.float()[None]}
+        on_device = to_device(bounds_S1.astype(np.int32), device)
+        return {**features, "cu_seq_lens_q": on_device, "token_embeddings": hidden_TD[None]}
 
     def compute_hidden(self, tokens_T: Tensor, positions_T: Tensor, bounds_S1: np.ndarray, dtype: Any) -> Tensor:
         """Compute the last hidden states [T, D] by arithmetic of that type."""
@@ -157,7 +163,7 @@ def scale_token_embeddings(packed: PackedTransformer, rms: float, *, whiten: boo
         inputs.append(arguments[0] if arguments else named_arguments["hidden_states"])
 
     hook = transformer_blocks(packed.network)[0].register_forward_pre_hook(keep, with_kwargs=True)
-    features = {name: value.to(table.device) for name, value in packed.preprocess(["a text"]).items()}
+    features = batch_to_device(packed.preprocess(["a text"]), table.device)
     packed(features)
     table.mul_(factor)
     packed(features)

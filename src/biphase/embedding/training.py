@@ -15,7 +15,7 @@ import inspect
 import random
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +37,7 @@ from transformers import PrinterCallback, TrainerCallback
 from biphase import console, files
 from biphase.config import parse_config
 from biphase.corpus.tokenizer import misreading_class
-from biphase.device import choose_device, choose_dtype, describe_machine
+from biphase.device import choose_device, choose_dtype, describe_machine, prefetch
 from biphase.embedding import model as embedders
 from biphase.embedding.evaluation import read_judged_set, score_arms, score_bm25, score_embedder
 from biphase.embedding.pairs import Pairs, check_paths, check_stage, hash_pairs, read_pairs
@@ -346,12 +346,28 @@ def matryoshka_dims(width: int, matryoshka: bool | Sequence[int]) -> list[int]:
     return sorted({width, *matryoshka}, reverse=True)
 
 
-class CardlessTrainer(SentenceTransformerTrainer):
-    """A trainer without the model card of sentence-transformers, which would embed texts for it behind a progress
-    bar."""
+class StageTrainer(SentenceTransformerTrainer):
+    """A trainer whose next batch is made in a thread while a step computes. It writes no model card, for which
+    sentence-transformers would embed texts behind a progress bar."""
+
+    epoch: Any = None
+    """The iterator of the present epoch's batches."""
+    batches: Any = None
+    """The same batches, made ahead."""
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         pass
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
+        if epoch_iterator is not self.epoch:
+            self.epoch, self.batches = epoch_iterator, prefetch(self.make_batches(epoch_iterator))
+        return super().get_batch_samples(self.batches, num_batches, device)
+
+    def make_batches(self, epoch_iterator: Iterator[Any]) -> Iterator[Any]:
+        for batch in epoch_iterator:
+            yield batch
+            if self.accelerator.gradient_state.end_of_dataloader:
+                return  # the loader would count the epoch itself, beside the trainer
 
 
 Tables = Mapping[str, tuple[str, Dataset]]
@@ -437,6 +453,7 @@ def arguments_of(run: StageRun, tables: Tables) -> SentenceTransformerTrainingAr
         logging_nan_inf_filter=False,
         save_steps=stage.save_steps,
         disable_tqdm=True,
+        accelerator_config={"non_blocking": device.type == "cuda"},
     )
     # The trainer would take a batch for each GPU and scatter it by rows, and packed tokens have no rows.
     arguments._n_gpu = min(arguments.n_gpu, 1)
@@ -457,7 +474,7 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
     torch.manual_seed(run.recipe.seed)  # a loss may draw weights, which must not depend on earlier draws
     loss_modules = {name: make_loss(run, kind) for name, (kind, _) in tables.items()}
     rows = {name: table for name, (_, table) in tables.items()}
-    trainer = CardlessTrainer(model, arguments_of(run, tables), train_dataset=rows, loss=loss_modules, callbacks=[run])
+    trainer = StageTrainer(model, arguments_of(run, tables), train_dataset=rows, loss=loss_modules, callbacks=[run])
     trainer.remove_callback(PrinterCallback)
     of_model = {id(parameter) for parameter in model.parameters()}
     learnt = nn.ModuleDict(loss_modules).named_parameters()
@@ -478,6 +495,8 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
         with stop_signals(run.stop_signals.append):
             trainer.train(resume_from_checkpoint=str(last) if last else None)
     finally:
+        if trainer.batches is not None:
+            trainer.batches.close()
         if run.tracker is not None:  # an open one would continue to print
             run.tracker.close()
     step, steps = trainer.state.global_step, trainer.state.max_steps

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from biphase.corpus.tokenizer import tokenizer_hash
-from biphase.device import to_device
+from biphase.device import prefetch, to_device
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, Backend, PackedLayout, lay_out
 from biphase.errors import told_as
 from biphase.finetuning.calibration import AS_THEY_ARE, Calibration
@@ -169,9 +169,9 @@ class TokenizedTexts:
         """Count the groups of neighbouring samples, between these bounds, with a sample that was cut."""
         return len(np.unique(np.searchsorted(bounds_G1, self.truncated, side="right")))
 
-    def in_parts(self, samples: np.ndarray, most_tokens: int) -> list[np.ndarray]:
-        """Cut `samples` into consecutive parts, each of at most `most_tokens` tokens or of one sample."""
-        return split_by_tokens(samples, self.lengths_S, most_tokens)
+    def in_batches(self, samples: np.ndarray, most_tokens: int, cell: CellContext) -> Iterator["Batch"]:
+        """Pack `samples` into consecutive batches, each of at most `most_tokens` tokens or of one sample."""
+        return (pack(self, part, cell) for part in split_by_tokens(samples, self.lengths_S, most_tokens))
 
     @cached_property
     def used_U(self) -> np.ndarray:
@@ -180,17 +180,12 @@ class TokenizedTexts:
         is_used[self.tokens_T] = True
         return np.flatnonzero(is_used)
 
-    def compute(self, model: "BatchModel", samples: np.ndarray, cell: CellContext) -> tuple["Batch", Tensor]:
-        """Compute the model's output for some samples as one batch. Returns the batch and the output."""
-        batch = pack(self, samples, cell)
-        with torch.autocast(cell.device.type, cell.dtype, enabled=cell.dtype != torch.float32):
-            return batch, model(batch)
-
     def outputs(self, model: "BatchModel", samples: np.ndarray, cell: CellContext) -> Iterator[tuple["Batch", Tensor]]:
         """Yield batches of some samples, longest first, with the model's outputs. Call under `torch.no_grad`."""
         most = min(cell.config.microbatch_tokens, most_tokens(cell.device))
-        for piece in self.in_parts(samples[np.argsort(-self.lengths_S[samples], kind="stable")], most):
-            yield self.compute(model, piece, cell)
+        in_order = samples[np.argsort(-self.lengths_S[samples], kind="stable")]
+        for batch in prefetch(self.in_batches(in_order, most, cell)):
+            yield batch, batch.compute(model, cell)
 
     def predict(self, model: "BatchModel", cell: CellContext, width: int | None = None) -> np.ndarray:
         """Compute the model's outputs in fp32: [S, C], or [T, C] in families of tokens. Call under `torch.no_grad`. C
@@ -239,13 +234,19 @@ class EncodedSplit(ABC):
         """The tokens of each training item."""
         return self.texts.lengths_S
 
-    def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
-        """Compute the mean loss over some training items, in microbatches that fit into memory, and add its gradient to
-        the parameters'."""
+    def pack_items(self, items: np.ndarray, cell: CellContext) -> list["Batch"]:
+        """Pack some training items into microbatches that fit into memory."""
+        pieces = split_by_tokens(items, self.lengths_I, cell.config.microbatch_tokens)
+        return [pack(self.texts, self.samples_of(piece), cell) for piece in pieces]
+
+    def accumulate_gradients(
+        self, model: nn.Module, items: np.ndarray, batches: list["Batch"], cell: CellContext
+    ) -> Tensor:
+        """Compute the mean loss over some training items, of which `pack_items` made the batches, and add its gradient
+        to the parameters'."""
         total = torch.zeros((), device=cell.device)
-        for piece in split_by_tokens(items, self.lengths_I, cell.config.microbatch_tokens):
-            batch, output = self.texts.compute(model, self.samples_of(piece), cell)
-            loss = self.loss(output, batch, items, cell)
+        for batch in batches:
+            loss = self.loss(batch.compute(model, cell), batch, items, cell)
             if torch.is_grad_enabled():
                 loss.backward()
             total += loss.detach()
@@ -321,6 +322,11 @@ class Batch:
     """The indices of the samples in these texts."""
     indices_T: np.ndarray
     """The index of each token in `TokenizedTexts.tokens_T`: `targets[indices_T]` are its targets."""
+
+    def compute(self, model: BatchModel, cell: CellContext) -> Tensor:
+        """Compute the model's output."""
+        with torch.autocast(cell.device.type, cell.dtype, enabled=cell.dtype != torch.float32):
+            return model(self)
 
 
 def take_samples(bounds_S1: np.ndarray, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain, takewhile
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from biphase import console
-from biphase.device import choose_device, choose_dtype, describe_machine
+from biphase.device import choose_device, choose_dtype, describe_machine, prefetch
 from biphase.encoder.attention import explain_computing
 from biphase.encoder.models import Encoder
 from biphase.errors import InputError, memory_told
@@ -44,31 +44,33 @@ def train_network(
 ) -> tuple[list[float], dict[str, Any]]:
     """Train `network` in place. Returns the losses, and the fields of `Score` about training. Training stops early only
     at a loss or gradient that is not finite. With `load_best_model_at_end`, `validation` chooses the weights."""
-    # 1. The items, and the number of steps.
+    # 1. The items, the number of steps, and the items of each step.
     config = cell.config
     items, num_steps = choose_items(split, config)
     cell = weigh_classes(cell, split, items)
-    checks = steps_to_validate(config, len(items), num_steps)
+    order, checks = training_order(items, config, num_steps), steps_to_validate(config, len(items), num_steps)
     best: BestWeights | None = None
     # 2. Optimizer.
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     optimizer, schedule = make_optimizer(parameters, config), config.schedule(num_steps)
     set_training(network, config)
-    # 3. Updates. Losses stay on the device for up to 25 steps or a second, so that few steps wait for them.
+    # 3. Updates. While one computes, a thread packs the batches of the next. Losses stay on the device for up to 25
+    # steps or a second, so that few steps wait for them.
     unread: list[Tensor] = []
     losses: list[float] = []
     diverged_at, num_tokens = None, 0
     started = shown_at = time.perf_counter()
-    with console.track(f"fine-tune {cell.task.name}", num_steps, "steps") as progress:
-        for step, indices in enumerate(training_order(len(items), config.batch_size, num_steps, config.seed)):
+    packed = prefetch((chosen, split.pack_items(chosen, cell)) for chosen in order)
+    with closing(packed), console.track(f"fine-tune {cell.task.name}", num_steps, "steps") as progress:
+        for step, (chosen, batches) in enumerate(packed):
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rate * schedule.share_of_peak(step, num_steps)
-            loss = split.accumulate_gradients(network, items[indices], cell)
+            loss = split.accumulate_gradients(network, chosen, batches, cell)
             norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
             optimizer.step()
             optimizer.zero_grad()
             unread.append(torch.stack([loss.float(), norm.float()]))
-            num_tokens += int(split.lengths_I[items[indices]].sum())
+            num_tokens += int(split.lengths_I[chosen].sum())
             if step + 1 in checks and validation is not None:
                 best = choose_weights(best, step + 1, network, validation, cell)
             if len(unread) == 25 or step + 1 == num_steps or time.perf_counter() - shown_at > 1:
@@ -165,7 +167,8 @@ def choose_examples(split: EncodedSplit, config: FinetuneConfig) -> np.ndarray:
 
 def choose_items(split: EncodedSplit, config: FinetuneConfig) -> tuple[np.ndarray, int]:
     """List the items to train on, and count the updates."""
-    items = split.items_of(choose_examples(split, config))
+    examples = choose_examples(split, config)
+    items = split.items_of(examples)
     if config.shots is not None and config.epochs == 1:
         return items, config.max_steps
     return items, min(config.max_steps, config.epochs * math.ceil(len(items) / config.batch_size))
@@ -183,14 +186,14 @@ def draw_shots(strata: np.ndarray, shots: int, seed: int) -> np.ndarray:
     return np.sort(np.concatenate(drawn))
 
 
-def training_order(num_items: int, batch_size: int, num_steps: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield the indices of each step's items: a new seeded permutation each epoch, whose last batch may be short."""
-    steps_per_epoch = -(-num_items // batch_size)
+def training_order(items: np.ndarray, config: FinetuneConfig, num_steps: int) -> Iterator[np.ndarray]:
+    """Yield the items of each step: a new seeded permutation each epoch, whose last batch may be short."""
+    steps_per_epoch = -(-len(items) // config.batch_size)
     for step in range(num_steps):
         epoch, batch = divmod(step, steps_per_epoch)
         if batch == 0:
-            order = np.random.default_rng((seed, epoch)).permutation(num_items)
-        yield order[batch * batch_size : (batch + 1) * batch_size]
+            order = np.random.default_rng((config.seed, epoch)).permutation(items)
+        yield order[batch * config.batch_size : (batch + 1) * config.batch_size]
 
 
 def evaluate_cell(

@@ -46,7 +46,8 @@ def cross_entropy(cell: CellContext, logits_XC: Tensor, targets_X: np.ndarray, a
 
 def segment_logsumexp(logits_TC: Tensor, bounds_S1: Tensor) -> Tensor:
     """Compute logsumexp over the rows of each segment, [S, C]."""
-    segments_T = torch.repeat_interleave(torch.arange(len(bounds_S1) - 1, device=logits_TC.device), bounds_S1.diff())
+    indices_S = torch.arange(len(bounds_S1) - 1, device=logits_TC.device)
+    segments_T = torch.repeat_interleave(indices_S, bounds_S1.diff(), output_size=len(logits_TC))
     highest = torch.segment_reduce(logits_TC.detach(), "max", offsets=bounds_S1, axis=0)
     sums = torch.zeros_like(highest).index_add(0, segments_T, (logits_TC - highest[segments_T]).exp())
     return sums.log() + highest

@@ -74,5 +74,5 @@ def try_rate(plan: CellPlan, rate: float) -> float | None:
     items = np.arange(len(validation.lengths_I))
     cell = weigh_classes(cell, validation, items)
     with torch.no_grad():
-        loss = float(validation.accumulate_gradients(network.eval(), items, cell))
+        loss = float(validation.accumulate_gradients(network.eval(), items, validation.pack_items(items, cell), cell))
     return None if training["diverged"] or not math.isfinite(loss) else loss

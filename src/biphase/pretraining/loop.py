@@ -10,7 +10,7 @@ tokens and masks, through the code that trains), and the records for metrics.jso
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from biphase.console import Send, Tracker, err, open_tracking, plain_number, tra
 from biphase.corpus.packing import Batches, PackedSet, TrainingText, make_samples
 from biphase.corpus.shards import ShardSet
 from biphase.curriculum import Phase
-from biphase.device import peak_flops
+from biphase.device import peak_flops, prefetch
 from biphase.distributed import join_world
 from biphase.encoder.attention import explain_computing
 from biphase.encoder.proofs import prove_causality
@@ -34,7 +34,7 @@ from biphase.errors import InputError, StoppedError, first_of
 from biphase.flops import FlopCount, SampleLengths, flops_between
 from biphase.machine import stop_signals
 from biphase.pretraining.job import Job, State, hold_run, load_state, open_job, refuse_other_weights, save_state
-from biphase.pretraining.objectives import Microbatch, make_microbatches, prefetch
+from biphase.pretraining.objectives import Microbatch, make_microbatches, make_steps
 from biphase.pretraining.optimizer import autocast, set_rate, unwrap
 from biphase.recipe import Recipe
 from biphase.run import Run, whole_steps
@@ -113,10 +113,12 @@ def train_steps(job: Job, rest: Rest) -> int:
     # 4. Model and optimizers, in their state at the start.
     state = load_state(job, rest.begin)
     err.print(describe_start(job, state, batches))
+    # While a step computes, a thread makes the batch of the next one.
+    steps = prefetch(make_steps(job, batches, range(rest.begin, stop)))
     proved: set[tuple[int, str]] = set()
-    with stop_signals(world.signals.append), open_log(job, batches, state.flops, rest) as log:
+    with closing(steps), stop_signals(world.signals.append), open_log(job, batches, state.flops, rest) as log:
         since = time.perf_counter()
-        for step in prefetch(job, batches, range(rest.begin, stop)):
+        for step in steps:
             waited = time.perf_counter() - since
             done = step.index + 1
             phase = recipe.curriculum[step.phase_index]

@@ -1,9 +1,8 @@
-"""The objective of each step and its microbatches, made one step ahead. `curriculum.OBJECTIVES` has the facts of each
-objective. Only in this module does training depend on the objective.
+"""The objective of each step and its microbatches. `curriculum.OBJECTIVES` has the facts of each objective. Only in
+this module does training depend on the objective.
 
 A curriculum is a list of phases. A pure phase has one objective; a mixed phase (`clm_share`) has CLM steps between the
-steps of its masked objective. Each step belongs to one pure phase. While a step computes, a thread labels the batch of
-the next step and lays it out on the device.
+steps of its masked objective. Each step belongs to one pure phase.
 
 Masks depend only on (seed, epoch, sample, position in the sample), so that they are the same for every run with that
 seed, whatever the world size, the microbatch size and the number of workers. Targets are listed, not padded with -100,
@@ -14,7 +13,6 @@ Letters: T tokens, N targets, S samples, K streams of random numbers.
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -75,26 +73,15 @@ class Step:
     microbatches: list[Microbatch]
 
 
-def prefetch(job: Job, batches: Batches, steps: range) -> Iterator[Step]:
-    """Yield the steps in order; make the microbatches of the next one while the current one computes."""
-
-    def make(index: int) -> Step:
+def make_steps(job: Job, batches: Batches, steps: range) -> Iterator[Step]:
+    """Make the steps in order, with their microbatches on the device."""
+    for index in steps:
         phase_index, phase = phase_of_step(job.recipe.curriculum, index, job.origin.step)
         # A later pass reads the text of the first pass again, even if that was a parent's step in the same order.
         before = job.origin.step if job.origin.data_position else 0
         mask_pass = (before + index) % phase.mask_passes
         microbatches = make_microbatches(job, batches, phase, index - mask_pass, mask_pass)
-        return Step(index, phase_index, phase, microbatches)
-
-    if not steps:
-        return
-    with ThreadPoolExecutor(1) as thread:
-        pending = thread.submit(make, steps[0])
-        for index in steps:
-            ready = pending.result()
-            if index + 1 in steps:
-                pending = thread.submit(make, index + 1)
-            yield ready
+        yield Step(index, phase_index, phase, microbatches)
 
 
 def make_microbatches(job: Job, batches: Batches, phase: Phase, step: int, mask_pass: int = 0) -> list[Microbatch]:

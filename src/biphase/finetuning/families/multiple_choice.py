@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from scipy.special import softmax
 from torch import Tensor
 
@@ -49,7 +48,7 @@ class Split(EncodedSplit):
         # A question's choices are neighbours in the batch.
         questions_M = np.searchsorted(self.bounds_Q1, batch.samples, side="right") - 1
         firsts = np.flatnonzero(np.diff(questions_M, prepend=-1))
-        bounds = torch.from_numpy(np.append(firsts, len(questions_M))).to(output.device)
+        bounds = cell.on_device(np.append(firsts, len(questions_M)))
         right = cell.on_device(firsts + self.right_Q[questions_M[firsts]])
         return (segment_logsumexp(output, bounds)[:, 0] - output[right, 0]).sum() / len(items)
 

@@ -15,7 +15,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import torch
 from scipy.special import logsumexp
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -23,6 +22,7 @@ from torch.nn.functional import cross_entropy
 from biphase import console
 from biphase.corpus.forms import PlacedRow, Row
 from biphase.corpus.rows import text_column
+from biphase.device import to_device
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import Batch, BatchModel, CellContext, EncodedSplit, HashedTokenizer, to_bounds
@@ -326,7 +326,7 @@ def span_loss(logits_T2: Tensor, split: Split, batch: Batch, cell: CellContext) 
     inside_W2 = np.stack([ends_W - num_inside_W + 1, ends_W], 1)
     targets_W2 = np.where(is_whole_W[:, None], inside_W2, last_W[:, None])
     # 3. Cross-entropy: logsumexp over a window's choices minus the logit of the right one, for start and for end.
-    is_hidden_T = torch.from_numpy(~is_choice_T).to(logits_T2.device)
+    is_hidden_T = to_device(~is_choice_T, cell.device)
     masked_T2 = logits_T2.masked_fill(is_hidden_T[:, None], float("-inf"))
     logsumexp_W2 = segment_logsumexp(masked_T2, batch.layout.bounds_S1.long())
     return (logsumexp_W2 - masked_T2.gather(0, cell.on_device(targets_W2))).mean(1).sum()

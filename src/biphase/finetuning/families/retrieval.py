@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
+from biphase.device import to_device
 from biphase.encoder.search import SEARCH_DOCUMENTS, find_nearest
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import BatchModel, CellContext, EncodedSplit, HashedTokenizer, TokenizedTexts
+from biphase.finetuning.encoding import Batch, BatchModel, CellContext, EncodedSplit, HashedTokenizer, TokenizedTexts
 from biphase.finetuning.metrics import Judgement, Ranked, judge_ranking
 from biphase.tasks.spec import TASK_SPLITS, TaskSplit
 from biphase.tasks.splits import Collection, Judgements, own_documents
@@ -54,28 +55,32 @@ class Split(EncodedSplit):
         """`query · N + document` of each judgement, ascending, for bisection."""
         return np.sort(self.queries_J * self.documents.num_samples + self.documents_J)
 
-    def accumulate_gradients(self, model: nn.Module, items: np.ndarray, cell: CellContext) -> Tensor:
-        """Compute the mean InfoNCE loss over pairs, each query against all documents of the batch, and its gradient."""
-        queries, documents = self.queries_J[items], self.documents_J[items]
+    def pack_items(self, items: np.ndarray, cell: CellContext) -> list[Batch]:
+        """Pack the queries of some pairs, then their documents."""
         most = cell.config.microbatch_tokens
-        parts = [(self.texts, samples) for samples in self.texts.in_parts(queries, most)]
-        parts += [(self.documents, samples) for samples in self.documents.in_parts(documents, most)]
+        queries = self.texts.in_batches(self.queries_J[items], most, cell)
+        return [*queries, *self.documents.in_batches(self.documents_J[items], most, cell)]
+
+    def accumulate_gradients(
+        self, model: nn.Module, items: np.ndarray, batches: list[Batch], cell: CellContext
+    ) -> Tensor:
+        """Compute the mean InfoNCE loss over pairs, each query against all documents of the batch, and its gradient."""
         # 1. Embed all texts; with a graph only if all of them fit into memory at once.
-        fits = bool(self.lengths_I[items].sum() <= most)
+        fits = bool(self.lengths_I[items].sum() <= cell.config.microbatch_tokens)
         with torch.set_grad_enabled(fits):
-            pieces = [texts.compute(model, samples, cell)[1] for texts, samples in parts]
+            pieces = [batch.compute(model, cell) for batch in batches]
         embeddings = torch.cat(pieces)
         # 2. The loss, and its gradient: down to the parameters, or, without a graph, only down to the embeddings.
         leaf = embeddings if fits else embeddings.detach().requires_grad_()
-        positives = no_negatives(self, queries, documents).to(leaf.device)
+        positives = to_device(no_negatives(self, self.queries_J[items], self.documents_J[items]), cell.device)
         loss = contrastive_loss(leaf[: len(items)], leaf[len(items) :], positives, cell.config.scale)
         loss.backward()
         # 3. Embed each part once more, now with its graph alone, and carry the gradient of its embeddings on.
         if not fits:
             assert leaf.grad is not None
             gradients = leaf.grad.split([len(piece) for piece in pieces])
-            for (texts, samples), gradient in zip(parts, gradients, strict=True):
-                texts.compute(model, samples, cell)[1].backward(gradient)
+            for batch, gradient in zip(batches, gradients, strict=True):
+                batch.compute(model, cell).backward(gradient)
         return loss.detach()
 
     def predict(self, model: BatchModel, cell: CellContext) -> Ranked:
@@ -151,14 +156,14 @@ def contrastive_loss(queries_BD: Tensor, documents_BD: Tensor, positives_BB: Ten
     return cross_entropy(scores_BB.masked_fill(positives_BB, float("-inf")), targets_B)
 
 
-def no_negatives(split: Split, queries_B: np.ndarray, documents_B: np.ndarray) -> Tensor:
+def no_negatives(split: Split, queries_B: np.ndarray, documents_B: np.ndarray) -> np.ndarray:
     """Tell, [B, B], which documents of other pairs also form a pair with the query, or are the query's own text."""
     keys_J = split.keys_J
     keys_BB = queries_B[:, None] * split.documents.num_samples + documents_B
     is_positive_BB = keys_J[np.minimum(np.searchsorted(keys_J, keys_BB), len(keys_J) - 1)] == keys_BB
     is_positive_BB |= documents_B == split.itself_A[queries_B, None]
     np.fill_diagonal(is_positive_BB, False)
-    return torch.from_numpy(is_positive_BB)
+    return is_positive_BB
 
 
 def embed_all(model: BatchModel, texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> Tensor:
@@ -168,7 +173,7 @@ def embed_all(model: BatchModel, texts: TokenizedTexts, samples: np.ndarray, cel
     for batch, output in texts.outputs(model, samples, cell):
         if embeddings is None:
             embeddings = output.new_empty(len(samples), output.shape[1])
-        rows = torch.tensor([rows_of[int(sample)] for sample in batch.samples], device=output.device)
+        rows = to_device(np.array([rows_of[int(sample)] for sample in batch.samples]), output.device)
         embeddings[rows] = normalize(output, dim=-1)
     assert embeddings is not None
     return embeddings
