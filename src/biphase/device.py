@@ -22,7 +22,7 @@ from biphase.errors import InputError
 from biphase.flops import PEAK_FLOPS, known_device
 from biphase.machine import has_bf16_cores
 
-Item = TypeVar("Item")
+Prefetched = TypeVar("Prefetched")
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
@@ -108,7 +108,7 @@ def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def prefetch(items: Iterable[Item]) -> Generator[Item]:
+def prefetch(items: Iterable[Prefetched]) -> Generator[Prefetched]:
     """Yield items in order. While the caller works on one, a thread makes the next one.
 
     An error that making an item raises is raised where that item is due. The thread ends with the generator: use
@@ -116,7 +116,7 @@ def prefetch(items: Iterable[Item]) -> Generator[Item]:
     """
     remaining = iter(items)
 
-    def make() -> list[Item]:
+    def make() -> list[Prefetched]:
         return list(islice(remaining, 1))
 
     with ThreadPoolExecutor(1) as thread:
