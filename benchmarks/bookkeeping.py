@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -60,8 +61,8 @@ WAYS = {
 def make_folder(study: Path, folder: Path) -> dict[str, int]:
     """Everything that a finished study leaves behind; returns how many runs, cells and scores that is."""
     from biphase.encoder.models import identify
-    from biphase.files import write_json
-    from biphase.studies.folder import claim_study_folder, reach_step
+    from biphase.files import write_hashed
+    from biphase.studies.folder import TrainedRecord, claim_study_folder, reach_step
     from biphase.studies.plan import plan_study
     from biphase.studies.spec import load_study
 
@@ -72,7 +73,8 @@ def make_folder(study: Path, folder: Path) -> dict[str, int]:
         path = place / "runs" / f"{run.name}-{run.key[:8]}"
         steps = run.stored_steps
         write_run(path, run.last, steps, run.recipe.model_dump(mode="json"))
-        write_json(place / "trained" / f"{run.name}.json", {"folder": path.name, "key": run.key, "seconds": 3600.0})
+        record = TrainedRecord(path.name, run.key, 3600.0, run.placeless_key)
+        write_hashed(place / "trained" / f"{run.name}.json", asdict(record))
     rng = random.Random(0)
     fingerprints = {m.name: identify(reach_step(place, plan.runs[m.run], m.step)) for m in plan.models}
     num_scores = sum(write_scores(plan, place, cell, fingerprints[cell.model], rng) for cell in plan.cells)
@@ -85,6 +87,7 @@ def write_run(path: Path, last: int, steps: list[int], config: dict[str, Any]) -
     from safetensors.numpy import save
 
     from biphase.files import file_hash, write_hashed
+    from biphase.run import CheckpointManifest
 
     for step in steps:
         model = path / "steps" / str(step) / "model"
@@ -94,22 +97,25 @@ def write_run(path: Path, last: int, steps: list[int], config: dict[str, Any]) -
         weights = np.frombuffer(f"{path.name}@{step}".encode(), dtype=np.uint8)
         (model / "model.safetensors").write_bytes(save({"weight": weights}))
         files = {f"model/{file.name}": file_hash(file) for file in model.iterdir()}
-        write_hashed(path / "steps" / str(step) / "manifest.json", {"files": files})
+        manifest = CheckpointManifest(step, step, 0, 0, "", "", "mlm", False, None, [], (), path.name, files)
+        write_hashed(path / "steps" / str(step) / "manifest.json", asdict(manifest))
     (path / "config.yaml").write_text(yaml.safe_dump(config))
     records = [
         {"kind": "train", "step": s, "objective": "clm", "loss": 9 / (1 + s)} for s in range(1, last, last // 50)
     ]
     (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (path / "environment.json").write_text(json.dumps({"run": path.name}))
     (path / "done.json").write_text(json.dumps({"step": last, "tokens_seen": last}))
 
 
 def write_scores(plan: Any, place: Any, cell: Any, fingerprint: Any, rng: random.Random) -> int:
+    from biphase.files import write_hashed
     from biphase.finetuning.config import PROTOCOL, settle_config
     from biphase.tasks.spec import find_task
 
     for name in cell.evaluates:
         task = find_task(name)
-        values = {metric: rng.random() for metric in {task.metric, *METRICS[task.family]}}
+        values = {metric: rng.uniform(0.01, 1.0) for metric in {task.metric, *METRICS[task.family]}}
         config = settle_config(cell.config, task, fingerprint.max_length)
         score = {
             "protocol": PROTOCOL,
@@ -137,7 +143,7 @@ def write_scores(plan: Any, place: Any, cell: Any, fingerprint: Any, rng: random
         }
         path = place / "scores" / cell.model / f"{name}-{score['cell'][:16]}"
         path.mkdir(parents=True)
-        (path / "score.json").write_text(json.dumps(score, indent=2))
+        write_hashed(path / "score.json", score)
     return len(cell.evaluates)
 
 

@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,9 @@ def write_pairs(path: Path, num: int, longest: int) -> dict[str, float]:
     return {"median_words": statistics.median(lengths), "longest_words": max(lengths)}
 
 
-def make_model(preset: str, vocab_size: int, folder: Path) -> Path:
-    """A network of a preset with random weights and a tokenizer of the bundled text, as a model folder."""
+def make_model(preset: str, vocab_size: int, folder: Path, changes: Mapping[str, int] | None = None) -> Path:
+    """A network of a preset, its sizes changed or not, with random weights and a tokenizer of the bundled text, as a
+    model folder."""
     from biphase.corpus.text import find_text_sources, sample_texts
     from biphase.corpus.tokenizer import train_tokenizer
     from biphase.encoder.network import TokenIds
@@ -82,7 +84,7 @@ def make_model(preset: str, vocab_size: int, folder: Path) -> Path:
     tokenizer: Any = train_tokenizer(sample_texts(find_text_sources([str(BUNDLED_TEXT)])), vocab_size)
     special = (tokenizer.mask_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
     ids = TokenIds(len(tokenizer), *special, bos_token_id=None)
-    network: Any = make_network(preset, {}, ids, max_len=2048, seed=0)
+    network: Any = make_network(preset, dict(changes or {}), ids, max_len=2048, seed=0)
     network.base_model.save_pretrained(folder / "encoder")
     close_texts(tokenizer)
     tokenizer.save_pretrained(folder / "encoder")

@@ -182,3 +182,62 @@ def test_packages_that_are_not_there_are_named_before_anything_runs(gpu: Any, mo
     monkeypatch.setattr(sys, "argv", ["gpu.py"])
     with pytest.raises(SystemExit, match="lacks pydantic; benchmarks/README"):
         gpu.main()
+
+
+# growth.py: how costs grow with the work
+
+
+@pytest.fixture
+def growth(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("growth")
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1.0, 2.0])
+def test_the_exponent_of_a_cost_is_found_above_its_start(growth: Any, exponent: float) -> None:
+    sizes = [10, 100, 1000]
+    start = {"cpu_seconds": 3.0, "wall_seconds": 4.0, "peak_mib": 200.0}
+    costs = [0.1 * size**exponent for size in sizes]
+    runs = [{"cpu_seconds": 3 + cost, "wall_seconds": 4 + cost, "peak_mib": 200.0} for cost in costs]
+    row = growth.make_row("it", "rows", sizes, start, runs)
+    assert row["cpu_seconds_exponent"] == pytest.approx(exponent)
+    assert row["peak_mib_exponent"] == pytest.approx(0), "what does not grow has the exponent 0"
+
+
+def test_what_a_process_costs_includes_its_children(growth: Any) -> None:
+    """The child holds 200 MiB and spends a second of processor time."""
+    child = "import time; held = bytearray(b'x') * (200 * 2**20)\nwhile time.process_time() < 1: pass"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True); print('{{}}')"
+    found = growth.spend(["-c", parent])
+    assert found["cpu_seconds"] > 1
+    assert found["peak_mib"] > 200
+    assert found["answer"] == {}
+    with pytest.raises(SystemExit, match="no good"):
+        growth.spend(["-c", "raise ValueError('no good')"])
+
+
+def test_texts_that_are_repeated_hold_no_copies(growth: Any, tmp_path: Path) -> None:
+    """Each size has about its bytes, and the files of a larger one begin with those of a smaller one."""
+    source = tmp_path / "source.jsonl"
+    source.write_text("".join(json.dumps({"text": f"{number} word " * 20}) + "\n" for number in range(50)))
+    files = growth.write_texts([str(source)], [0.02, 0.04, 0.1], tmp_path / "texts")
+    texts = [json.loads(line)["text"] for path in files[0.1] for line in path.open()]
+    assert len(set(texts)) == len(texts) > 50
+    assert sum(len(text) for text in texts) == pytest.approx(100_000, rel=0.15)
+    assert files[0.02] == files[0.1][: len(files[0.02])]
+
+
+SMALL = ["--megabytes", ".05", ".1", ".2", "--reading-megabytes", ".05", ".1", ".2", "--threads", "1"]
+SMALL += ["--vocab", "4096", "5000", "6000", "--samples", "32", "64", "128", "--batch-tokens", "128"]
+SMALL += ["--cells", "136", "272", "408", "--documents", "70", "80", "90", "--rows", "70", "80", "90"]
+
+
+@pytest.mark.minutes
+def test_all_parts_of_a_small_run(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "growth.py"), "--out", str(tmp_path), *SMALL]
+    subprocess.run(command, check=True, capture_output=True)
+    documents = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    rows = [row for document in documents.values() for row in document["rows"]]
+    assert len(documents) == 6
+    assert len(rows) == 3 + 3 + 2 + 1 + 7 + 1
+    assert all(len(row["runs"]) == len(row["sizes"]) == 3 for row in rows)
