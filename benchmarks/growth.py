@@ -408,7 +408,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=options.work) as folder:
             rows = PARTS[part](options, Path(folder))
         what = f"how the cost of {part} grows with the work"
-        document = make_document(what, machine, vars(options), time.perf_counter() - started) | {"rows": rows}
+        shown = {key: value for key, value in vars(options).items() if key not in ("work", "out")}
+        document = make_document(what, machine, shown, time.perf_counter() - started) | {"rows": rows}
         print("\n".join(table_of(rows)))
         path = options.out / f"{date.today().isoformat()}-growth-{part}.json"
         save(path, document)
