@@ -197,3 +197,18 @@ def test_cut_fills_parts() -> None:
         [4],
     ]
     assert split_by_tokens(np.array([], dtype=int), lengths, 10) == []
+
+
+def test_a_tokenizer_is_copied_once_for_all_its_texts(encoder: Encoder) -> None:
+    """Predictions call it for every few hundred rows; a copy of a large vocabulary takes longer than they do."""
+    num_copies = 0
+
+    def to_str() -> str:
+        nonlocal num_copies
+        num_copies += 1
+        return encoder.tokenizer.pretrained.backend_tokenizer.to_str()
+
+    tokenizer = HashedTokenizer(SimpleNamespace(backend_tokenizer=SimpleNamespace(to_str=to_str)))
+    for _ in range(3):
+        assert [ids.tolist() for ids, _ in tokenizer.tokenize(TEXTS)]
+    assert num_copies == 1

@@ -82,6 +82,15 @@ class HashedTokenizer:
     def hash(self) -> str:
         return tokenizer_hash(self.pretrained)
 
+    @cached_property
+    def backend(self) -> Tokenizer:
+        """A copy for whole texts without special tokens. Made once: a large vocabulary takes longer than many texts."""
+        backend = Tokenizer.from_str(self.pretrained.backend_tokenizer.to_str())
+        backend.no_padding()
+        backend.no_truncation()
+        backend.encode_special_tokens = True
+        return backend
+
     @property
     def opening(self) -> list[int]:
         """The tokens before every text: the classification token of a tokenizer that has one."""
@@ -102,11 +111,7 @@ class HashedTokenizer:
 
         Yields the ids of each text and the span of each token in characters, [T, 2]; no spans without `with_spans`.
         """
-        backend = Tokenizer.from_str(self.pretrained.backend_tokenizer.to_str())
-        backend.no_padding()
-        backend.no_truncation()
-        backend.encode_special_tokens = True
-        encode = backend.encode_batch if with_spans else backend.encode_batch_fast
+        encode = self.backend.encode_batch if with_spans else self.backend.encode_batch_fast
         for begin in range(0, len(texts), TEXTS_PER_CALL):
             with told_as("the tokenizer cannot read a text", "copy its tokenizer.json again from an intact one"):
                 encodings = encode(texts[begin : begin + TEXTS_PER_CALL], add_special_tokens=False)
