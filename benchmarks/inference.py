@@ -80,7 +80,7 @@ def sample_lengths(num: int, least: int, most: int) -> list[str]:
 
     draw = random.Random(0)
     words = [text.split() for text in sample_texts(find_text_sources([str(BUNDLED_TEXT)]))]
-    words = [text for text in words if len(text) > 300]
+    words = [text for text in words if len(text) > most]
     texts = []
     for text in itertools.islice(itertools.cycle(words), num):
         length = draw.randint(least, most)
@@ -283,6 +283,9 @@ def prepare_models(embedder: Path, preset: str, vocab_size: int, folder: Path) -
     biphase.finetune(encoder, data=rows, scores=folder / "scores", keep=folder / "kept", **settings)
 
     def add(copy: Path) -> None:
+        limits = copy / "sentence_bert_config.json"
+        if limits.exists():
+            limits.write_text(json.dumps(json.loads(limits.read_text()) | {"max_seq_length": LONGEST}))
         write_onnx(copy)
         quantize(copy)
 
@@ -290,8 +293,6 @@ def prepare_models(embedder: Path, preset: str, vocab_size: int, folder: Path) -
     for name, source in sources.items():
         say(f"writing the ONNX files of the {name}")
         copy_model(source, folder / name, add)
-    limits = folder / "embedder" / "sentence_bert_config.json"
-    limits.write_text(json.dumps(json.loads(limits.read_text()) | {"max_seq_length": LONGEST}))
     return {name: str(folder / name) for name in sources}
 
 
