@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from biphase.report.claims import Claim, Finding, Inequality, judge_claims, name_noise, strongest
+from biphase.report.claims import Claim, Finding, Inequality, judge_claims, name_noise, strongest, tell_finding
 from biphase.report.contrasts import Contrast
 
 
@@ -90,6 +90,50 @@ def test_what_a_test_says_by_itself_is_told_where_correction_hides_it() -> None:
     assert [one.alone for one in judged.inequalities] == ["contradicted when tested alone, p = 0.019", "", ""]
     (judged,) = judge_claims([finding(replace(low, lacks_below=("all fine-tunings",)), high, high)])
     assert judged.claims[0].inequalities[0].alone == ""
+
+
+def test_an_interval_is_corrected_as_its_verdict_is() -> None:
+    """So it contains the bound if and only if the difference is undecided, wherever scores are complete."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        asked = [finding(*[seen(estimate) for estimate in row]) for row in rng.normal(0.01, 0.015, (4, 2))]
+        for one in [one for judged in judge_claims(asked) for one in judged.inequalities]:
+            assert (one.interval.low < 0 < one.interval.high) == (one.verdict == "undecided")
+    clear, close = judge_claims([finding(seen(0.1)), finding(seen(0.015))])
+    assert tell_finding(clear).startswith("Supported for these checkpoints: so: +10.00 points [+8.25")
+    half_width = stats.t.ppf(1 - 0.025 / 2, 4) * 0.5
+    told = f"+10.00 points [+{10 - half_width:.2f}, +{10 + half_width:.2f}; 97.5 %], p < 0.001 after correction."
+    assert tell_finding(clear).endswith(told)
+    assert tell_finding(close).endswith("+1.50 points [+0.11, +2.89], p = 0.040.")
+
+
+def test_an_equivalence_has_two_one_sided_tests() -> None:
+    """Against both of them by hand. Outside its bounds a difference has the two-sided test of any other."""
+    for estimate, verdict in (
+        (0.004, "supported"),
+        (-0.004, "supported"),
+        (0.012, "undecided"),
+        (0.04, "contradicted"),
+    ):
+        one = replace(seen(estimate, bound=math.copysign(0.02, estimate)), is_equivalence=True)
+        by_side = stats.t.sf((0.02 - estimate) / 0.005, 4), stats.t.sf((0.02 + estimate) / 0.005, 4)
+        if abs(estimate) < 0.02:
+            assert one.sides == pytest.approx((max(by_side), 1.0))
+        else:
+            assert one.sides == pytest.approx((1.0, p_value(abs(estimate) - 0.02)))
+        (judged,) = judge_claims([finding(one)])
+        assert judged.verdict == verdict
+        interval = next(judged.inequalities).interval
+        assert (-0.02 < interval.low < interval.high < 0.02) == (verdict == "supported")
+    both = judge_claims([finding(replace(seen(0.004, bound=0.02), is_equivalence=True)), finding(seen(0.1))])
+    told = "+0.40 points [−0.67, +1.47; 90 %] within ±2.00, p = 0.016."
+    assert tell_finding(both[0]).endswith(told), "the clear one is rejected first, so that it is tested at 5 %"
+
+
+def test_parts_that_were_tested_are_counted() -> None:
+    claims = [Claim("a", (seen(0.1),)), Claim("b", (), ("no scores",)), Claim("c", ())]
+    assert Finding("F", "so", "", tuple(claims)).told_parts == "1 of 3 parts tested"
+    assert finding(seen(0.1)).told_parts == ""
 
 
 def test_noise_is_what_all_tests_account_for() -> None:

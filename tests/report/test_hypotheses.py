@@ -1,8 +1,11 @@
 """Hypotheses: a line of text is read by the grammar or refused at its place, and asks for arms that are there."""
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from biphase.errors import InputError
+from biphase.report.claims import Finding, judge_claims
 from biphase.report.contrasts import with_averages
 from biphase.report.hypotheses import ArmsBySpot, bind, measure_claim
 from biphase.report.results import ReportArm, Result, ResultSet
@@ -144,6 +147,42 @@ def test_a_compute_equivalent_asks_for_the_whole_ladder_of_the_baseline() -> Non
         bind(line, far, TASKS)
 
 
+def test_an_equivalence_and_a_loss_are_read() -> None:
+    ((one,),) = bind("mlm40 - clm within 2 points on SC at 400 steps for 1m", NAMED_ARMS, TASKS)
+    assert (one.is_equivalence, one.bound, one.label) == (True, 0.02, "mlm40 - clm on SC 1m, 400 steps")
+    ((one,),) = bind("mlm40 - clm < -0.05 nats on loss at 400 steps for 1m", NAMED_ARMS, TASKS)
+    assert (one.sign, one.bound, {term.task for term in one.operands}) == (-1, -0.05, {"loss"})
+    assert not [terms for terms, _ in asked("mlm40 > 0 on every task") if "loss" in terms]
+
+
+@pytest.mark.parametrize(("apart", "low", "high"), [(0.0, 0.9, 1.0), (0.01, 0.4, 0.7), (0.02, 0.0, 0.05)])
+def test_how_often_arms_are_called_equivalent(apart: float, low: float, high: float) -> None:
+    """Within 2 points, of arms that are equal, 1 and exactly 2 points apart; six seeds in pairs. At the border it is
+    wrong, so at most 5 %, within the noise of 600 trials (one-sided at 0.1 %)."""
+    rng, num_trials, num_supported = np.random.default_rng(1), 600, 0
+    groups = bind("mlm40 - clm within 2 points on SC at 400 steps for 1m", NAMED_ARMS, TASKS)
+    arms = [ReportArm(f"1m-{name}-400", "other", "1m", "mlm", 40, 400, 0, 400) for name in ("mlm40", "clm")]
+    for _ in range(num_trials):
+        seeds = rng.normal(0.5, 0.02, 6)
+        samples = [seeds + apart + rng.normal(0, 0.008, 6), seeds + rng.normal(0, 0.008, 6)]
+        known = {"seeds": range(6), "pretraining_seeds": range(6)}
+        cells = [
+            Result(arm, "SC", "genre", "standard", scores.tolist(), **known)  # type: ignore[arg-type]
+            for arm, scores in zip(arms, samples, strict=True)
+        ]
+        claim = measure_claim(groups, with_averages(ResultSet(cells)))
+        (judged,) = judge_claims([Finding("e", "so", "", (claim,))])
+        gaps = samples[0] - samples[1]
+        p_values = [
+            stats.ttest_1samp(gaps, bound, alternative=side).pvalue
+            for bound, side in ((-0.02, "greater"), (0.02, "less"))
+        ]
+        assert (judged.verdict == "supported") == (max(p_values) < 0.05)
+        num_supported += judged.verdict == "supported"
+    assert low <= num_supported / num_trials
+    assert num_supported <= stats.binom.ppf(0.999, num_trials, high)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -167,6 +206,14 @@ def test_a_compute_equivalent_asks_for_the_whole_ladder_of_the_baseline() -> Non
         ),
         ("mlm40 - clm > 0 for 7b", "unknown model '7b'; known: 1m, 3m"),
         ("25/75 - clm > 0 at 1600 steps", "share no model and budget there; known: 25/75 for 1m, 400 steps.*; other"),
+        ("mlm40 - clm within 0 points", "within a number of points above 0"),
+        ("mlm40 - clm within 2", "expected 'points' \\(of 100\\) instead of the end"),
+        ("some both - clm within 2 points", "'some' asks which difference is the strongest"),
+        ("compute_equivalent(25/75, mlm40) within 2 points", "expected '<' or '>' instead of 'within'"),
+        ("mlm40 - clm > 1 point on loss", "bounds on loss are in nats"),
+        ("mlm40 - clm > 0.1 nats on SC", "those on scores in points"),
+        ("(mlm40 on loss) - (clm on SC) > 0", "a loss can only be compared with losses"),
+        ("compute_equivalent(25/75, mlm40) < 0.6 on loss at 1600 steps", "has no compute equivalent"),
         ("mlm40 - clm > 1", "expected 'points' \\(of 100\\) instead of the end"),
         ("compute_equivalent(25/75, mlm40) < 60 points", "the end instead of 'points'"),
         ("compute_equivalent(25/75, mlm40) < 0", "expected a share of compute such as 0.6 instead of '0'"),

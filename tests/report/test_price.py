@@ -9,14 +9,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from biphase.report.equivalents import (
     AXES,
     PriceList,
+    contrast_equal_flops,
     ladder_panel,
     list_prices,
     price_sentence,
     price_tables,
+    tell_compute,
 )
 from biphase.report.figures import plot_panel
 from biphase.report.paper import read_reference
@@ -85,6 +88,40 @@ def test_known_shares_in_every_kind_of_compute() -> None:
     sentence = price_sentence(listed)
     assert sentence.startswith("ours reaches the score of MLM alone (40 % masked) at 0.71 [0.")
     assert "of its FLOPs, on average over 2 tasks (interval over fine-tuning seeds only" in sentence
+
+
+def test_a_difference_at_equal_flops_moves_each_arm_along_the_ladder() -> None:
+    """CLM then MLM has 1.15 times the FLOPs and 5 points more than MLM with as many tokens, which gains 10 points with
+    each doubling: 2.98 points are left, with the t interval of scipy over the seeds' own ladders. MNTP costs what MLM
+    costs. Two arms that are no rungs are both moved."""
+    clm = make_arm("clm-mlm", 200, objective="clm+mlm", flops=230.0, is_plain=False)
+    mntp = make_arm("mntp", 200, flops=201.0, is_plain=False, curriculum="MNTP → MLM")
+    results = make_results({**LADDER, clm: 0.65, mntp: 0.64}, ("a",))
+    scores = {name: known["a"] for name, known in results.scores.items()}
+    share = math.log2(1.15)
+    mlm = (1 - share) * scores["mlm-200"].repeated + share * scores["mlm-400"].repeated
+    for sign in (1, -1):
+        terms = [(sign * 1.0, scores["clm-mlm"]), (sign * -1.0, scores["mlm-200"])]
+        gap = contrast_equal_flops(results, terms)
+        known = stats.ttest_1samp(sign * (scores["clm-mlm"].repeated - mlm), 0)
+        assert gap and gap.estimate == pytest.approx(sign * (0.05 - 0.1 * share))
+        low, high = known.confidence_interval()
+        assert (gap.against().low, gap.against().high) == pytest.approx((low, high))
+        assert gap.against().p_value == pytest.approx(known.pvalue)
+        times = "1.15" if sign > 0 else "0.87"
+        told = f" at equal tokens ({times} times the FLOPs; at equal FLOPs {'+' if sign > 0 else '−'}2.98 points ["
+        assert tell_compute(results, terms).startswith(told)
+    both = contrast_equal_flops(results, [(1.0, scores["clm-mlm"]), (-1.0, scores["mntp"])])
+    assert both and both.estimate == pytest.approx(0.01 - 0.1 * math.log2(230 / 201))
+    assert tell_compute(results, [(1.0, scores["mntp"]), (-1.0, scores["mlm-200"])]) == "", "1.005 times the FLOPs"
+    assert tell_compute(results, [(1.0, scores["mlm-400"]), (-1.0, scores["mlm-200"])]).startswith(" (2.00 times the")
+    # Beyond the ladder, without one, or with unknown FLOPs nothing is moved.
+    dear = make_arm("dear", 200, flops=900.0, is_plain=False)
+    far = make_results({**LADDER, dear: 0.65}, ("a",))
+    terms = [(1.0, far.scores["dear"]["a"]), (-1.0, far.scores["mlm-200"]["a"])]
+    assert tell_compute(far, terms) == " at equal tokens (4.50 times the FLOPs)"
+    unknown = make_results({make_arm("x", 200, flops=None): 0.6, make_arm("y", 200): 0.5}, ("a",))
+    assert tell_compute(unknown, [(1.0, unknown.scores["x"]["a"]), (-1.0, unknown.scores["y"]["a"])]) == ""
 
 
 def test_what_is_compared_with_what() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from biphase.report.statistics import holm, is_stability_rate, mean_interval, rate_spread, repetitions
+from biphase.report.statistics import holm, holm_level, is_stability_rate, mean_interval, rate_spread, repetitions
 
 
 def assert_rate(num_hits: int, num_trials: int, rate: float) -> None:
@@ -75,6 +75,22 @@ def test_holm_by_hand() -> None:
 def test_holm_does_not_count_what_was_not_asked() -> None:
     adjusted = holm([0.03, math.nan, 0.01])
     assert adjusted[[0, 2]] == pytest.approx([0.03, 0.02]) and math.isnan(adjusted[1])
+
+
+def test_the_level_of_a_test_is_what_its_adjusted_p_value_says() -> None:
+    """A p-value is below its level if and only if its adjusted value is below 5 %, and a nan does not count. By hand:
+    of 0.001, 0.03, 0.04 the first is tested at a third of 5 %; the second, at a half, does not pass, so the third is
+    not tested at 5 %."""
+    assert holm_level(0.001, [0.03, 0.04]) == pytest.approx(0.05 / 3)
+    assert holm_level(0.03, [0.001, 0.04]) == pytest.approx(0.05 / 2)
+    assert holm_level(0.04, [0.001, 0.03, math.nan]) == pytest.approx(0.05 / 2)
+    assert holm_level(0.03, [0.001, 0.002]) == holm_level(0.9, []) == 0.05
+    rng = np.random.default_rng(0)
+    for num in (1, 2, 6):
+        for p_values in rng.beta(0.3, 3, (300, num)):
+            for index, adjusted in enumerate(holm(p_values)):
+                level = holm_level(p_values[index], [*p_values[:index], *p_values[index + 1 :]])
+                assert (p_values[index] < level) == (adjusted < 0.05)
 
 
 def test_holm_keeps_its_promise() -> None:

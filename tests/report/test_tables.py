@@ -141,6 +141,37 @@ def test_metrics_have_tables_of_their_own() -> None:
     assert "F1 of entities" in tables[0].title and "macro-F1" in tables[1].title
 
 
+def test_flops_are_relative_to_mlm_with_as_many_steps_in_every_table() -> None:
+    """The usual ratio is the baseline wherever it stands; without MLM it is the first; and what has no FLOPs has no
+    share."""
+    arms = {
+        replace(CLM, name="clm", flops=0.9): "0.90",
+        replace(MLM, name="mlm", flops=1.0): "1.00",
+        replace(MLM, name="mlm20", mask_percent=20, flops=1.02): "1.02",
+        replace(MLM, name="mlm-2k", pretrain_steps=2000, mlm_steps=2000, flops=2.0): "1.00",
+        replace(MLM, name="odd", setup="other", is_plain=False, flops=1.152): "1.15",
+        replace(CLM, name="clm-500", setup="other", pretrain_steps=500, flops=0.5): "1.00",
+        replace(MLM, name="mix-500", setup="other", pretrain_steps=500, is_plain=False, flops=0.6): "1.20",
+        ReportArm("random", "control", "1m"): "–",
+    }
+    results = ResultSet([Result(arm, "SC", "a", "standard", (0.5, 0.6)) for arm in arms])
+    shown = {}
+    for table in [wide_table(results, "standard"), *make_tables(results)]:
+        column = table.stub.index("relative FLOPs")
+        shown |= {(table.name, row.stub[0]): row.stub[column] for row in table.rows}
+        assert "Relative FLOPs: " in table.notes[1]
+        lines = list(csv.DictReader(to_csv(table).splitlines()))
+        assert all(line["relative_flops"] == arms_by_name(arms)[line["arm"]].strip("–") for line in lines)
+    assert len(shown) == 2 * len(arms)
+    assert all(told == arms_by_name(arms)[name] for (_, name), told in shown.items())
+    unknown = ResultSet([replace(result, arm=replace(result.arm, flops=None)) for result in results.results])
+    assert "relative FLOPs" not in wide_table(unknown, "standard").stub
+
+
+def arms_by_name(arms: dict[ReportArm, str]) -> dict[str, str]:
+    return {arm.name: told for arm, told in arms.items()}
+
+
 def test_captions_say_what_was_Result() -> None:
     """cola's Matthews correlation stands beside genre's accuracy, and their average is of both."""
 

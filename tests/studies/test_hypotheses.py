@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
+from scipy import stats
 
 from biphase.api.studies import OpenStudy
 from biphase.config import parse_config
@@ -20,7 +22,7 @@ from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
 from biphase.studies.cost import measure_sizes
 from biphase.studies.declarations import declare, hash_hypotheses, tell_declaration
 from biphase.studies.plan import Plan, bind_hypotheses, list_named_arms, plan_study
-from biphase.studies.report import collect_results, hypotheses_json, judge_results
+from biphase.studies.report import collect_results, hypotheses_json, judge_results, with_losses
 from biphase.studies.spec import Study, load_study
 
 
@@ -139,6 +141,66 @@ def test_a_bound_on_the_compute_equivalent() -> None:
         lost = [replace(one, num_diverged=int(one.arm.name == name)) for one in results]
         less, _, more = judge(plan, lost)
         assert (less.verdict, more.verdict) == verdicts
+
+
+def test_losses_are_paired_by_pretraining_seed() -> None:
+    """By scipy's t test on the same numbers; what a seed gives all arms cancels. The last loss of each seed counts, of a
+    mixed phase the masked objective's. An unfinished seed leaves it undecided; random weights and losses of another
+    kind are refused before anything trains."""
+    plan = make_plan("1m-25-75 - mlm40 < 0 on loss at 100 steps", "stack - mlm40 within 0.2 nats on loss at 100 steps")
+    rng = np.random.default_rng(0)
+    level = rng.normal(5, 0.3, 2)
+    arms = {name: ReportArm(name, "other", "1m", "mlm", 40, 100, 0, 100) for name in NAMES}
+    scores = [Result(arm, "TC", "wnut17", "standard", (0.5, 0.6)) for arm in arms.values()]
+    shift = {"1m-25-75-100": -0.4, "1m-mlm40-100": 0.0, "1m-stack-100": 0.001}
+    ends = {name: level + shift[name] + rng.normal(0, 0.003, 2) for name in NAMES}
+    losses = {
+        name: [
+            {"kind": kind, "step": step, "seed": seed, "loss": loss + 9 * (kind == "train") + (step < 100) + more}
+            for seed, loss in enumerate(ends[name])
+            for kind, step, more in (
+                ("validation", 50, 0),
+                ("train", 100, 0),
+                ("validation", 100, 0),
+                ("validation", 100, 7),
+            )
+        ]
+        for name in NAMES
+    }
+
+    def judged(kept: dict[str, Any]) -> tuple[Finding, ...]:
+        planned = collect_results(plan, {model.name: ScoreSet(()) for model in plan.models}, measure_sizes(plan))
+        results = with_averages(replace(planned, results=tuple(scores)))
+        return judge_results(plan, with_losses(plan, results, kept))[0]
+
+    first, second = judged(losses)
+    for finding, name, sign in ((first, "1m-25-75-100", -1), (second, "1m-stack-100", 1)):
+        (one,) = finding.inequalities
+        known = stats.ttest_rel(ends[name], ends["1m-mlm40-100"])
+        assert one.contrast.degrees == 1 and one.contrast.noise == ("pretraining seeds",)
+        assert one.estimate / one.contrast.error == pytest.approx(sign * known.statistic)
+        assert "nats" in tell_finding(finding)
+    assert first.inequalities and next(first.inequalities).p_value == pytest.approx(
+        stats.ttest_rel(ends["1m-25-75-100"], ends["1m-mlm40-100"]).pvalue
+    )
+    assert [finding.verdict for finding in (first, second)] == ["supported", "supported"]
+    lost = {**losses, "1m-mlm40-100": [row for row in losses["1m-mlm40-100"] if row["seed"] == 0]}
+    first, _ = judged(lost)
+    assert first.verdict == "undecided" and "all pretrainings of 1m-mlm40-100 on loss: its score comes from 1 of 2" in (
+        " ".join(first.needs)
+    )
+    for line, told in (
+        (
+            "1m-mlm20-100-peak_lr0.001 - 1m-mlm40 < 0 on loss at 100 steps",
+            "of different kinds cannot be compared: .*MLM",
+        ),
+        ("1m-mlm40 - 1m-random < 0 on loss at 100 steps", "'1m-random' is not trained, so it has no held-out loss"),
+    ):
+        with pytest.raises(InputError, match=told):
+            make_plan(line)
+
+
+NAMES = ("1m-25-75-100", "1m-mlm40-100", "1m-stack-100")
 
 
 def test_an_average_is_over_all_tasks_of_the_plan_or_not_there() -> None:

@@ -1,8 +1,9 @@
 """Claims about scores → verdicts. A claim becomes inequalities; each is tested, with a correction over all findings.
 
-An inequality says that a weighted sum of mean scores lies above a bound; its test is two-sided. A finding says that all
-its inequalities hold. A finding is one question, so Holm's correction is over findings, not over inequalities. Claims
-are lines in the grammar of hypotheses.
+An inequality says that a weighted sum of mean scores lies above a bound; its test is two-sided. An equivalence says
+that the sum lies between two bounds, by two one-sided tests. A finding says that all its inequalities hold. A finding
+is one question, so Holm's correction is over findings, not over inequalities. Claims are lines in the grammar of
+hypotheses.
 """
 
 import math
@@ -16,8 +17,8 @@ from typing import get_args
 import numpy as np
 
 from biphase.report.contrasts import Contrast, Noise, tell_carriers, what_decides
-from biphase.report.formats import show_difference, show_list, show_noise, show_points, tell_p_value
-from biphase.report.statistics import SIGNIFICANCE, Interval, holm, is_significant
+from biphase.report.formats import show_count, show_difference, show_list, show_noise, show_points, tell_p_value
+from biphase.report.statistics import SIGNIFICANCE, Interval, holm, holm_level, is_significant
 from biphase.report.verdicts import LOOKS_OF_VERDICTS, ClaimVerdict, combine
 
 ON_PAR = 0.01
@@ -26,11 +27,12 @@ ON_PAR = 0.01
 
 @dataclass(frozen=True)
 class Inequality:
-    """`estimate` > `bound`, with its test and verdict."""
+    """`estimate` > `bound`, or the equivalence |`estimate`| < |`bound`|, with its test and verdict."""
 
     label: str
     contrast: Contrast
     bound: float
+    """For an equivalence, the bound on the side of the estimate."""
     lacks_above: tuple[str, ...] = ()
     """Missing scores that prevent the verdict "above the bound"."""
     lacks_below: tuple[str, ...] = ()
@@ -41,6 +43,8 @@ class Inequality:
     """The p-value of the contrary if a different test gives it (`strongest`); else nan."""
     adjusted: float = math.nan
     """The smaller p-value of both sides, corrected as in `judge_claims`."""
+    level: float = SIGNIFICANCE
+    """The level of its test on the side of the estimate, corrected as in `judge_claims`."""
     verdict: ClaimVerdict = "undecided"
     needs: str = ""
     """Missing scores, or further seeds and examples, that would decide it; empty if it is decided."""
@@ -50,25 +54,42 @@ class Inequality:
     """The arms whose scores it compares."""
     beside: str = ""
     """For a compute equivalent: the baseline at a multiple of the arm's FLOPs, in words."""
+    compute: str = ""
+    """How its arms differ in FLOPs, in words (`equivalents.tell_compute`)."""
+    is_equivalence: bool = False
 
     @property
     def estimate(self) -> float:
         return self.contrast.estimate
 
+    @property
+    def margin(self) -> float:
+        """How far the estimate lies on the side of the bound that is claimed; below 0 on the other side."""
+        return abs(self.bound) - abs(self.estimate) if self.is_equivalence else self.estimate - self.bound
+
     @cached_property
     def interval(self) -> Interval:
-        """The estimate with its uncorrected 95 % interval, and the p-value of "the estimate equals the bound"."""
-        return self.contrast.against(self.bound)
+        """The estimate with the interval of its test, and the p-value of "the estimate equals the bound". The interval
+        misses with probability `level`, or for an equivalence twice that, because its two tests are one-sided. So it
+        contains the bound if and only if the test decides nothing."""
+        return self.contrast.against(self.bound, self.level * (2 if self.is_equivalence and self.margin > 0 else 1))
 
     @property
     def carriers(self) -> str:
         """A sentence about the tasks that do not show the difference alone; empty unless it is supported."""
-        return tell_carriers(self.by_task, self.bound) if self.verdict == "supported" else ""
+        is_told = self.verdict == "supported" and not self.is_equivalence
+        return tell_carriers(self.by_task, self.bound) if is_told else ""
+
+    @property
+    def told_bound(self) -> str:
+        """The bound in words: `0`, `+2.00`, or for an equivalence `±2.00`."""
+        shown = show_points(self.bound, self.contrast.unit) if self.bound else "0"
+        return f"±{shown[1:]}" if self.is_equivalence else shown
 
     @property
     def seeds(self) -> str:
         """In how many seeds the estimate lies above the bound, in words (`Contrast.tell_seeds`)."""
-        return self.contrast.tell_seeds(self.bound)
+        return "" if self.is_equivalence else self.contrast.tell_seeds(self.bound)
 
     @property
     def alone(self) -> str:
@@ -82,15 +103,17 @@ class Inequality:
 
     @property
     def p_value(self) -> float:
-        """The two-sided p-value of `interval`, times `num_asked` (Bonferroni); nan without a test."""
-        return min(self.interval.p_value * self.num_asked, 1.0)
+        """The two-sided p-value of `interval`, times `num_asked` (Bonferroni); nan without a test. For an equivalence
+        whose estimate lies between the bounds, the larger p-value of its two one-sided tests (Schuirmann 1987)."""
+        p_value = self.interval.p_value / (2 if self.is_equivalence and self.margin > 0 else 1)
+        return min(p_value * self.num_asked, 1.0)
 
     @property
     def sides(self) -> tuple[float, float]:
         """The p-values of the verdicts "it holds" and "it does not hold": that of the test on the side of the estimate,
         1 on the other side; nan without a test."""
-        holds = self.p_value if self.estimate > self.bound or math.isnan(self.p_value) else 1.0
-        fails = self.p_value if self.estimate <= self.bound or math.isnan(self.p_value) else 1.0
+        holds = self.p_value if self.margin > 0 or math.isnan(self.p_value) else 1.0
+        fails = self.p_value if self.margin <= 0 or math.isnan(self.p_value) else 1.0
         return holds, fails if math.isnan(self.p_contrary) else self.p_contrary
 
 
@@ -134,6 +157,13 @@ class Finding:
         return lines
 
     @property
+    def told_parts(self) -> str:
+        """How many of its claims have scores: `1 of 3 parts tested`; empty if all have."""
+        num_tested = sum(bool(claim.inequalities) for claim in self.claims)
+        num = len(self.claims)
+        return f"{num_tested} of {show_count(num, 'part')} tested" if num_tested < num else ""
+
+    @property
     def is_tested(self) -> bool:
         """Whether any of its inequalities has scores."""
         return any(claim.inequalities for claim in self.claims)
@@ -175,7 +205,8 @@ def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     for the inequalities of its finding (Bonferroni). An inequality is supported (contradicted) if that p-value is below
     5 % and no score is missing or has lost seeds (`lacks_above`, `lacks_below`). A claim, and likewise a finding, is
     supported if all its parts are, contradicted if one part is, and otherwise undecided. With one pretraining seed a
-    verdict is about these checkpoints, not about another pretraining of the same arm (`name_noise`).
+    verdict is about these checkpoints, not about another pretraining of the same arm (`name_noise`). An equivalence
+    counts as a difference between its bounds or outside them.
     """
     p_values = [finding.p_value for finding in findings]
     with_verdicts = []
@@ -217,6 +248,8 @@ def decide(inequality: Inequality, other_p_values: Sequence[float], num_tests: i
     """Return the inequality with its verdict, and with its needs if it is undecided. Correct its p-values for those of
     the other findings and for `num_tests`, the number of tests in its own finding."""
     holds, fails = inequality.sides
+    num_asked = inequality.num_asked if inequality.margin > 0 else num_tests
+    level = holm_level(inequality.p_value / inequality.num_asked * num_asked, other_p_values) / num_asked
     holds = float(holm([holds, *other_p_values])[0])
     fails = float(holm([fails * num_tests, *other_p_values])[0])
     verdict: ClaimVerdict = "undecided"
@@ -229,11 +262,12 @@ def decide(inequality: Inequality, other_p_values: Sequence[float], num_tests: i
     needs = list(dict.fromkeys((*lacks_above, *lacks_below)))
     if verdict == "undecided":  # at the strictest level of Holm's correction
         num_findings = 1 + sum(not math.isnan(p_value) for p_value in other_p_values)
-        num_asked = inequality.num_asked if inequality.estimate > inequality.bound else num_tests
-        needs.append(what_decides(inequality.contrast, inequality.bound, SIGNIFICANCE / (num_findings * num_asked)))
+        strictest = SIGNIFICANCE / (num_findings * num_asked) * (2 if inequality.is_equivalence else 1)
+        needs.append(what_decides(inequality.contrast, inequality.bound, strictest))
     return replace(
         inequality,
         adjusted=float(np.fmin(holds, fails)),
+        level=level,
         verdict="undecided" if needs else verdict,
         needs="; ".join(needs),
     )
@@ -262,17 +296,20 @@ def tell_verdict(verdict: ClaimVerdict, inequalities: Iterable[Inequality]) -> s
 
 def tell_finding(finding: Finding) -> str:
     """Write a finding's verdict, the difference that is least above its bound, and the tasks that show it: `Supported
-    for these checkpoints: CLM then MLM beats MLM alone: +8.69 points [+4.72, +12.66], positive in 5 of 5 seeds.`"""
+    for these checkpoints: CLM then MLM beats MLM alone: +8.69 points [+4.72, +12.66], positive in 5 of 5 seeds,
+    p = 0.004.`"""
     told = f"{tell_verdict(finding.verdict, finding.inequalities).capitalize()}: {finding.statement}"
     measured = [inequality for inequality in finding.inequalities if not math.isnan(inequality.estimate)]
     if not measured:
         return f"{told}."
-    least = min(measured, key=lambda inequality: inequality.estimate - inequality.bound)
-    bound = f" against {show_points(least.bound)}" if least.bound else ""
+    least = min(measured, key=lambda inequality: inequality.margin)
+    bound = f" {'within' if least.is_equivalence else 'against'} {least.told_bound}" if least.bound else ""
     beside = f" beside {least.beside}" if least.beside else ""
     smallest = "smaller" if len(measured) == 2 else "smallest"
     of_several = f" for the {smallest} of {len(measured)} differences" if len(measured) > 1 else ""
-    gap = f"{show_difference(least.interval)}{bound}{beside}{of_several}{least.seeds}"
+    corrected = " after correction" if least.adjusted > least.p_value / least.num_asked else ""
+    p_value = "" if math.isnan(least.adjusted) else f", {tell_p_value(least.adjusted)}{corrected}"
+    gap = f"{show_difference(least.interval)}{bound}{beside}{of_several}{least.compute}{least.seeds}{p_value}"
     return f"{told}: {gap}. {least.carriers}".rstrip()
 
 

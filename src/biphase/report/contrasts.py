@@ -26,6 +26,7 @@ from biphase.report.statistics import (
     SIGNIFICANCE,
     TAILS,
     Interval,
+    Unit,
     add_variances,
     interaction,
     is_significant,
@@ -74,6 +75,7 @@ class Contrast:
     """Whether some score has a single fine-tuning seed for all its pretrainings."""
     by_seed: tuple[float, ...] = ()
     """The sum for each seed; () unless all scores are paired by seed."""
+    unit: Unit = "points"
 
     @property
     def noise(self) -> tuple[Noise, ...]:
@@ -84,10 +86,12 @@ class Contrast:
         sources += [] if math.isnan(self.choice_degrees) else ["the choice of rates"]
         return tuple(sources)
 
-    def against(self, bound: float = 0.0) -> Interval:
-        """Return the estimate, its 95 % interval, and the two-sided p-value of the hypothesis "it equals `bound`"."""
-        tested = t_test(self.estimate - bound, self.error, self.degrees, self.size)
-        return replace(tested, value=self.estimate, low=tested.low + bound, high=tested.high + bound)
+    def against(self, bound: float = 0.0, level: float = SIGNIFICANCE) -> Interval:
+        """Return the estimate, its interval, which misses with probability `level`, and the two-sided p-value of the
+        hypothesis "it equals `bound`"."""
+        tested = t_test(self.estimate - bound, self.error, self.degrees, self.size, level)
+        low, high = tested.low + bound, tested.high + bound
+        return replace(tested, value=self.estimate, low=low, high=high, unit=self.unit)
 
     @property
     def side(self) -> Side:
@@ -148,6 +152,7 @@ def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
         lent=min(degrees for _, degrees in variances) - (num - 1),
         has_one_seed=have_one_seed(score for _, score in terms),
         by_seed=tuple(np.sum([weight * score.repeated for weight, score in paired], axis=0).tolist() if paired else ()),
+        unit=terms[0][1].unit,
     )
 
 
@@ -483,7 +488,8 @@ def what_decides(pair: Contrast, bound: float, level: float) -> str:
                 return f"about {with_seeds}{about:,.0f} test examples instead of {pair.num_examples:,}, {stay}"
     if is_enough(replace(pair, choice_variance=0.0), bound, level, MOST_SEEDS / pair.num, MOST_EXAMPLES):
         return "more validation examples, or fewer rates to choose from: with other examples, other rates might be best"
-    ends = f"({show_points(pair.estimate)} points) is too close to the bound ({show_points(bound)})"
+    estimate, border = (show_points(value, pair.unit) for value in (pair.estimate, bound))
+    ends = f"({estimate} {pair.unit}) is too close to the bound ({border})"
     return f"even {MOST_SEEDS:,} {seeds} would not decide it: with this spread, the estimate {ends}"
 
 

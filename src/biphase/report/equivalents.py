@@ -18,11 +18,11 @@ import numpy as np
 from scipy import optimize
 
 from biphase.errors import InputError, first_of
-from biphase.report.contrasts import Contrast, Noise, average, contrast
+from biphase.report.contrasts import Contrast, Noise, Terms, average, contrast
 from biphase.report.figures import MARKER_SIZE, Panel, name_training, round_ticks
-from biphase.report.formats import MISSING, show_estimate, show_list, show_noise, show_steps
-from biphase.report.results import FAMILY_NAMES, ReportArm, Result, ResultSet, read_words, reference_mask
-from biphase.report.tables import Cell, Table, TableRow, interval_cell
+from biphase.report.formats import MISSING, show_difference, show_estimate, show_list, show_noise, show_steps
+from biphase.report.results import AVERAGE, FAMILY_NAMES, ReportArm, Result, ResultSet, read_words, reference_mask
+from biphase.report.tables import RELATIVE, Cell, Table, TableRow, interval_cell
 from biphase.style import LOOKS, SERIES
 
 Compute = Literal["flops", "tokens"]
@@ -34,6 +34,9 @@ AXES: dict[Compute, str] = {"flops": "FLOPs", "tokens": "tokens"}
 MOST_APART = 4
 """The largest factor between neighbouring rungs. At a factor of 16, on a bent curve, the interval covers the true share
 in 0 to 29 % of simulations (docs/LOG.md)."""
+
+SIMILAR = 0.05
+"""The largest difference in compute between arms that count as equally expensive."""
 
 POINTS_BETWEEN, HALVINGS = 10, 6
 """The number of tested points from rung to rung, and the number of times that the search halves the gap between two
@@ -129,6 +132,39 @@ def contrast_at_share(
     return contrast_at(score, ladder, compute)
 
 
+def tell_compute(results: ResultSet, terms: Terms) -> str:
+    """Write how the arms of a difference differ in FLOPs: ` at equal tokens (1.15 times the FLOPs; at equal FLOPs
+    +3.88 points [+0.91, +6.85])`; empty if they differ by at most `SIMILAR`, or if FLOPs are unknown."""
+    ahead, behind = ({s.arm.name: s.arm for weight, s in terms if weight * sign > 0} for sign in (1, -1))
+    arms = [*ahead.values(), *behind.values()]
+    spent = [arm.flops or math.nan for arm in arms]
+    if not (ahead and behind and max(spent) > min(spent) * (1 + SIMILAR)):
+        return ""
+    times = f"{spent[0] / spent[1]:.2f} times the FLOPs"
+    if len(arms) > 2:
+        times = f"FLOPs differ by a factor of up to {max(spent) / min(spent):.2f}"
+    moved = contrast_equal_flops(results, terms)
+    told = times if moved is None else f"{times}; at equal FLOPs {show_difference(moved.against())}"
+    tokens = [arm.tokens or math.nan for arm in arms]
+    return f" {'at equal tokens ' if max(tokens) <= min(tokens) * (1 + SIMILAR) else ''}({told})"
+
+
+def contrast_equal_flops(results: ResultSet, terms: Terms) -> Contrast | None:
+    """Contrast scores at equal FLOPs: each one minus the score of MLM alone at as many FLOPs. The weights must add up
+    to zero. Return None unless a ladder of MLM alone reaches the FLOPs of all arms."""
+    sizes = {score.arm.size for _, score in terms}
+    ladder = choose_baseline([arm for arm in final_arms(results) if arm.size in sizes]) if len(sizes) == 1 else ()
+    moved = [*terms]
+    for weight, score in terms:
+        name = score.family if score.dataset == AVERAGE else score.dataset
+        rungs = {arm.flops or math.nan: results.scores[arm.name].get(name) for arm in ladder}
+        known = {compute: rung for compute, rung in rungs.items() if rung}
+        if len(known) < max(LEAST_RUNGS, len(ladder)) or not min(known) <= (score.arm.flops or 0) <= max(known):
+            return None
+        moved += [(-weight * share, rung) for share, rung in interpolate(known, score.arm.flops or 0)]
+    return contrast(moved)
+
+
 def shared_datasets(results: ResultSet, arms: Sequence[ReportArm], required: Sequence[str] | None) -> tuple[str, ...]:
     """Return the data sets on which all arms have scores, or the `required` ones. Raises `InputError` if an arm lacks a
     required data set, or if the arms share none."""
@@ -203,9 +239,14 @@ def find_interval(score: Result, compute: float, ladder: Rungs) -> tuple[float, 
 
 def contrast_at(score: Result, ladder: Rungs, compute: float) -> Contrast:
     """Contrast an arm's score with the baseline's at this compute, interpolated between the two nearest rungs."""
+    return contrast([(1.0, score), *((-share, rung) for share, rung in interpolate(ladder, compute))])
+
+
+def interpolate(ladder: Rungs, compute: float) -> Terms:
+    """Return the two rungs next to this compute, with their shares in the baseline's score there."""
     (less, lower), (more, upper) = next(pair for pair in itertools.pairwise(ladder.items()) if compute <= pair[1][0])
     fraction = math.log(compute / less) / math.log(more / less)
-    return contrast([(1.0, score), (fraction - 1, lower), (-fraction, upper)])
+    return [(1 - fraction, lower), (fraction, upper)]
 
 
 def show_multiple(equivalent: Equivalent) -> str:
@@ -289,10 +330,9 @@ def list_prices(
         declared: arm of a hypothesis → the baseline arms that the hypothesis compares it with.
         method: the baseline's name in a table of results; empty: MLM alone (`choose_baseline`).
     """
-    decayed = [arm for arm in results.models if arm.setup != "efficiency" and arm.objective != "none"]
     lists, lacking = [], []
     for size in results.sizes:
-        arms = [arm for arm in decayed if arm.size == size and not arm.cpt_steps]
+        arms = [arm for arm in final_arms(results) if arm.size == size]
         named = sorted((arm for arm in arms if arm.curriculum == method), key=lambda arm: arm.flops or arm.tokens or 0)
         baseline = tuple(named) if method else choose_baseline(arms)
         if not baseline:
@@ -305,6 +345,12 @@ def list_prices(
         if prices:
             lists.append(head_prices(results, baseline, prices, declared or {}))
     return lists, lacking
+
+
+def final_arms(results: ResultSet) -> list[ReportArm]:
+    """Return the trained models after decay that do not continue another one."""
+    trained = [arm for arm in results.models if arm.objective != "none" and not arm.cpt_steps]
+    return [arm for arm in trained if arm.setup != "efficiency"]
 
 
 def head_prices(
@@ -483,12 +529,15 @@ def price_tables(price_list: PriceList) -> list[Table]:
     axes = [axis for axis in AXES if axis in counted]
     parts = [*price_list.prices[0].by_part]
     has_steps = bool(baseline[0].objective)
+    spent = {arm.pretrain_steps: arm.flops for arm in baseline}
     # 1. A row for each arm in both tables, and a CSV record for each of the arm's shares.
     rows, rows_by_part = [], []
     records: list[Sequence[object]] = [PRICE_COLUMNS]
     for price in price_list.prices:
         score = price.mean[0].score
-        steps = [Cell(f"{score.arm.pretrain_steps:,}")] if has_steps else []
+        beside = spent.get(score.arm.pretrain_steps)
+        relative = f"{score.arm.flops / beside:.2f}" if score.arm.flops and beside else MISSING
+        steps = [Cell(f"{score.arm.pretrain_steps:,}"), Cell(relative)] if has_steps else []
         shares = {mean.axis: show_multiple(mean) for mean in price.mean}
         cells = (*steps, interval_cell(score.interval), *(Cell(shares.get(axis, MISSING)) for axis in axes))
         rows.append(TableRow((score.arm.name,), cells, arm=score.arm))
@@ -511,7 +560,8 @@ def price_tables(price_list: PriceList) -> list[Table]:
     if has_steps:
         budgets = show_list([show_steps(arm.pretrain_steps) for arm in baseline])
         title = f"Compute-equivalents, {size}: baseline {label} alone with {budgets} steps"
-    known = ("steps",) if has_steps else ()
+    known = ("steps", RELATIVE) if has_steps else ()
+    rule += f" {read_words()['flops_rule']}" if has_steps else ""
     heads = (*known, "score (%)", *(f"share of {AXES[axis]}" for axis in axes))
     tables = [Table(name, title, ("model",), heads, tuple(rows), (rule,), records)]
     if parts:

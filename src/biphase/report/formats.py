@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from biphase.corpus.writing import as_inert
 from biphase.report.results import AVERAGE, ResultSet, read_words
-from biphase.report.statistics import SIGNIFICANCE, Interval
+from biphase.report.statistics import SIGNIFICANCE, Interval, Unit
 from biphase.tasks.families import KINDS
 
 MISSING = "–"
@@ -20,16 +20,20 @@ def show_share(share: float) -> str:
     return MISSING if math.isnan(share) else f"{100 * share:.2f}"
 
 
-def show_points(value: float) -> str:
-    """Show a difference of shares in percentage points with its sign: `+1.20`; `0.00` has no sign."""
-    points = f"{100 * value:+.2f}"
+def show_points(value: float, unit: Unit = "points") -> str:
+    """Show a difference of shares in percentage points with its sign, `+1.20`, or a difference of losses in nats,
+    `−0.124`; `0.00` has no sign."""
+    points = f"{100 * value:+.2f}" if unit == "points" else f"{value:+.3f}"
     return MISSING if math.isnan(value) else points[1:] if float(points) == 0 else points.replace("-", "−")
 
 
 def show_difference(gap: Interval) -> str:
-    """Show `+1.20 points [+0.40, +2.00]`, or without an interval `+1.20 points`."""
-    ends = "" if math.isnan(gap.low) else f" [{show_points(gap.low)}, {show_points(gap.high)}]"
-    return f"{show_points(gap.value)} points{ends}"
+    """Show `+1.20 points [+0.40, +2.00]`, or without an interval `+1.20 points`. An interval of another coverage than
+    95 % names it: `[+0.10, +2.30; 99.17 %]`."""
+    low, high = (show_points(end, gap.unit) for end in (gap.low, gap.high))
+    coverage = f"; {100 * (1 - gap.level):.4g} %" if gap.level != SIGNIFICANCE else ""
+    ends = "" if math.isnan(gap.low) else f" [{low}, {high}{coverage}]"
+    return f"{show_points(gap.value, gap.unit)} {gap.unit}{ends}"
 
 
 def show_estimate(value: float) -> str:

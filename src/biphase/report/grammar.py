@@ -4,13 +4,15 @@
     (mlm40 - clm on QA) - (mlm40 - clm on SC) > 0 for every model
     some 'equal budget' - mlm40 > 0 on every task
     trend(masking over mask) > 0 on retrieval
+    mntp - clm within 2 points on token_classification
+    mntp - mlm40 < -0.05 nats on loss
     compute_equivalent(stack, mlm40) < 0.6 at the largest budget
 
 The grammar is in `inequality.lark`. A name means an arm, an arm at several budgets, or a group of arms. A place after
 a term applies to that term; after the last term of a sum, or after a bracket, it applies to the whole sum. A place
 after the number applies to the inequality, which by default is about every budget, every model, and the average over
-families. `some` asks for at least one; `every` is chosen before `some`. `report.hypotheses` documents the functions.
-Nothing executes the text.
+families. `loss` is the held-out loss in the end. `some` asks for at least one; `every` is chosen before `some`.
+`report.hypotheses` documents the functions. Nothing executes the text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,8 +79,12 @@ class AskedInequality:
     sign: float
     """1 for `>`, -1 for `<`."""
     bound: float
-    """The right side: a difference of scores as a share, or a share of compute."""
+    """The right side: a difference of scores as a share, a difference of losses in nats, or a share of compute."""
     place: Place
+    unit: str = ""
+    """`point` or `nat`, if the bound has a unit."""
+    is_equivalence: bool = False
+    """Whether the sum lies between `-bound` and `bound`; its `sign` is 1."""
     label: str = ""
     """The left side with its place, and with names of arms instead of `every` and `some`."""
     baseline: tuple[str, ...] = ()
@@ -115,7 +121,8 @@ def parse_inequality(text: str) -> AskedInequality:
         rest = clipped(line[error.pos_in_stream :], 20)
         raise InputError(f"'{rest}' is not in the grammar; perhaps a quote is not closed") from None
     left, sign, number, *places = tree.children
-    bound, is_equivalent = float(number), left.data == "equivalent"
+    bound, is_equivalent, is_equivalence = float(number), left.data == "equivalent", sign == "within"
+    unit = "" if is_equivalent else str(places.pop(0) or "").rstrip("s")
     if is_equivalent:
         arm, baseline = left.children
         operands = [Operand(1.0, arm.strip(QUOTES)), Operand(-1.0, baseline.strip(QUOTES))]
@@ -124,9 +131,14 @@ def parse_inequality(text: str) -> AskedInequality:
     spreads = {term.function == "spread" and (term.axis, term.place.get("tasks")) for term in operands}
     if len(spreads) > 1:
         raise InputError("a spread can only be compared with spreads over the same axis on the same task")
-    scale = 1.0 if is_equivalent else 0.01
-    direction = 1.0 if sign == ">" else -1.0
-    return AskedInequality(text, tuple(operands), is_equivalent, direction, scale * bound, read_places(places))
+    place = read_places(places)
+    if is_equivalence and bound <= 0:
+        raise InputError("scores lie within a number of points above 0 of each other")
+    if is_equivalence and "some" in (*find_quantifiers(place), *(operand.quantifier for operand in operands)):
+        raise InputError("'some' asks which difference is the strongest; name the arms and places of an equivalence")
+    bound *= 0.01 if unit == "point" else 1.0
+    direction = -1.0 if sign == "<" else 1.0
+    return AskedInequality(text, tuple(operands), is_equivalent, direction, bound, place, unit, is_equivalence)
 
 
 def read_sum(tree: SyntaxTree) -> list[Operand]:

@@ -12,6 +12,7 @@ out one seed at a time (`contrasts.jackknife`). Letters: A operands, V values of
 """
 
 import itertools
+import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
@@ -23,10 +24,10 @@ import numpy as np
 from biphase.errors import InputError, clipped, refuse_unknown
 from biphase.report.claims import Claim, Inequality, strongest
 from biphase.report.contrasts import Contrast, contrast, have_one_seed, jackknife
-from biphase.report.equivalents import contrast_at_share, refuse_gaps
+from biphase.report.equivalents import contrast_at_share, refuse_gaps, tell_compute
 from biphase.report.formats import show_count, show_estimate, show_list
 from biphase.report.grammar import QUANTIFIERS, RATE, AskedInequality, Operand, find_quantifiers, parse_inequality
-from biphase.report.results import FAMILY_CODES, MEAN_OF_FAMILIES, ReportArm, Result, ResultSet, num_parameters
+from biphase.report.results import FAMILY_CODES, LOSS, MEAN_OF_FAMILIES, ReportArm, Result, ResultSet, num_parameters
 from biphase.report.statistics import stability_rates
 
 Spot = tuple[str, int]
@@ -175,6 +176,7 @@ def place_inequality(
                     weights[term.function, term.axis, term.arms, term_task] += term.weight
                 if not any(weights.values()):  # an arm minus itself
                     continue
+                refuse_units(asked, {term.task for term in terms})
                 # Inequalities form a group if they agree in every choice of `every` and in every named place.
                 at = zip(find_quantifiers(asked.place), (task, budget, model), strict=True)
                 every = [term.short_name for term in terms if term.quantifier == "every"]
@@ -186,6 +188,15 @@ def place_inequality(
         lack = "a second model or budget is needed, because here all names are one arm"
         raise InputError(lack + whole_names(asked, named_arms))
     return list(groups.values())
+
+
+def refuse_units(asked: AskedInequality, tasks: Set[str]) -> None:
+    """Raise `InputError` if an inequality about these tasks mixes losses and scores, or has the other one's unit."""
+    is_loss = LOSS in tasks
+    if is_loss and (len(tasks) > 1 or asked.is_equivalent):
+        raise InputError("a loss can only be compared with losses, and has no compute equivalent")
+    if asked.unit and asked.unit != ("nat" if is_loss else "point"):
+        raise InputError(f"bounds on {LOSS} are in nats, and those on scores in points")
 
 
 def whole_names(asked: AskedInequality, named_arms: Mapping[str, ArmsBySpot]) -> str:
@@ -209,7 +220,7 @@ def check_name(operand: Operand, named_arms: Mapping[str, ArmsBySpot]) -> None:
 def label_choice(asked: AskedInequality, terms: Sequence[Operand], task: str, spot: Spot) -> str:
     """Write the left side with its place, and with names of arms instead of `every` and `some`."""
     names = iter([term.short_name for term in terms if term.quantifier])
-    left_side = re.split(r"[<>]", asked.text, maxsplit=1)[0].strip()
+    left_side = re.split(r"[<>]| within (?=[\d.]+ )", asked.text, maxsplit=1)[0].strip()
     filled_in = QUANTIFIED.sub(lambda match: next(names, match[0]), left_side)
     is_open = any("tasks" not in operand.place for operand in asked.placed)
     return " ".join(filter(None, [filled_in, f"on {task}" if is_open else "", show_spot(spot)]))
@@ -218,7 +229,7 @@ def label_choice(asked: AskedInequality, terms: Sequence[Operand], task: str, sp
 def expand_tasks(words: Sequence[str], tasks: Mapping[str, str]) -> list[str]:
     """Replace words with the tasks and codes of families that they mean; `average` stays."""
     families, task_names = list(dict.fromkeys(tasks.values())), [*tasks]
-    names = {MEAN_OF_FAMILIES: [MEAN_OF_FAMILIES]} | {task: [task] for task in tasks}
+    names = {name: [name] for name in (MEAN_OF_FAMILIES, LOSS)} | {task: [task] for task in tasks}
     names |= dict.fromkeys(("every family", "some family"), families)
     names |= dict.fromkeys(("every task", "some task"), task_names)
     codes = {family: family for family in families} | FAMILY_CODES
@@ -375,11 +386,12 @@ def measure(asked: AskedInequality, results: ResultSet) -> Inequality:
         sides = [WeighedArm(0.0, arms[name], term.task) for term in asked.operands for name in term.arms]
     else:
         sides = [side._replace(weight=sign * side.weight) for side in weigh_arms(asked.operands, arms)]
-    # 2. The scores of the arms, and the contrast of a weighted sum.
+    # 2. The scores of the arms, and the contrast of a weighted sum, at the arms' own FLOPs.
     weighted: list[tuple[float, Result]] = []
     for weight, arm, task in sides:
         parts = list_parts(task, results)
         weighted += [(weight / len(parts), results.scores[arm.name][part]) for part in parts]
+    compute = "" if gap else tell_compute(results, weighted)
     gap = replace(gap, has_one_seed=have_one_seed(score for _, score in weighted)) if gap else contrast(weighted)
     # 3. Each task alone, for a mean over tasks.
     by_task: dict[str, Contrast] = {}
@@ -389,7 +401,9 @@ def measure(asked: AskedInequality, results: ResultSet) -> Inequality:
             by_task[name] = contrast_baseline([name]) if asked.is_equivalent else contrast(on_task)
     lacks = find_lacks(weighted, results.planned_runs)
     compared = frozenset(side.arm.name for side in sides)
-    return Inequality(label, gap, bound, *lacks, by_task=by_task, arms=compared, beside=beside)
+    bound = math.copysign(bound, gap.estimate) if asked.is_equivalence else bound
+    measured = Inequality(label, gap, bound, *lacks, by_task=by_task, arms=compared, beside=beside)
+    return replace(measured, compute=compute, is_equivalence=asked.is_equivalence)
 
 
 def refuse_lacking(asked: AskedInequality, results: ResultSet) -> None:
@@ -425,7 +439,8 @@ def find_lacks(
             where = f"{score.arm.name} on {score.dataset}"
             num_planned = planned_runs.get((score.arm.name, score.dataset), 0)
             if score.num_runs is not None and score.num_runs < num_planned:
-                lack = f"all fine-tunings of {where}: its score comes from {score.num_runs} of {num_planned}"
+                trained = "pretrainings" if score.dataset == LOSS else "fine-tunings"
+                lack = f"all {trained} of {where}: its score comes from {score.num_runs} of {num_planned}"
                 above[lack] = below[lack] = None
             if score.num_diverged and weight:
                 num_seeds = show_count(score.num_diverged + score.num, "seed")

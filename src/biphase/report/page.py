@@ -26,7 +26,7 @@ from biphase.errors import SOURCE, InputError
 from biphase.files import own_folder
 from biphase.report import contrasts, formats, tables
 from biphase.report.claims import Finding, Verdicts, count_tested, tell_finding, tell_verdict
-from biphase.report.equivalents import ladder_panel, list_prices, price_sentence, price_tables
+from biphase.report.equivalents import ladder_panel, list_prices, price_sentence, price_tables, tell_compute
 from biphase.report.figures import FigurePart, figure_pool, list_figures, plot_panel, save_figure
 from biphase.report.formats import MISSING, show_count, show_list, show_share, show_steps, tell_p_value
 from biphase.report.results import ALL_TASKS, FAMILY_NAMES, ReportArm, Result, ResultSet, find_flaws, read_words
@@ -130,16 +130,18 @@ def answer_sentences(results: ResultSet, hypotheses: Sequence[Finding] = ()) -> 
         scores, rival_scores = (results.scores[result.arm.name] for result in (best, rival))
         by_task = {name: contrasts.difference(scores[name], rival_scores[name]) for name in names}
         if {best.arm.name, rival.arm.name} not in asked:
-            yield compare_in_words(best, rival, where, len(group), by_task)
+            compute = tell_compute(results, [(1.0, best), (-1.0, rival)])
+            yield compare_in_words(best, rival, where, len(group), by_task, compute)
 
 
 def compare_in_words(
-    best: Result, rival: Result, where: str, num_models: int, by_task: Mapping[str, contrasts.Contrast]
+    best: Result, rival: Result, where: str, num_models: int, by_task: Mapping[str, contrasts.Contrast], compute: str
 ) -> str:
     """Write `A is ahead of B on genre: 71.20 % against 70.00 %, +1.20 points [+0.40, +2.00], positive in 5 of 5 seeds.`
 
     `best` was picked as the best of `num_models`, so its p-value is multiplied by the number of candidates, which are
-    all models but `rival` (Bonferroni). `by_task`: task → the difference between the two models.
+    all models but `rival` (Bonferroni). `by_task`: task → the difference between the two models. `compute`: how they
+    differ in FLOPs.
     """
     if best.is_degenerate() and rival.is_degenerate():
         reason = "both predict the same for all examples, as networks with too little training do"
@@ -150,7 +152,7 @@ def compare_in_words(
     p_value = min(tested.p_value * num_asked, 1.0)
     sides = [(result.arm.name, result.mean) for result in (best, rival)]
     is_ahead = is_significant(p_value)
-    sentence = contrasts.say_difference(tested, *sides, is_ahead=is_ahead, where=where) + gap.tell_seeds()
+    sentence = contrasts.say_difference(tested, *sides, is_ahead=is_ahead, where=where) + compute + gap.tell_seeds()
     if math.isnan(tested.low):
         sentence += "; there is no interval with one seed, or if all seeds differ by the same amount"
     elif num_asked > 1:  # the interval is not corrected

@@ -194,12 +194,14 @@ def answer(findings: Sequence[claims.Finding]) -> str:
         statement = finding.statement
         if not statement[:2].isupper():  # `At a fixed …`, but not `MLM beats …`
             statement = statement[0].lower() + statement[1:]
-        words[finding.key] = finding.key if finding.verdict == "undecided" else f"{finding.key} ({statement})"
+        parts = finding.told_parts if scope and finding.is_tested else ""
+        told = "; ".join(filter(None, ["" if finding.verdict == "undecided" else statement, parts]))
+        words[finding.key] = f"{finding.key} ({told})" if told else finding.key
     groups = claims.group_verdicts(findings, words)
     alone = []
     for finding in findings:
         against = [one for one in finding.inequalities if one.alone.startswith("contradicted")]
-        alone += [f"{finding.key} ({one.label}: {show_difference(one.interval)})" for one in against]
+        alone += [f"{finding.key} ({one.label}: {show_difference(one.contrast.against(one.bound))})" for one in against]
     groups += f"; without correction for multiple tests, {first_of(alone)} would be contradicted" if alone else ""
     return f"{first}Of the paper’s {len(findings)} findings, {scope}{': ' if scope else ''}{groups}."
 

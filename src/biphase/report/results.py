@@ -18,7 +18,7 @@ from biphase.config import read_yaml
 from biphase.errors import SOURCE, InputError, first_of
 from biphase.finetuning import choosing
 from biphase.finetuning.scores import KeptExamples, Score, ScoreSet, show_rate
-from biphase.report.statistics import Interval, mean_interval, repetitions
+from biphase.report.statistics import Interval, Unit, mean_interval, repetitions
 from biphase.tasks.families import KINDS, TASK_FAMILIES
 
 Metric = Literal["standard", "paper"]
@@ -41,6 +41,9 @@ AVERAGE = "Average"
 ALL_TASKS = "all tasks"
 """The `dataset` of a mean over all datasets."""
 OBJECTIVE_NAMES = {"clm": "CLM", "mlm": "MLM", "clm+mlm": "CLM → MLM", "none": "random", "": ""}
+
+LOSS = "loss"
+"""The `dataset` of an arm's held-out loss in the end, in nats."""
 
 MEAN_OF_FAMILIES = "average"
 """The word for the mean over families in hypotheses."""
@@ -174,6 +177,11 @@ class Result:
     def num(self) -> int:
         """The number of samples, over all pretraining seeds."""
         return len(self.samples) or self.interval.num
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of a difference from another score."""
+        return "nats" if self.dataset == LOSS else "points"
 
     @property
     def parts(self) -> tuple["Result", ...]:

@@ -15,6 +15,9 @@ from scipy import special
 SIGNIFICANCE = 0.05
 """The level of every test: an adjusted p-value below it means more than noise."""
 
+Unit = Literal["points", "nats"]
+"""The unit of a difference between scores, or between losses."""
+
 TAILS = SIGNIFICANCE / 2, 1 - SIGNIFICANCE / 2
 
 ROUNDING = 1e-12
@@ -26,7 +29,8 @@ STABILITY_RATES = (1e-5, 1e-4)
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean, a difference or a standard deviation with its 95 % interval; nan if unknown."""
+    """A mean, a difference or a standard deviation with its interval, of 95 % unless `level` says else; nan if
+    unknown."""
 
     value: float
     low: float = np.nan
@@ -35,6 +39,9 @@ class Interval:
     """The two-sided p-value of the hypothesis that there is no difference."""
     num: int = 0
     """The number of values behind a mean or a spread."""
+    level: float = SIGNIFICANCE
+    """The probability that the interval misses the true value."""
+    unit: Unit = "points"
 
     @property
     def half_width(self) -> float:
@@ -103,18 +110,18 @@ def rate_spread(scores_RS: ArrayLike, rng: np.random.Generator, num_resamples: i
     return Interval(float(np.nanstd(scores_RS, ddof=1)), float(low), float(high), num=num)
 
 
-def t_test(mean: float, error: float, degrees: float, size: float) -> Interval:
-    """Test a difference with its standard error against zero, by Student's t.
+def t_test(mean: float, error: float, degrees: float, size: float, level: float = SIGNIFICANCE) -> Interval:
+    """Test a difference with its standard error against zero, by Student's t; its interval covers with 1 - `level`.
 
     Without a spread (unknown, or mere rounding of values of this `size`) there is no interval and no p-value, except
     that a difference of zero without spread has p = 1.
     """
     if not error > ROUNDING * size:
         is_zero = error >= 0 and abs(mean) <= ROUNDING * size
-        return Interval(mean, p_value=1.0 if is_zero else np.nan)
-    half_width = float(special.stdtrit(degrees, TAILS[1])) * error
+        return Interval(mean, p_value=1.0 if is_zero else np.nan, level=level)
+    half_width = float(special.stdtrit(degrees, 1 - level / 2)) * error
     p_value = float(2 * special.stdtr(degrees, -abs(mean) / error))
-    return Interval(mean, mean - half_width, mean + half_width, p_value)
+    return Interval(mean, mean - half_width, mean + half_width, p_value, level=level)
 
 
 def holm(p_values: ArrayLike) -> np.ndarray:
@@ -127,6 +134,18 @@ def holm(p_values: ArrayLike) -> np.ndarray:
     factors = len(order) - np.arange(len(order))
     adjusted_N[order] = np.minimum(np.maximum.accumulate(p_N[order] * factors), 1)
     return adjusted_N
+
+
+def holm_level(p_value: float, others: Sequence[float]) -> float:
+    """Return the level at which Holm's method tests a hypothesis among others: 5 % divided by the number of hypotheses
+    that are still open then, or that were open when the method stopped before it. So the p-value is below this level if
+    and only if its adjusted value (`holm`) is below 5 %. A nan does not count."""
+    ranked = sorted(other for other in others if not math.isnan(other))
+    for index, other in enumerate(ranked):
+        level = SIGNIFICANCE / (len(ranked) + 1 - index)
+        if not (other < p_value and other < level):
+            return level
+    return SIGNIFICANCE
 
 
 def is_significant(p_value: float) -> bool:

@@ -105,11 +105,11 @@ def make_tables(results: ResultSet) -> list[Table]:
     """Make a table for each comparison, family and metric with a result, in the order of `words.yaml`, with a row for
     every arm of the comparison. A study's tables name its models; tables of published scores name the paper's table."""
     tables = []
-    is_published = is_of_others(results)
+    is_published, flops = is_of_others(results), relative_flops(results)
     for metric, (setup, words) in itertools.product(results.metrics, read_words()["comparisons"].items()):
         of_setup = results.select(metric=metric, setup=setup)
         compared = [STUBS[head] for head in words["stub"][: words["block"]]]
-        stubs = {head: STUBS[head] for head in ([] if is_published else ["model"]) + words["stub"]}
+        stubs = {head: STUBS[head] for head in ([] if is_published else ["model"]) + words["stub"]} | flops
         blocks = {arm: tuple(show(arm) for show in compared) for arm in of_setup.models}
         trained = [arm for arm in blocks if arm.objective != "none"]
         for family in of_setup.families:
@@ -138,7 +138,7 @@ MOST_COLUMNS = 5
 def wide_table(results: ResultSet, metric: str) -> Table:
     """Make a table with a row for every model. Its columns are the mean over all tasks, and then the mean and the tasks
     of each family; with a single family, that mean is the mean over all tasks."""
-    results = results.select(metric=metric)
+    flops, results = relative_flops(results), results.select(metric=metric)
     num_tasks = sum(map(len, results.datasets.values()))
     has_all = num_tasks > 1 and any(ALL_TASKS in scores for scores in results.scores.values())
     columns = {ALL_TASKS: ALL_TASKS} if has_all else {}
@@ -156,7 +156,7 @@ def wide_table(results: ResultSet, metric: str) -> Table:
     about = "; ".join(f"{FAMILY_NAMES[code]}: {tell_measures(results, code)}" for code in results.families)
     details = [len(columns) > MOST_COLUMNS and name in datasets_beside_means for name in columns]
     title = f"All models and tasks, {'standard' if metric == 'standard' else 'the paper’s own'} metrics ({about})"
-    stubs = {"model": STUBS["model"]} if results.is_foreign else WIDE_STUBS
+    stubs = {"model": STUBS["model"]} if results.is_foreign else WIDE_STUBS | flops
     return make_score_table(f"all-{metric}", title, results, stubs, blocks, columns, compared, details)
 
 
@@ -176,6 +176,19 @@ def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
         sign = "†" if any(part.count_degenerate() for part in score.parts) else ""
         cells.append(Cell(show_share(score.mean) + sign, show_share(score.interval.half_width), mark, score))
     return cells
+
+
+def relative_flops(results: ResultSet) -> dict[str, Callable[[ReportArm], str]]:
+    """Return the column of each arm's training FLOPs divided by those of a baseline with the same network and as many
+    steps: MLM alone at the usual masking ratio, or else the first arm. Return no column if FLOPs are unknown."""
+    told: dict[str, str] = {}
+    for arm in results.models:
+        members = [other for other in results.models if other.block == arm.block and other.flops]
+        usual = ("mlm", results.usual_mask, True)
+        plain = [other for other in members if (other.objective, other.mask_percent, other.is_plain) == usual]
+        if arm.flops and arm.objective:
+            told[arm.name] = f"{arm.flops / ((*plain, *members)[0].flops or math.nan):.2f}"
+    return {RELATIVE: lambda arm: told.get(arm.name, MISSING)} if told else {}
 
 
 def make_score_table(
@@ -211,6 +224,7 @@ def make_score_table(
         f"Test scores in %: mean over seeds ± half the width of the 95 % interval over seeds, {by}. ± –: no interval, "
         f"because there is only one seed or all seeds give the same score. {read_words()['scores_rule']}"
     ]
+    notes += [read_words()["flops_rule"]] if RELATIVE in stubs else []
     pairs = zip(columns, signals, strict=True)
     if undecided := [f"{column} separates no models yet; needed: {needs}" for column, (_, needs) in pairs if needs]:
         notes.append(f"{'; '.join(undecided)}.")
@@ -220,7 +234,8 @@ def make_score_table(
         assert row.arm
         for column, cell in zip(columns, row.cells, strict=True):
             if cell.score:
-                records.append(make_record(name, row.arm, column, cell, cell.score))
+                relative = dict(zip(stubs, row.stub, strict=True)).get(RELATIVE, "").replace(MISSING, "")
+                records.append((*make_record(name, row.arm, column, cell, cell.score), relative))
             else:
                 missing.append(f"{row.arm.name}: {column}")
     notes += [f"Missing: {'; '.join(missing)}."] if missing else []
@@ -230,7 +245,7 @@ def make_score_table(
 
 
 def make_record(name: str, arm: ReportArm, column: str, cell: Cell, score: Result) -> Sequence[object]:
-    """Return the line of a score in a table's CSV file: the values of `CSV_COLUMNS`."""
+    """Return the line of a score in a table's CSV file: the values of `CSV_COLUMNS` but the last."""
     told = {"objective": arm.curriculum or arm.objective, "mask_percent": arm.told_masks}
     facts = [told.get(field, getattr(arm, field)) for field in CSV_COLUMNS[2:10]]
     numbers = (show_share(score.mean), cell.reach.replace(MISSING, ""), score.num, cell.mark)
@@ -240,9 +255,14 @@ def make_record(name: str, arm: ReportArm, column: str, cell: Cell, score: Resul
 CSV_COLUMNS = (
     *("table", "arm", "parent", "size", "objective", "mask_percent", "pretrain_steps", "clm_steps", "mlm_steps"),
     *("cpt_steps", "family", "metric", "dataset", "mean", "half_width", "num_seeds", "mark"),
+    "relative_flops",
 )
 """The columns of the CSV file of a table of scores. It has a line for each score, in percent; unknown values are
 empty."""
+
+
+RELATIVE = "relative FLOPs"
+"""The header of the column with the words of `relative_flops`."""
 
 
 def show_signal(ratio: float, needs: str) -> str:

@@ -26,7 +26,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import product
+from itertools import chain, product
 from typing import Any, Literal
 
 from biphase.curriculum import Phase, cut_phases, join_phases, phases_between
@@ -38,6 +38,7 @@ from biphase.report.formats import write_steps
 from biphase.report.grammar import AskedInequality
 from biphase.report.hypotheses import ArmsBySpot, bind
 from biphase.report.paper import read_findings
+from biphase.report.results import LOSS
 from biphase.studies import spec
 from biphase.studies.arms import Arm, expand_arms
 
@@ -452,9 +453,25 @@ def bind_hypotheses(plan: Plan) -> Iterator[list[Condition]]:
                 cited = CITED.fullmatch(line.strip())
                 if cited is None:
                     conditions.append(bind(line, named_arms, plan.families))
+                    refuse_unlike_losses(plan, conditions[-1])
                 else:
                     refuse_unknown("unknown finding of the paper", cited[1], findings)
                     conditions.append(cited[1])
         except InputError as error:
             raise InputError(f"hypothesis '{hypothesis.name}': {error}") from None
         yield conditions
+
+
+def refuse_unlike_losses(plan: Plan, groups: Any) -> None:
+    """Raise `InputError` if an inequality compares held-out losses of different objectives, masking ratios or texts."""
+    for asked in chain(*groups):
+        kinds: dict[str, str] = {}
+        for name in chain(*(term.arms for term in asked.operands if term.task == LOSS)):
+            if name not in plan.arms:
+                raise InputError(f"'{name}' is not trained, so it has no held-out loss")
+            (phase, _), *_ = plan.arms[name].recipe.curriculum[-1].parts
+            masked = f", {100 * phase.mask_at(1):g} % masked" if phase.facts.masks_input else ""
+            kinds[f"{phase.facts.title}{masked}, on {plan.arms[name].recipe.data.shards}"] = name
+        if len(kinds) > 1:
+            told = "; ".join(f"that of {name} is of {kind}" for kind, name in kinds.items())
+            raise InputError(f"held-out losses of different kinds cannot be compared: {told}")

@@ -29,7 +29,7 @@ from biphase.report.formats import csv_text, show_count, show_list
 from biphase.report.hypotheses import measure_claim
 from biphase.report.page import PageText, WrittenReport, write_report
 from biphase.report.paper import judge_paper, measure_findings, place_arms
-from biphase.report.results import OBJECTIVE_NAMES, ReportArm, Result, ResultSet, pool, select_rate, with_cohorts
+from biphase.report.results import LOSS, OBJECTIVE_NAMES, ReportArm, Result, ResultSet, pool, select_rate, with_cohorts
 from biphase.report.tables import LATEX
 from biphase.run import Run, read_metrics
 from biphase.studies.advise import Evidence
@@ -126,6 +126,24 @@ def collect_model(
                 continue  # the model diverged at all rates; the page lists its score as missing
             seeds = [-1 - s if pretraining_seed is None else pretraining_seed for s in result.seeds]
             yield replace(result, arm=arm, family=families[task], pretraining_seeds=seeds)
+
+
+def with_losses(plan: Plan, results: ResultSet, losses: Mapping[str, Sequence[Mapping[str, Any]]]) -> ResultSet:
+    """Add each arm's held-out loss at its last step, with a sample for each pretraining seed; `losses` as of
+    `read_losses`. Only hypotheses read it: it belongs to no family, so it is no part of an average."""
+    arms, added, planned = {arm.name: arm for arm in results.models}, [], dict(results.planned_runs)
+    for name, run in plan.of_first_seed.runs.items():
+        if name not in arms:
+            continue
+        rows = [row for row in losses.get(name, ()) if (row["kind"], row["step"]) == ("validation", run.last)]
+        by_seed = {row["seed"]: row["loss"] for row in reversed(rows)}  # of a mixed phase, the masked objective's
+        planned[name, LOSS] = sum(arm.pooled_name == name for arm in plan.arms.values())
+        if by_seed:
+            seeds, samples = zip(*sorted(by_seed.items()), strict=True)
+            once = (0,) * len(seeds)
+            result = Result(arms[name], "", LOSS, "standard", samples, None, once, seeds, num_runs=len(seeds))
+            added.append(replace(result, metric=results.primary_metric))
+    return replace(results, results=(*results.results, *added), planned_runs=planned)
 
 
 def read_evidence(folder: Path) -> list[Evidence]:
@@ -260,10 +278,10 @@ def hypotheses_json(plan: Plan, digest: str, declared: Sequence[str], findings: 
         for one in finding.inequalities:
             interval = one.interval
             numbers = {"estimate": one.estimate, "low": interval.low, "high": interval.high, "bound": one.bound}
-            numbers |= {"p": one.p_value, "adjusted_p": one.adjusted}
+            numbers |= {"level": interval.level, "p": one.p_value, "adjusted_p": one.adjusted}
             finite = {key: None if math.isnan(value) else value for key, value in numbers.items()}  # JSON has no nan
-            words = {"carried": one.carriers, "alone": one.alone, "seeds": one.seeds}
-            told = {key: text.removeprefix(", ") for key, text in words.items() if text}
+            words = {"compute": one.compute, "carried": one.carriers, "alone": one.alone, "seeds": one.seeds}
+            told = {key: text.lstrip(", ") for key, text in words.items() if text}
             inequalities.append({"label": one.label, **finite, "verdict": one.verdict, **told})
         record = hypothesis.model_dump(mode="json") | {"verdict": finding.verdict, "inequalities": inequalities}
         records.append(record | {"needs": finding.needs})
@@ -355,7 +373,8 @@ def report_study(plan: Plan, folder: Path, out: Path, commands: Sequence[str]) -
         results = with_averages(collect_results(plan, state.scores, sizes))
         if not results.results:
             raise InputError(f"the study's folder {folder} has no finished score to report on yet")
-        findings, verdicts = judge_results(plan, results)
+        losses = read_losses(state)
+        findings, verdicts = judge_results(plan, with_losses(plan, results, losses))
         digest, declared = tell_declaration(plan, folder) if findings else ("", [])
         files = {"hypotheses.json": hypotheses_json(plan, digest, declared, findings)} if findings else {}
         files |= {"scores.csv": cells_csv(state.scores), "citation.bib": write_citation(plan.study, declared)}
@@ -370,7 +389,7 @@ def report_study(plan: Plan, folder: Path, out: Path, commands: Sequence[str]) -
             commands=[*chain(*map(as_published, bundle.commands))] if bundle else list_commands(state, commands),
             bm25={task: values[BM25] for task, values in tests if BM25 in values},
             plan_svg=picture.result(),
-            losses=read_losses(state),
+            losses=losses,
             files=files,
             missing=list(map(without_folders, list_missing(state, failures))),
             costs=list_costs(state, sizes),
