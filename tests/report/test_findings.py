@@ -208,16 +208,20 @@ def test_published_verdicts() -> None:
     ]
     first = findings[0].claims[0].inequalities[1]
     assert (first.label, round(100 * first.estimate, 2)) == ("mlm - clm on SC 610M, 42,000 steps", 3.42)
+    assert first.compute == " at equal tokens (0.93 times the FLOPs)"
     text = answer(findings)
     assert "in 4 of 6 comparisons and behind in none; the other 2 cannot be distinguished from noise" in text
     assert text.count(". ") == 1 and "F4 (CLM is more data-efficient early)" in text
     # What the paper says of 25/75 alone, and of QA after 12,000 steps, has lines of its own, with their own tests.
     quarter, half, *_ = findings[FINDINGS.index("F6")].claims
     assert [round(100 * one.estimate, 2) for one in quarter.inequalities] == [2.13, 0.87, 1.76]
-    assert all(one.interval.low > 0 and (one.alone or one.verdict == "supported") for one in quarter.inequalities)
+    for one in quarter.inequalities:
+        assert one.contrast.against().low > 0 and (one.alone or one.verdict == "supported")
+        assert (one.interval.low > 0) == (one.verdict == "supported") and one.interval.level < 0.05
     assert [round(100 * one.estimate, 2) for one in half.inequalities] == [1.94, 1.32, -0.47]
     (early,) = findings[FINDINGS.index("F8")].claims[-1].inequalities
-    assert round(100 * early.estimate, 2) == -3.36 and early.interval.high < early.bound == -0.01
+    assert round(100 * early.estimate, 2) == -3.36 and early.bound == -0.01
+    assert early.contrast.against(early.bound).high < early.bound < early.interval.high
     assert (early.verdict, early.alone) == ("undecided", "contradicted when tested alone, p = 0.005")
     assert text.endswith(
         "without correction for multiple tests, F8 ('half as long from clm' - 'half as long from mlm' on QA 610M, "

@@ -128,7 +128,7 @@ def test_a_bound_on_the_compute_equivalent() -> None:
     assert one.estimate == pytest.approx(0.051, abs=0.002) and less.verdict == "supported"
     by_task = {task: part.estimate for task, part in one.by_task.items()}
     assert by_task == pytest.approx(dict.fromkeys(("wnut17", "genre"), one.estimate), abs=0.002) and not one.carriers
-    assert " beside the baseline with 1.7 times the arm’s FLOPs, positive in 5 of 5 seeds." in tell_finding(less)
+    assert " beside the baseline with 1.7 times the arm’s FLOPs, positive in 5 of 5 seeds, p" in tell_finding(less)
     assert (
         more.verdict == "contradicted" and "the baseline’s score minus the arm’s" in next(iter(more.inequalities)).label
     )
@@ -144,8 +144,8 @@ def test_a_bound_on_the_compute_equivalent() -> None:
 
 
 def test_losses_are_paired_by_pretraining_seed() -> None:
-    """By scipy's t test on the same numbers; what a seed gives all arms cancels. The last loss of each seed counts, of a
-    mixed phase the masked objective's. An unfinished seed leaves it undecided; random weights and losses of another
+    """By scipy's t test on the same numbers. The last loss of each seed counts, of a mixed phase the masked
+    objective's. An unfinished seed leaves it undecided; random weights and losses of another
     kind are refused before anything trains."""
     plan = make_plan("1m-25-75 - mlm40 < 0 on loss at 100 steps", "stack - mlm40 within 0.2 nats on loss at 100 steps")
     rng = np.random.default_rng(0)
@@ -186,7 +186,7 @@ def test_losses_are_paired_by_pretraining_seed() -> None:
     assert [finding.verdict for finding in (first, second)] == ["supported", "supported"]
     lost = {**losses, "1m-mlm40-100": [row for row in losses["1m-mlm40-100"] if row["seed"] == 0]}
     first, _ = judged(lost)
-    assert first.verdict == "undecided" and "all pretrainings of 1m-mlm40-100 on loss: its score comes from 1 of 2" in (
+    assert first.verdict == "undecided" and "all trainings of 1m-mlm40-100 on loss: its score comes from 1 of 2" in (
         " ".join(first.needs)
     )
     for line, told in (

@@ -159,8 +159,7 @@ class Finding:
     @property
     def told_parts(self) -> str:
         """How many of its claims have scores: `1 of 3 parts tested`; empty if all have."""
-        num_tested = sum(bool(claim.inequalities) for claim in self.claims)
-        num = len(self.claims)
+        num, num_tested = len(self.claims), sum(bool(claim.inequalities) for claim in self.claims)
         return f"{num_tested} of {show_count(num, 'part')} tested" if num_tested < num else ""
 
     @property

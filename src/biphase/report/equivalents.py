@@ -133,20 +133,21 @@ def contrast_at_share(
 
 
 def tell_compute(results: ResultSet, terms: Terms) -> str:
-    """Write how the arms of a difference differ in FLOPs: ` at equal tokens (1.15 times the FLOPs; at equal FLOPs
-    +3.88 points [+0.91, +6.85])`; empty if they differ by at most `SIMILAR`, or if FLOPs are unknown."""
-    ahead, behind = ({s.arm.name: s.arm for weight, s in terms if weight * sign > 0} for sign in (1, -1))
-    arms = [*ahead.values(), *behind.values()]
-    spent = [arm.flops or math.nan for arm in arms]
-    if not (ahead and behind and max(spent) > min(spent) * (1 + SIMILAR)):
+    """Write how the two sides of a difference differ in FLOPs: ` at equal tokens (1.15 times the FLOPs; at equal FLOPs
+    +3.88 points [+0.91, +6.85])`; empty if by at most `SIMILAR`, or if FLOPs are unknown. A side with several arms
+    counts by their geometric mean, with their weights in the sum."""
+    side = sum(max(weight, 0.0) for weight, _ in terms)
+    if not side or abs(sum(weight for weight, _ in terms)) > 1e-9 * side:
         return ""
-    times = f"{spent[0] / spent[1]:.2f} times the FLOPs"
-    if len(arms) > 2:
-        times = f"FLOPs differ by a factor of up to {max(spent) / min(spent):.2f}"
+    flops, tokens = (
+        sum(weight * math.log(getattr(score.arm, axis) or math.nan) for weight, score in terms) / side for axis in AXES
+    )
+    if not abs(flops) > math.log(1 + SIMILAR):
+        return ""
     moved = contrast_equal_flops(results, terms)
-    told = times if moved is None else f"{times}; at equal FLOPs {show_difference(moved.against())}"
-    tokens = [arm.tokens or math.nan for arm in arms]
-    return f" {'at equal tokens ' if max(tokens) <= min(tokens) * (1 + SIMILAR) else ''}({told})"
+    told = "" if moved is None else f"; at equal FLOPs {show_difference(moved.against())}"
+    equal = "at equal tokens " if abs(tokens) <= math.log(1 + SIMILAR) else ""
+    return f" {equal}({math.exp(flops):.2f} times the FLOPs{told})"
 
 
 def contrast_equal_flops(results: ResultSet, terms: Terms) -> Contrast | None:

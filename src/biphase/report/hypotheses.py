@@ -12,7 +12,6 @@ out one seed at a time (`contrasts.jackknife`). Letters: A operands, V values of
 """
 
 import itertools
-import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
@@ -401,7 +400,7 @@ def measure(asked: AskedInequality, results: ResultSet) -> Inequality:
             by_task[name] = contrast_baseline([name]) if asked.is_equivalent else contrast(on_task)
     lacks = find_lacks(weighted, results.planned_runs)
     compared = frozenset(side.arm.name for side in sides)
-    bound = math.copysign(bound, gap.estimate) if asked.is_equivalence else bound
+    bound = -bound if asked.is_equivalence and gap.estimate < 0 else bound
     measured = Inequality(label, gap, bound, *lacks, by_task=by_task, arms=compared, beside=beside)
     return replace(measured, compute=compute, is_equivalence=asked.is_equivalence)
 
@@ -439,8 +438,7 @@ def find_lacks(
             where = f"{score.arm.name} on {score.dataset}"
             num_planned = planned_runs.get((score.arm.name, score.dataset), 0)
             if score.num_runs is not None and score.num_runs < num_planned:
-                trained = "pretrainings" if score.dataset == LOSS else "fine-tunings"
-                lack = f"all {trained} of {where}: its score comes from {score.num_runs} of {num_planned}"
+                lack = f"all trainings of {where}: its score comes from {score.num_runs} of {num_planned}"
                 above[lack] = below[lack] = None
             if score.num_diverged and weight:
                 num_seeds = show_count(score.num_diverged + score.num, "seed")

@@ -184,8 +184,8 @@ def relative_flops(results: ResultSet) -> dict[str, Callable[[ReportArm], str]]:
     told: dict[str, str] = {}
     for arm in results.models:
         members = [other for other in results.models if other.block == arm.block and other.flops]
-        usual = ("mlm", results.usual_mask, True)
-        plain = [other for other in members if (other.objective, other.mask_percent, other.is_plain) == usual]
+        usual = [one for one in members if (one.objective, one.mask_percent) == ("mlm", results.usual_mask)]
+        plain = [one for one in usual if one.is_plain]
         if arm.flops and arm.objective:
             told[arm.name] = f"{arm.flops / ((*plain, *members)[0].flops or math.nan):.2f}"
     return {RELATIVE: lambda arm: told.get(arm.name, MISSING)} if told else {}

@@ -139,10 +139,8 @@ def with_losses(plan: Plan, results: ResultSet, losses: Mapping[str, Sequence[Ma
         by_seed = {row["seed"]: row["loss"] for row in reversed(rows)}  # of a mixed phase, the masked objective's
         planned[name, LOSS] = sum(arm.pooled_name == name for arm in plan.arms.values())
         if by_seed:
-            seeds, samples = zip(*sorted(by_seed.items()), strict=True)
-            once = (0,) * len(seeds)
-            result = Result(arms[name], "", LOSS, "standard", samples, None, once, seeds, num_runs=len(seeds))
-            added.append(replace(result, metric=results.primary_metric))
+            result = Result(arms[name], "", LOSS, results.primary_metric, [*by_seed.values()], num_runs=len(by_seed))
+            added.append(replace(result, seeds=[0] * len(by_seed), pretraining_seeds=[*by_seed]))
     return replace(results, results=(*results.results, *added), planned_runs=planned)
 
 
@@ -374,7 +372,8 @@ def report_study(plan: Plan, folder: Path, out: Path, commands: Sequence[str]) -
         if not results.results:
             raise InputError(f"the study's folder {folder} has no finished score to report on yet")
         losses = read_losses(state)
-        findings, verdicts = judge_results(plan, with_losses(plan, results, losses))
+        measured = with_losses(plan, results, losses)
+        findings, verdicts = judge_results(plan, measured)
         digest, declared = tell_declaration(plan, folder) if findings else ("", [])
         files = {"hypotheses.json": hypotheses_json(plan, digest, declared, findings)} if findings else {}
         files |= {"scores.csv": cells_csv(state.scores), "citation.bib": write_citation(plan.study, declared)}
