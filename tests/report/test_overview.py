@@ -79,8 +79,8 @@ def test_what_was_declared_is_answered_first_and_once_and_a_mean_says_what_carri
     first, *rest = tell_answer(results, ["PRICE."], PageText("", "", hypotheses=(declared, "declared today")))
     start = "Supported for these checkpoints: CLM first beats MLM: +7.50 points [+"
     assert first.startswith(start)
-    told = "], positive in 5 of 5 seeds. When the tasks are tested separately, only a shows the difference: +15.00"
-    assert told in first
+    told = "When the tasks are tested separately, only a shows the difference: +15.00"
+    assert f"], positive in 5 of 5 seeds, p < 0.001. {told}" in first
     assert re.search(r" The other, b, does not: 0\.00 points \[−0\.\d\d, \+0\.\d\d\]\.$", first)
     price, lead = rest
     assert price == "PRICE." and lead.startswith("40-60 is ahead of random on average over 2 tasks")
@@ -108,7 +108,8 @@ def test_models_that_predict_one_class_are_told_in_words() -> None:
 
 
 def test_a_p_value_that_is_corrected_is_told() -> None:
-    """0.0095 over three seeds is no answer where the best of seven was chosen: `+9.57 points [+5.19, +13.96]`."""
+    """0.0095 over three seeds is no answer where the best of seven was chosen, though the uncorrected interval excludes
+    zero: `+9.57 points [+5.19, +13.96]`. The interval is corrected too."""
     arms = [ReportArm(f"mlm-{at}", "objective", "1m", "mlm", 40, 100, 0, 100) for at in range(7)]
     ahead = [0.327407, 0.297125, 0.322671]
     cells = [(arm, ahead if arm is arms[0] else [0.2, 0.21, 0.19]) for arm in arms] + [(CONTROL, [0.22, 0.22, 0.22])]
@@ -118,6 +119,8 @@ def test_a_p_value_that_is_corrected_is_told() -> None:
         "cannot be distinguished" in told
         and "; p = 0.06" in told
         and ", corrected for picking the best of 7 models." in told
+        and "+9.57 points [−" in told
+        and "; 99.29 %]; p" in told
     )
 
 

@@ -139,23 +139,23 @@ def compare_in_words(
 ) -> str:
     """Write `A is ahead of B on genre: 71.20 % against 70.00 %, +1.20 points [+0.40, +2.00], positive in 5 of 5 seeds.`
 
-    `best` was picked as the best of `num_models`, so its p-value is multiplied by the number of candidates, which are
-    all models but `rival` (Bonferroni). `by_task`: task → the difference between the two models. `compute`: how they
-    differ in FLOPs.
+    `best` was picked as the best of `num_models`, so p-value and interval are corrected for the number of candidates,
+    which are all models but `rival` (Bonferroni). `by_task`: task → the difference between the two models. `compute`:
+    how they differ in FLOPs.
     """
     if best.is_degenerate() and rival.is_degenerate():
         reason = "both predict the same for all examples, as networks with too little training do"
         return f"{best.arm.name} cannot be distinguished from {rival.arm.name} {where}: {reason}."
     gap = contrasts.difference(best, rival)
-    tested = gap.against()
     num_asked = num_models if rival.arm.objective == "none" else num_models - 1
+    tested = gap.against(level=SIGNIFICANCE / num_asked)
     p_value = min(tested.p_value * num_asked, 1.0)
     sides = [(result.arm.name, result.mean) for result in (best, rival)]
     is_ahead = is_significant(p_value)
     sentence = contrasts.say_difference(tested, *sides, is_ahead=is_ahead, where=where) + compute + gap.tell_seeds()
     if math.isnan(tested.low):
         sentence += "; there is no interval with one seed, or if all seeds differ by the same amount"
-    elif num_asked > 1:  # the interval is not corrected
+    elif num_asked > 1:
         picked = "the better of two" if num_models == 2 else f"the best of {num_models}"
         sentence += f"; {tell_p_value(p_value)}, corrected for picking {picked} models"
     carriers = f" {contrasts.tell_carriers(by_task)}" if is_ahead else ""
