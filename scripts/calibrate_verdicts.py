@@ -14,10 +14,13 @@ one by those of other pretrainings.
 import argparse
 import itertools
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -30,6 +33,7 @@ from biphase.finetuning.choosing import (
     spread_of_choices,
 )
 from biphase.finetuning.scores import ExampleTable, KeptExamples
+from biphase.report import contrasts
 from biphase.report.contrasts import Contrast, difference
 from biphase.report.results import ReportArm, Result, with_cohorts
 from biphase.report.statistics import is_significant
@@ -73,6 +77,15 @@ class World:
     """Points that each rate adds."""
     other_rates: tuple[float, ...] = ()
     """Those of the second, where they are others."""
+    level_noise: float = 0.0
+    """Standard deviation in points of a pretraining's level, the same at all rates."""
+    loud: tuple[int, ...] = ()
+    """The models whose seeds, of both kinds, are `loudness` times as noisy."""
+    loudness: float = 1.0
+    trunk_noise: float = 0.0
+    """Standard deviation in points of a pretraining seed's level that all models of a trunk share."""
+    second_trunk: tuple[int, ...] = ()
+    """The models of a second trunk."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +95,7 @@ class KnownChoice:
     variance: float
     num_examples: int
     degrees: float
+    num_rates: int = 1
 
     def draw_noise(self) -> ChoiceNoise:
         return ChoiceNoise({}, self.variance)
@@ -91,12 +105,15 @@ def draw_models(world: World, rng: np.random.Generator, is_lucky: bool = False) 
     """Scores of two models at the rates that they choose, with what each example contributes."""
     num = world.num_validation + world.num_examples
     drawn_N = rng.random(num)
+    trunks_2P = rng.normal(0, world.trunk_noise, (2, world.num_pretrainings)) if world.trunk_noise else np.zeros((2, 1))
     models = []
     for number in range(world.num_arms):
         sign = (0.5, -0.5)[number] if number < 2 else 0.0
+        level_P = trunks_2P[int(number in world.second_trunk)] + draw_levels(world, rng, number)
         own_N = np.where(rng.random(num) < world.independent, rng.random(num), drawn_N)
         rates = world.other_rates or world.rates if number == 1 else world.rates
-        tuned = [draw_right(world, rng, own_N, number, sign * world.gap + points) for points in rates]
+        level_P = level_P + sign * world.gap
+        tuned = [draw_right(world, rng, own_N, number, level_P + points) for points in rates]
         best = tuned[0]
         choice: Any = KnownChoice(0.0, 0, np.nan)
         if world.num_validation:
@@ -142,11 +159,23 @@ def choose_rates(world: World, right_KSN: np.ndarray, is_lucky: bool) -> tuple[n
     tested_KN = right_KSN[..., world.num_validation :].mean(axis=1)
     covariance_KK = np.cov(tested_KN) / world.num_examples if len(tested_KN) > 1 else np.zeros((1, 1))
     variance = spread_of_choices(shares_K, tested_KN.mean(axis=1), covariance_KK)
-    return best_SN, KnownChoice(variance, num, means_KS.size - len(means_KS))
+    return best_SN, KnownChoice(variance, num, means_KS.size - len(means_KS), len(means_KS))
 
 
-def draw_right(world: World, rng: np.random.Generator, own_N: np.ndarray, number: int, points: float) -> np.ndarray:
-    """Which examples each repetition of a model gets right, [pretraining seeds, seeds, examples]."""
+def draw_levels(world: World, rng: np.random.Generator, number: int) -> np.ndarray | float:
+    """The level of each pretraining of a model, in points, the same at all rates; 0 if there is none."""
+    if not world.level_noise:
+        return 0.0
+    return rng.normal(0, world.level_noise * loudness(world, number), world.num_pretrainings)
+
+
+def loudness(world: World, number: int) -> float:
+    return world.loudness if number in world.loud else 1.0
+
+
+def draw_right(world: World, rng: np.random.Generator, own_N: np.ndarray, number: int, points_P: Any) -> np.ndarray:
+    """Which examples each repetition of a model gets right, [pretraining seeds, seeds, examples]. `points_P`: the level
+    of each pretraining."""
     num, num_seeds, noise = len(own_N), world.num_seeds, world.seed_noise
     if number == 1:
         num_seeds, noise = world.other_seeds or num_seeds, world.other_noise or noise
@@ -158,8 +187,9 @@ def draw_right(world: World, rng: np.random.Generator, own_N: np.ndarray, number
     if world.disagreement:
         is_anew = rng.random((*repeated, num)) < world.disagreement
         levels_PSN = np.where(is_anew, rng.random((*repeated, num)), levels_PSN)
-    points_PS = points + rng.normal(0, noise, repeated)
-    points_PS = points_PS + rng.normal(0, world.pretraining_noise, (repeated[0], 1))
+    times = loudness(world, number)
+    points_PS = points_P[:, None] + rng.normal(0, times * noise, repeated)
+    points_PS = points_PS + rng.normal(0, times * world.pretraining_noise, (repeated[0], 1))
     return levels_PSN < ACCURACY + points_PS[:, :, None] / 100
 
 
@@ -169,24 +199,41 @@ def without_arms(*models: Result) -> Contrast:
     return difference(a, b)
 
 
+def by_rule(lent_factor: float, shared_choice: float, *models: Result) -> Contrast:
+    """The test with other constants: the factor on the lenders' variance, and the share of a choice of rates that
+    counts where pretrainings choose for each other."""
+    with patch.multiple(contrasts, LENT_FACTOR=lent_factor, SHARED_CHOICE=shared_choice):
+        return difference(*models)
+
+
 def difference_of_seeds(a: Result, b: Result) -> Contrast:
     """The test as it would be without knowing what examples contribute: over seeds alone."""
     return without_arms(replace(a, examples=None, choice=None), replace(b, examples=None, choice=None))
 
 
-def share_called_different(world: World, trials: int, seed: int = 0) -> dict[str, float]:
-    """In how many of so many trials the test calls the two different; and as it would be without other arms, over seeds
-    alone, without the choice of rates, or with rates that the tested seeds chose themselves (the same draws)."""
+RULES: dict[str, Callable[[Result, Result], Contrast]] = {
+    "both": difference,
+    "before": partial(by_rule, 2.0, 1.0),
+    "arms_alone": without_arms,
+    "seeds_only": difference_of_seeds,
+    "rates_as_given": lambda a, b: difference(replace(a, choice=None), replace(b, choice=None)),
+}
+"""The test of all verdicts, and as it would be: with the constants before, without other arms, over seeds alone, or
+without the choice of rates."""
+
+
+def share_called_different(
+    world: World, trials: int, seed: int = 0, rules: Sequence[str] = tuple(RULES)
+) -> dict[str, float]:
+    """In how many of so many trials each of these rules calls the two different; and so the test would, with rates that
+    the tested seeds chose themselves (the same draws)."""
     rng, again = np.random.default_rng(seed), np.random.default_rng(seed)
-    hits = {"both": 0, "arms_alone": 0, "seeds_only": 0, "rates_as_given": 0, "rates_by_luck": 0}
+    hits = Counter(dict.fromkeys([*rules, "rates_by_luck"], 0))
     for _ in range(trials):
         a, b = draw_models(world, rng)
-        hits["both"] += is_significant(difference(a, b).against().p_value)
-        hits["arms_alone"] += is_significant(without_arms(a, b).against().p_value)
-        hits["seeds_only"] += is_significant(difference_of_seeds(a, b).against().p_value)
-        if world.num_validation:
-            given = [replace(model, choice=None) for model in (a, b)]
-            hits["rates_as_given"] += is_significant(difference(*given).against().p_value)
+        for name in rules:
+            hits[name] += is_significant(RULES[name](a, b).against().p_value)
+        if world.num_validation and world.num_seeds > 1:
             lucky = [replace(model, choice=None) for model in draw_models(world, again, is_lucky=True)]
             hits["rates_by_luck"] += is_significant(difference(*lucky).against().p_value)
     return {name: count / trials for name, count in hits.items()}
@@ -256,19 +303,50 @@ def list_odd_worlds() -> Iterator[World]:
         yield replace(flat, num_validation=num_validation, gap=gap)
 
 
+def list_sharper_worlds() -> Iterator[World]:
+    """Six models with the same seeds, of which two are compared: alike; one, both, half of them four times as noisy; on
+    two trunks. Two models with three rates each, pretrained several times with one fine-tuning seed: alike; one louder,
+    both louder; with a rate that is better. Equal models, then unequal ones."""
+    for num_pretrainings, num_seeds in ((3, 3), (3, 1), (2, 3), (4, 1), (1, 3)):
+        alike = World(1_000, 0.3, 0.7, num_seeds, num_pretrainings, disagreement=0.1, num_arms=6)
+        if num_pretrainings > 1:
+            alike = replace(alike, pretraining_noise=0.5, redrawn=0.1)
+        yield alike
+        yield replace(alike, loud=(1,), loudness=4.0)
+        yield replace(alike, loud=(0, 1), loudness=4.0)
+        yield replace(alike, loud=(0, 1, 2), loudness=4.0)
+        if num_pretrainings > 1:
+            yield replace(alike, trunk_noise=1.0, second_trunk=(1,))
+            yield replace(alike, trunk_noise=1.0, second_trunk=(1, 3, 5))
+        yield replace(alike, gap=2.0)
+        yield replace(alike, gap=4.0)
+    for num_pretrainings in (6, 4, 3, 2):
+        alike = World(1_000, 0.3, 1.2, 1, num_pretrainings, level_noise=0.8, num_validation=1_000)
+        alike = replace(alike, disagreement=0.1, redrawn=0.1, rates=(0.0, 0.0, 0.0))
+        yield alike
+        yield replace(alike, loud=(1,), loudness=2.5)
+        yield replace(alike, loud=(0, 1), loudness=2.5)
+        yield replace(alike, rates=(-2.0, 0.0, -2.0))
+        yield replace(alike, rates=(-1.0, 0.0, -1.0), other_rates=(0.0,))
+        yield replace(alike, gap=2.0)
+        yield replace(alike, gap=4.0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=2000)
     parser.add_argument(
         "--worlds",
-        choices=("all", "odd", "tuned", "studies"),
+        choices=("all", "odd", "tuned", "studies", "sharper"),
         default="all",
-        help="odd: unequal seeds and chosen rates; studies: of six models",
+        help="odd: unequal seeds and chosen rates; studies: of six models; sharper: loud models, trunks, single seeds "
+        "that choose for each other",
     )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     rows = []
     kinds = {"usual": list_worlds, "odd": list_odd_worlds, "tuned": list_tuned_worlds, "studies": list_studies}
+    kinds["sharper"] = list_sharper_worlds
     wanted = {"all": [*kinds], "odd": ["odd", "tuned"]}.get(arguments.worlds, [arguments.worlds])
     for world in itertools.chain(*(kinds[kind]() for kind in wanted)):
         trials = arguments.trials // (5 if world.gap else 1)

@@ -50,9 +50,13 @@ class RateChoice:
     """The result of `draw_noise`, after its first call."""
 
     @property
+    def num_rates(self) -> int:
+        return len(self.by_rate)
+
+    @property
     def num_examples(self) -> int:
         """The number of validation examples behind the choice; 0 for a single rate."""
-        if len(self.by_rate) == 1:
+        if self.num_rates == 1:
             return 0
         return min(score.num_examples.get("validation", 0) for scores in self.by_rate.values() for score in scores)
 

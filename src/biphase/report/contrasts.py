@@ -5,7 +5,8 @@ and the validation examples and seeds that choose the learning rate. A test acco
 show, and names them. The same test gives averages their intervals, measures how well a task separates models, and
 estimates how many seeds or examples would decide a difference.
 
-Letters: R independent repetitions (pretraining seeds if there are several, else fine-tuning seeds), N examples.
+Letters: R independent repetitions (pretraining seeds if there are several, else fine-tuning seeds), N examples or arms,
+A arms of a sum, D datasets.
 """
 
 import bisect
@@ -13,7 +14,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from scipy import special
@@ -39,6 +40,9 @@ Noise = Literal["pretraining seeds", "fine-tuning seeds", "test examples", "the 
 """A source of differences between equally good models."""
 
 Side = Literal["above", "below", "within noise", "untested"]
+
+NOISY = "these arms are noisier than the others: up to 8 % of such equal arms are called different, not 5"
+"""The note on a test whose arms vary more than those that lend to it."""
 
 Terms = list[tuple[float, Result]]
 """Scores with their weights in a sum."""
@@ -71,6 +75,8 @@ class Contrast:
     """The degrees of freedom of `choice_variance`; nan if the test leaves it out, or there was no choice."""
     lent: int = 0
     """The degrees of freedom that other arms lend to the spread over seeds."""
+    is_noisy: bool = False
+    """Whether its arms vary more between seeds than those that lend (`are_noisier`)."""
     has_one_seed: bool = False
     """Whether some score has a single fine-tuning seed for all its pretrainings."""
     by_seed: tuple[float, ...] = ()
@@ -99,11 +105,12 @@ class Contrast:
         return judge_difference(self.estimate, self.against().p_value)
 
     def tell_seeds(self, bound: float = 0.0) -> str:
-        """Write in how many seeds the sum lies above a bound: `, positive in 11 of 12 seeds`; empty unless seeds are
-        paired."""
+        """Write in how many seeds the sum lies above a bound, and whether its arms are noisier than those that lend to
+        the test: `, positive in 11 of 12 seeds`; empty unless seeds are paired."""
         num_above = sum(value > bound + ROUNDING * self.size for value in self.by_seed)
         above = "above the bound" if bound else "positive"
-        return f", {above} in {num_above} of {self.num} seeds" if len(self.by_seed) > 1 else ""
+        noisy = f" ({NOISY})" if self.is_noisy else ""
+        return f", {above} in {num_above} of {self.num} seeds{noisy}" if len(self.by_seed) > 1 else ""
 
     def over_examples(self) -> Interval:
         """Test the difference between these runs over test examples alone, without the noise of seeds."""
@@ -127,6 +134,7 @@ def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
     groups = group_by_seeds(terms)
     choice_variance, choice_degrees = of_choices(terms)
     variances, num, estimate = over_seeds(terms, groups, lends=not choice_variance)
+    lent = min(degrees for _, degrees in variances) - (num - 1)
     seed_variance, degrees = add_variances(variances)
     example_variance, shared, num_examples, example_degrees = 0.0, 0.0, 0, math.nan
     if groups is not None and (of_examples := over_test_sets(groups)):
@@ -149,7 +157,8 @@ def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
         example_variance=example_variance,
         choice_variance=choice_variance,
         choice_degrees=choice_degrees,
-        lent=min(degrees for _, degrees in variances) - (num - 1),
+        lent=lent,
+        is_noisy=lent > 0 and bool(paired) and are_noisier(paired),
         has_one_seed=have_one_seed(score for _, score in terms),
         by_seed=tuple(np.sum([weight * score.repeated for weight, score in paired], axis=0).tolist() if paired else ()),
         unit=terms[0][1].unit,
@@ -189,7 +198,7 @@ FEW_DEGREES = 4
 """The fewest degrees of freedom with which a spread over seeds stands alone. With fewer it borrows from other arms, and
 `mix_degrees` follows another rule."""
 
-LENT_DEGREES, LENT_FACTOR = 3, 2
+LENT_DEGREES, LENT_FACTOR = 3, 1.5
 """The most degrees of freedom that the arms of a study lend to a difference, and the factor on their mean variance. In
 simulations the test calls fewer than 6 % of equal arms different, even if one arm's seeds are twice as noisy."""
 
@@ -197,6 +206,35 @@ simulations the test calls fewer than 6 % of equal arms different, even if one a
 def count_lent(degrees: int, num_arms: int) -> int:
     """Return the degrees of freedom that `num_arms` arms lend to a difference with `degrees` of its own."""
     return max(min(LENT_DEGREES, (num_arms - 2) * degrees), 0) if degrees < FEW_DEGREES else 0
+
+
+class Cohort(NamedTuple):
+    """The arms of a sum beside all arms with the same seeds."""
+
+    factors_A: np.ndarray
+    """The factor of each arm of the sum."""
+    rows_NR: np.ndarray
+    """The scores of all arms, weighted over datasets as in the sum."""
+    indices_A: list[int]
+    """The rows of the sum's arms."""
+
+
+def weigh_cohort(group: Terms) -> Cohort | None:
+    """Return the cohort of a group's sum; None for a sum that cannot borrow (`moderate`)."""
+    cohorts = {score.dataset: score.cohort for _, score in group}
+    names = sorted(set.intersection(*map(set, cohorts.values())))
+    arms, datasets = list(dict.fromkeys(score.arm.name for _, score in group)), list(cohorts)
+    if not set(arms) <= set(names):
+        return None
+    weights_AD = np.zeros((len(arms), len(datasets)))
+    for weight, score in group:
+        weights_AD[arms.index(score.arm.name), datasets.index(score.dataset)] += weight
+    pattern_D = weights_AD[np.abs(weights_AD).sum(axis=1).argmax()]
+    factors_A = weights_AD @ pattern_D / max(pattern_D @ pattern_D, ROUNDING)
+    if not np.allclose(weights_AD, np.outer(factors_A, pattern_D)) or abs(factors_A.sum()) >= 1e-9:
+        return None
+    rows_NR = np.tensordot(pattern_D, [[cohort[name] for name in names] for cohort in cohorts.values()], axes=1)
+    return Cohort(factors_A, rows_NR, [names.index(arm) for arm in arms])
 
 
 def moderate(own: float, degrees: int, group: Terms) -> tuple[float, int]:
@@ -210,31 +248,30 @@ def moderate(own: float, degrees: int, group: Terms) -> tuple[float, int]:
     and of averages: then a seed's effects on all arms cancel. Any other sum keeps its own variance, and so does a sum
     with an arm that a cohort leaves out.
     """
-    cohorts = {score.dataset: score.cohort for _, score in group}
-    names = set.intersection(*map(set, cohorts.values()))
-    arms, datasets = list(dict.fromkeys(score.arm.name for _, score in group)), list(cohorts)
-    lent = count_lent(degrees, len(names)) if names.issuperset(arms) else 0
-    if not (lent and own > 0):
+    cohort = weigh_cohort(group) if degrees < FEW_DEGREES and own > 0 else None
+    lent = count_lent(degrees, len(cohort.rows_NR)) if cohort else 0
+    if not (cohort and lent):
         return own, 0
-    weights_AD = np.zeros((len(group), len(cohorts)))
-    for weight, score in group:
-        weights_AD[arms.index(score.arm.name), datasets.index(score.dataset)] += weight
-    pattern_D = weights_AD[np.abs(weights_AD).sum(axis=1).argmax()]
-    factors_A = weights_AD @ pattern_D / max(pattern_D @ pattern_D, ROUNDING)
-    is_alike = np.allclose(weights_AD, np.outer(factors_A, pattern_D)) and abs(factors_A.sum()) < 1e-9
-    if not is_alike:
-        return own, 0
-    rows_NR = np.tensordot(pattern_D, [[cohort[name] for name in sorted(names)] for cohort in cohorts.values()], axes=1)
-    prior = float(factors_A @ factors_A) / 2 * max(interaction(rows_NR) * 2, *apart(rows_NR, sorted(names), arms))
+    factors_A, rows_NR, indices_A = cohort
+    gaps = [np.delete(rows_NR - rows_NR[index], index, axis=0) for index in indices_A]
+    apart = [float(gap_NR.var(axis=1, ddof=1).mean()) for gap_NR in gaps]
+    prior = float(factors_A @ factors_A) / 2 * max(interaction(rows_NR) * 2, *apart)
     drawn = (degrees * own + lent * LENT_FACTOR * prior) / (degrees + lent)
     return max(own, drawn), lent
 
 
-def apart(rows_NR: np.ndarray, names: Sequence[str], arms: Sequence[str]) -> list[float]:
-    """Return, for each of `arms`, the mean variance over repetitions of its differences from the other arms; `rows_NR`
-    has a row of scores for each of `names`."""
-    gaps = [np.delete(rows_NR - rows_NR[names.index(arm)], names.index(arm), axis=0) for arm in arms]
-    return [float(gap_NR.var(axis=1, ddof=1).mean()) for gap_NR in gaps]
+def are_noisier(group: Terms) -> bool:
+    """Tell whether the arms of a group's sum vary more over repetitions than the other arms with the same seeds, by an
+    F test. Then the variance that those lend is too small."""
+    cohort = weigh_cohort(group)
+    others_NR = np.delete(cohort.rows_NR, cohort.indices_A, axis=0) if cohort else np.zeros((0, 0))
+    num_others, spread = len(others_NR), interaction(others_NR)
+    if not (cohort and spread):
+        return False
+    off_AR = cohort.rows_NR[cohort.indices_A] - others_NR.mean(axis=0)
+    ratio = off_AR.var(axis=1, ddof=1).mean() / (spread * (1 + 1 / num_others))
+    degrees = off_AR.shape[1] - 1
+    return is_significant(float(special.fdtrc(len(off_AR) * degrees, (num_others - 1) * degrees, ratio)))
 
 
 SpreadTerm = tuple[float, float]
@@ -297,6 +334,12 @@ def over_test_sets(groups: list[Terms]) -> tuple[list[tuple[float, int]], float]
     return variances, shared
 
 
+SHARED_CHOICE, FEW_RATES = 0.5, 3
+"""The share of the variance of a choice that counts where single fine-tuning seeds of several pretrainings choose among
+this many rates, or fewer, for each other: the spread over pretrainings contains the rest. With more rates the seeds
+share more luck, and the whole variance counts."""
+
+
 def of_choices(terms: Terms) -> tuple[float, float]:
     """Return the variance of the sum that comes from choosing rates by validation examples and seeds, and its least
     degrees of freedom. Each score counts as if it had its own validation examples.
@@ -308,7 +351,12 @@ def of_choices(terms: Terms) -> tuple[float, float]:
     for weight, score in terms:
         weights[id(score)] = weights.get(id(score), 0.0) + weight
     choices = {id(score): score.choice for _, score in terms if score.num_pretrainings == 1 or score.choice}
-    variances = {key: choice.draw_noise().variance for key, choice in choices.items() if choice}
+    shared = {id(score) for _, score in terms if score.num_pretrainings > 1}
+    variances = {}
+    for key, choice in choices.items():
+        if choice:
+            counted = SHARED_CHOICE if key in shared and choice.num_rates <= FEW_RATES else 1.0
+            variances[key] = counted * choice.draw_noise().variance
     if len(variances) < len(choices) or any(map(math.isnan, variances.values())):
         return 0.0, math.nan
     degrees = [choice.degrees for choice in choices.values() if choice and choice.num_examples]
