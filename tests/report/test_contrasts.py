@@ -388,7 +388,7 @@ def test_arms_that_are_noisier_than_their_lenders_are_named() -> None:
     rng, num_named = np.random.default_rng(11), {1.0: 0, 6.0: 0}
     for times, _ in itertools.product(num_named, range(200)):
         scores_AR = 0.7 + 0.01 * rng.normal(0, [[times], [times], [1], [1], [1], [1]], (6, 3))
-        first, second, *others = (cells[0] for cells in in_a_study(scores_AR[..., None]))
+        first, second, *_ = (cells[0] for cells in in_a_study(scores_AR[..., None]))
         seen = difference(first, second)
         num_named[times] += seen.is_noisy
         assert ("noisier than the others" in seen.tell_seeds()) == seen.is_noisy

@@ -18,7 +18,7 @@ import numpy as np
 
 from biphase.report.contrasts import Contrast, Noise, tell_carriers, what_decides
 from biphase.report.formats import show_count, show_difference, show_list, show_noise, show_points, tell_p_value
-from biphase.report.statistics import SIGNIFICANCE, Interval, holm, holm_level, is_significant
+from biphase.report.statistics import SIGNIFICANCE, Interval, holm, holm_level, is_significant, spend_error
 from biphase.report.verdicts import LOOKS_OF_VERDICTS, ClaimVerdict, combine
 
 ON_PAR = 0.01
@@ -141,7 +141,8 @@ class Finding:
     rule: str
     claims: tuple[Claim, ...]
     scope: str = ""
-    """The scope of the verdict, if the statement is more general: `at size 1m`."""
+    """The scope of the verdict, if the statement is more general, `at size 1m`, or if it was looked at otherwise than
+    planned: `planned 3 seeds, tested at 7 after 4 looks`."""
 
     @property
     def verdict(self) -> ClaimVerdict:
@@ -196,8 +197,14 @@ Verdicts = tuple[tuple[Finding, ...], str, str]
 """The findings of a report, the answer to its question in a sentence or two, and a note on the tests."""
 
 
-def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return the findings with all verdicts.
+Looks = tuple[Sequence[int], int]
+"""The numbers of seeds at the looks that share the level of their tests, and the most that a look may have."""
+
+NO_LOOKS: Looks = (), 0
+
+
+def judge_claims(findings: Sequence[Finding], looks: Looks = NO_LOOKS) -> tuple[Finding, ...]:
+    """Return the findings with all verdicts, at the last of `looks`.
 
     All inequalities of a finding must hold. So the p-value of an inequality above its bound is corrected only for the
     other findings (Holm). A single inequality below its bound contradicts the finding, so its p-value is also corrected
@@ -213,7 +220,9 @@ def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
         other_p_values = p_values[:index] + p_values[index + 1 :]
         claims = []
         for claim in finding.claims:
-            decided = [decide(inequality, other_p_values, finding.num_tests or 1) for inequality in claim.inequalities]
+            decided = [
+                decide(inequality, other_p_values, finding.num_tests or 1, looks) for inequality in claim.inequalities
+            ]
             claims.append(replace(claim, inequalities=tuple(decided)))
         with_verdicts.append(replace(finding, claims=tuple(claims)))
     return tuple(with_verdicts)
@@ -243,14 +252,16 @@ def count_tested(findings: Iterable[Finding]) -> int:
     return sum(finding.num_tests > 0 for finding in findings)
 
 
-def decide(inequality: Inequality, other_p_values: Sequence[float], num_tests: int) -> Inequality:
+def decide(inequality: Inequality, other_p_values: Sequence[float], num_tests: int, looks: Looks) -> Inequality:
     """Return the inequality with its verdict, and with its needs if it is undecided. Correct its p-values for those of
-    the other findings and for `num_tests`, the number of tests in its own finding."""
+    the other findings, for `num_tests`, the number of tests in its own finding, and for `looks`."""
     holds, fails = inequality.sides
+    times = SIGNIFICANCE / spend_error(*looks)
     num_asked = inequality.num_asked if inequality.margin > 0 else num_tests
-    level = holm_level(inequality.p_value / inequality.num_asked * num_asked, other_p_values) / num_asked
-    holds = float(holm([holds, *other_p_values])[0])
-    fails = float(holm([fails * num_tests, *other_p_values])[0])
+    scaled = [times * p_value for p_value in other_p_values]
+    level = holm_level(times * inequality.p_value / inequality.num_asked * num_asked, scaled) / (num_asked * times)
+    holds = min(times * float(holm([holds, *other_p_values])[0]), 1.0)
+    fails = min(times * float(holm([fails * num_tests, *other_p_values])[0]), 1.0)
     verdict: ClaimVerdict = "undecided"
     if is_significant(holds):
         verdict = "supported"
@@ -261,7 +272,7 @@ def decide(inequality: Inequality, other_p_values: Sequence[float], num_tests: i
     needs = list(dict.fromkeys((*lacks_above, *lacks_below)))
     if verdict == "undecided":  # at the strictest level of Holm's correction
         num_findings = 1 + sum(not math.isnan(p_value) for p_value in other_p_values)
-        strictest = SIGNIFICANCE / (num_findings * num_asked) * (2 if inequality.is_equivalence else 1)
+        strictest = SIGNIFICANCE / (num_findings * num_asked * times) * (2 if inequality.is_equivalence else 1)
         needs.append(what_decides(inequality.contrast, inequality.bound, strictest))
     return replace(
         inequality,
@@ -297,7 +308,8 @@ def tell_finding(finding: Finding) -> str:
     """Write a finding's verdict, the difference that is least above its bound, and the tasks that show it: `Supported
     for these checkpoints: CLM then MLM beats MLM alone: +8.69 points [+4.72, +12.66], positive in 5 of 5 seeds,
     p = 0.004.`"""
-    told = f"{tell_verdict(finding.verdict, finding.inequalities).capitalize()}: {finding.statement}"
+    scope = f" ({finding.scope})" if finding.scope else ""
+    told = f"{tell_verdict(finding.verdict, finding.inequalities).capitalize()}{scope}: {finding.statement}"
     measured = [inequality for inequality in finding.inequalities if not math.isnan(inequality.estimate)]
     if not measured:
         return f"{told}."

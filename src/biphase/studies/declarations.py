@@ -1,13 +1,15 @@
-"""The declaration of a study before it runs: the words of its hypotheses, their hash, and the time.
+"""The declaration of a study before it runs: the words of its hypotheses, their hash, the time, and the number of
+pretraining seeds; and the looks that reports took at them.
 
 OUT/hypotheses.json
 
-The file has an entry for each change. It is plain text with its own hash, which reveals damage and accidents, but the
-owner of the folder can replace it. To prove a declaration to others, publish it elsewhere before training.
+The file has an entry for each change, and one for each number of seeds that a report looked at. It is plain text with
+its own hash, which reveals damage and accidents, but the owner of the folder can replace it. To prove a declaration to
+others, publish it elsewhere before training.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +19,7 @@ from pydantic_core import to_jsonable_python
 
 from biphase.config import Count
 from biphase.files import content_hash, read_hashed, write_hashed
+from biphase.report.claims import NO_LOOKS, Looks
 from biphase.report.formats import show_count
 from biphase.report.grammar import AskedInequality
 from biphase.report.results import MEAN_OF_FAMILIES
@@ -61,6 +64,10 @@ class Declaration:
     """The number of runs in the folder that had begun, for any plan."""
     scores: Count
     """The number of scores in the folder, for any plan."""
+    seeds: Count = 0
+    """The number of pretraining seeds that it plans; 0 if an earlier version of biphase recorded it."""
+    up_to: Count = 0
+    """The number of pretraining seeds that looks may add up to; 0 for a fixed number."""
 
     @property
     def words(self) -> str:
@@ -71,12 +78,35 @@ class Declaration:
         return f"declared {self.when}, with {counted}"
 
 
-def read_declared(folder: Path) -> tuple[Declaration, ...]:
-    """Read the declarations in a study's folder, oldest first. Raises `InputError` for a changed file."""
+@dataclass(frozen=True)
+class Look:
+    """The first report on hypotheses at a number of complete pretraining seeds."""
+
+    hash: str
+    seeds: Count
+    when: str
+
+
+@dataclass(frozen=True)
+class DeclarationRecord:
+    """The contents of `hypotheses.json`, oldest first."""
+
+    declarations: tuple[Declaration, ...] = ()
+    looks: tuple[Look, ...] = ()
+
+    def write(self, folder: Path) -> None:
+        tree = to_jsonable_python(self)
+        write_hashed(folder / DECLARED, {key: entries for key, entries in tree.items() if entries})
+
+
+def read_declared(folder: Path) -> DeclarationRecord:
+    """Read the declarations and looks in a study's folder. Raises `InputError` for a changed file."""
     path = folder / DECLARED
-    if not path.exists():
-        return ()
-    return read_hashed(path, dict[str, tuple[Declaration, ...]], REMEDY).get("declarations", ())
+    return read_hashed(path, DeclarationRecord, REMEDY) if path.exists() else DeclarationRecord()
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def list_words(hypotheses: Iterable[Hypothesis]) -> dict[str, str]:
@@ -87,20 +117,43 @@ def list_words(hypotheses: Iterable[Hypothesis]) -> dict[str, str]:
 def declare(plan: Plan, folder: Path) -> None:
     """Record a study's hypotheses and the numbers of runs and scores in its folder, unless the last entry has the same
     hash."""
-    declared, digest = read_declared(folder), hash_hypotheses(plan)
-    if declared and declared[-1].hash == digest:
+    record, digest = read_declared(folder), hash_hypotheses(plan)
+    if record.declarations and record.declarations[-1].hash == digest:
         return
     runs = len([*folder.glob("runs/*/config.yaml")])
     scores = len([path for path in folder.glob("scores/*/*/score.json") if not path.parent.name.startswith(".")])
-    when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    entry = Declaration(digest, when, plan.study.hypotheses, runs, scores)
-    write_hashed(folder / DECLARED, to_jsonable_python({"declarations": (*declared, entry)}))
+    up_to = plan.study.pretraining_seeds.up_to or 0
+    entry = Declaration(digest, now(), plan.study.hypotheses, runs, scores, plan.num_seeds, up_to)
+    replace(record, declarations=(*record.declarations, entry)).write(folder)
+
+
+def look(plan: Plan, folder: Path, num_seeds: int) -> tuple[Looks, str]:
+    """Record that a report looks at the declared hypotheses at this number of complete pretraining seeds, once for each
+    number.
+
+    Return the looks that share the level of the tests with this one , which are none unless the declaration has
+    `up_to`; and words on the looks, "" if the study was looked at as planned.
+    """
+    record, digest = read_declared(folder), hash_hypotheses(plan)
+    declared = next((entry for entry in record.declarations if entry.hash == digest), None)
+    if declared is None or not num_seeds:
+        return NO_LOOKS, ""
+    before = {entry.seeds for entry in record.looks if entry.hash == digest}
+    if num_seeds not in before:
+        replace(record, looks=(*record.looks, Look(digest, num_seeds, now()))).write(folder)
+    looks = sorted({seeds for seeds in before if seeds < num_seeds} | {num_seeds})
+    if not declared.up_to and len(looks) == 1 and num_seeds == (declared.seeds or num_seeds):
+        return NO_LOOKS, ""
+    planned = f"planned {declared.seeds or '?'}" + f" to {declared.up_to}" * bool(declared.up_to)
+    after = f"after {len(looks) - 1} look{'s' * (len(looks) > 2)}" if len(looks) > 1 else "at the first look"
+    words = f"{planned} seeds, tested at {num_seeds} {after}"
+    return (looks, max(declared.up_to, num_seeds)) if declared.up_to else NO_LOOKS, words
 
 
 def tell_declaration(plan: Plan, folder: Path) -> tuple[str, list[str]]:
     """Return the hash of the hypotheses, and sentences about when they were declared and which hypotheses they
     replaced."""
-    current, declared = hash_hypotheses(plan), read_declared(folder)
+    current, declared = hash_hypotheses(plan), read_declared(folder).declarations
     own = [entry for entry in declared if entry.hash == current]
     replaced = {entry.hash: entry for entry in reversed(declared) if entry.hash != current}
     changes = sum(one != other for one, other in pairwise([*(entry.hash for entry in declared), current]))

@@ -175,12 +175,22 @@ class PretrainingSeeds(config.Strict):
     count: Annotated[config.PositiveCount, Field(le=config.MOST_REPEATS)] = 1
     order: bool = True
     """Whether each seed has its own order of the data. With `false`, results hold only for the one order."""
+    up_to: Annotated[config.PositiveCount, Field(le=config.MOST_REPEATS)] | None = None
+    """The number of seeds up to which `count` may grow after reports. The tests of all reports share the 5 %."""
+
+    @model_validator(mode="after")
+    def count_fits(self) -> "PretrainingSeeds":
+        if self.up_to is not None and not 1 < self.count <= self.up_to:
+            raise ValueError(
+                f"up_to is {self.up_to}: it needs a count from 2 to {self.up_to}, and here it is {self.count}"
+            )
+        return self
 
 
 SeededTraining = Annotated[
     PretrainingSeeds, BeforeValidator(lambda value: {"count": value} if isinstance(value, int) else value)
 ]
-"""`3`, or `{count: 3, order: false}`."""
+"""`3`, `{count: 3, order: false}`, or `{count: 3, up_to: 8}`."""
 
 
 class StartingModel(config.Strict):
