@@ -34,9 +34,9 @@ from biphase.finetuning.choosing import (
 )
 from biphase.finetuning.scores import ExampleTable, KeptExamples
 from biphase.report import contrasts
-from biphase.report.contrasts import Contrast, difference
+from biphase.report.contrasts import USUAL_NOISE, Contrast, Design, difference
 from biphase.report.results import ReportArm, Result, with_cohorts
-from biphase.report.statistics import is_significant
+from biphase.report.statistics import SIGNIFICANCE, is_significant
 
 MIXES = ((0.5, 0.2), (0.5, 0.5), (0.3, 0.5), (0.0, 0.5))
 """Share of examples on which the errors of two models are independent; noise of fine-tuning seeds in points."""
@@ -332,22 +332,65 @@ def list_sharper_worlds() -> Iterator[World]:
         yield replace(alike, gap=4.0)
 
 
+def list_designs() -> Iterator[Design]:
+    """Plans of studies, whose smallest difference is promised to be found in 80 %."""
+    small, large = USUAL_NOISE["networks of 1M on small tasks"], USUAL_NOISE["networks of 210M and more"]
+    factorial = Design(6, 1, 3, 1_000, 0.21, small, num_arms=5)
+    for level in (SIGNIFICANCE, SIGNIFICANCE / 6):
+        yield replace(factorial, level=level)
+        yield replace(factorial, num_rates=1, num_seeds=3, level=level)
+        yield replace(factorial, num_pretrainings=4, level=level)
+        yield replace(factorial, num_pretrainings=3, num_rates=1, num_seeds=3, level=level)
+    yield replace(factorial, num_rates=6)
+    yield replace(factorial, num_pretrainings=3, num_rates=1)
+    yield replace(factorial, num_pretrainings=1, num_rates=1, num_seeds=5)
+    yield replace(factorial, num_pretrainings=1, num_rates=3, num_seeds=5)
+    yield replace(factorial, num_pretrainings=3, num_rates=3, num_seeds=3)
+    yield replace(factorial, num_pretrainings=3, num_rates=1, num_seeds=3, noise=large, num_examples=5_000)
+    yield replace(factorial, num_pretrainings=3, num_rates=1, num_seeds=3, example_variance=0.009)
+
+
+def share_found(design: Design, trials: int, seed: int = 0) -> float:
+    """In how many of so many studies with the noise of a plan the test finds the plan's smallest difference."""
+    of_pretraining, of_finetuning = (100 * noise for noise in design.noise)
+    world = World(
+        num_examples=design.num_examples,
+        independent=design.example_variance / (2 * ACCURACY * (1 - ACCURACY)),
+        seed_noise=of_finetuning,
+        num_seeds=design.num_seeds,
+        num_pretrainings=design.num_pretrainings,
+        level_noise=of_pretraining if design.num_pretrainings > 1 else 0.0,
+        gap=100 * design.smallest_difference,
+        num_arms=2 if design.num_rates > 1 else design.num_arms,
+        num_validation=1_000 if design.num_rates > 1 else 0,
+        rates=(0.0,) * design.num_rates,
+    )
+    rng = np.random.default_rng(seed)
+    tested = (difference(*draw_models(world, rng)).against().p_value for _ in range(trials))
+    return sum(p_value < design.level for p_value in tested) / trials
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=2000)
     parser.add_argument(
         "--worlds",
-        choices=("all", "odd", "tuned", "studies", "sharper"),
+        choices=("all", "odd", "tuned", "studies", "sharper", "plans"),
         default="all",
         help="odd: unequal seeds and chosen rates; studies: of six models; sharper: loud models, trunks, single seeds "
-        "that choose for each other",
+        "that choose for each other; plans: what `study plan` promises",
     )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     rows = []
     kinds = {"usual": list_worlds, "odd": list_odd_worlds, "tuned": list_tuned_worlds, "studies": list_studies}
     kinds["sharper"] = list_sharper_worlds
-    wanted = {"all": [*kinds], "odd": ["odd", "tuned"]}.get(arguments.worlds, [arguments.worlds])
+    wanted = {"all": [*kinds], "odd": ["odd", "tuned"], "plans": []}.get(arguments.worlds, [arguments.worlds])
+    for design in list_designs() if arguments.worlds in ("all", "plans") else ():
+        trials = arguments.trials // 2
+        found = share_found(design, trials)
+        rows.append(asdict(design) | {"trials": trials, "promised": design.smallest_difference, "found": found})
+        print(json.dumps(rows[-1]), flush=True)
     for world in itertools.chain(*(kinds[kind]() for kind in wanted)):
         trials = arguments.trials // (5 if world.gap else 1)
         rows.append(asdict(world) | {"trials": trials} | share_called_different(world, trials))

@@ -1,5 +1,6 @@
 """How far a task tells models apart, where the answer is known, and what would decide a difference."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,11 @@ from scipy import stats
 from biphase.finetuning.scores import ExampleTable, KeptExamples
 from biphase.report.contrasts import (
     Contrast,
+    Design,
     difference,
     is_enough,
     measure_signal,
     mix_degrees,
-    smallest_difference,
     what_decides,
 )
 from biphase.report.results import ReportArm, Result, ResultSet
@@ -49,13 +50,24 @@ def test_the_smallest_difference_that_a_plan_finds() -> None:
     """In simulations with noise of 0.5 points each, 4 points on 1,000 examples are found in 82 % of cases with one
     pretraining and three seeds, in 86 % with three pretrainings, in 30 % with two; 2 points on 5,000 in 94 % with one
     pretraining and five seeds."""
-    noise = (0.005, 0.005)
-    one, two, three = (smallest_difference(num, 3, 1000, noise) for num in (1, 2, 3))
+    usual = Design(1, 3, 1, 1000, 0.21, (0.005, 0.005))
+    one, two, three = (replace(usual, num_pretrainings=num).smallest_difference for num in (1, 2, 3))
     assert 0.035 < one < 0.048 and 0.035 < three < 0.048 < 0.06 < two
-    assert 0.013 < smallest_difference(1, 5, 5000, noise) < 0.025
-    assert smallest_difference(1, 1, 1000, noise) == np.inf
-    few, many = (smallest_difference(3, 1, 1000, noise, num_arms=arms) for arms in (2, 6))
-    assert many < 0.92 * few and smallest_difference(3, 1, 1000, noise, num_arms=1) == few
+    assert 0.013 < replace(usual, num_seeds=5, num_examples=5000).smallest_difference < 0.025
+    alone = replace(usual, num_seeds=1)
+    assert alone.smallest_difference == np.inf and alone.find_power(0.5) == 0
+    few, many = (replace(alone, num_pretrainings=3, num_arms=arms).smallest_difference for arms in (2, 6))
+    assert many < 0.92 * few
+    assert replace(alone, num_pretrainings=3, num_arms=1).smallest_difference == few
+    # Seeds that choose rates cost power, more rates more of it; so does a correction; steady examples do not.
+    small = replace(alone, num_pretrainings=6, noise=(0.012, 0.018))
+    found = [replace(small, num_rates=num).find_power(0.04) for num in (4, 3, 2, 1)]
+    assert found == sorted({*found}) and found[-1] > found[0] + 0.1
+    assert (
+        replace(usual, level=0.01).smallest_difference
+        > one
+        > replace(usual, example_variance=0.009).smallest_difference
+    )
 
 
 def test_two_models_are_told_apart_by_the_paired_test() -> None:

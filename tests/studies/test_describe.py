@@ -1,6 +1,7 @@
 """What people and programs read of a plan: complete, well-formed, the same every time."""
 
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from biphase.config import BUNDLED, parse_config
 from biphase.errors import InputError
 from biphase.report.formats import format_bytes
 from biphase.studies.cost import estimate, study_machine
-from biphase.studies.describe import describe_plan, draw_plan, order_lanes, plan_json, plot_runs
+from biphase.studies.describe import describe_plan, describe_power, draw_plan, order_lanes, plan_json, plot_runs
 from biphase.studies.plan import Plan, plan_study
 from biphase.studies.spec import Study, load_study
 
@@ -27,7 +28,7 @@ def plan(request: pytest.FixtureRequest) -> Plan:
 
 def told(plan: Plan) -> str:
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(describe_plan(plan, estimate(plan, study_machine(plan.study))))
+    console.print(describe_plan(plan, estimate(plan, study_machine(plan.study)), {}))
     return console.export_text()
 
 
@@ -37,9 +38,37 @@ def test_what_a_small_study_has_none_of_is_not_told() -> None:
         "\n2 final models, and 1 from random weights\n",
         "\n2 runs: 1,200 steps\n",
         "\n30 fine-tunings: 3 models × 2 tasks × 1 rate × 5 seeds\n",
-        "\ncan detect differences of about 3.9 points on genre (1,200 examples) and 3.4 points on uner_en_ewt",
+        "\ncan detect differences of about 4.3 points on genre (1,200 examples) and 3.7 points on uner_en_ewt",
     ):
         assert fact in text, fact
+    assert "(80% power, corrected for 2 hypotheses)" in " ".join(text.split())
+
+
+def test_seeds_in_place_of_rates_are_proposed() -> None:
+    """Three rates and one seed against one rate and three seeds, which are as many fine-tunings."""
+    changes = ["pretraining_seeds=6", "hypotheses=[]", "evaluation.seeds=1"]
+    rates = [*changes, "evaluation.learning_rates=[1e-3,2e-3,4e-3]"]
+    tried = " ".join(told(plan_study(load_study(STUDIES / "demo.yaml", rates))).split())
+    assert "(80% power) if" in tried and "corrected for" not in tried
+    found = r"and 3 fine-tuning seeds, as many fine-tunings find ([\d.]+) points on genre \(1,200 examples\) in "
+    *_, proposed = re.findall(rf"{found}8\d% instead of (\d+)%", tried)
+    alone = " ".join(told(plan_study(load_study(STUDIES / "demo.yaml", [*changes[:2], "evaluation.seeds=3"]))).split())
+    assert f"{proposed[0]} points on genre" in alone and int(proposed[1]) < 70 and "tuned before" not in alone
+
+
+def test_the_levels_of_looks_are_told() -> None:
+    text = told(plan_study(load_study(STUDIES / "demo.yaml", ["pretraining_seeds={count: 3, up_to: 5}"])))
+    assert "share the 5 %: p below 0.035 at 3, 0.021 at 4 and 0.019 at 5" in " ".join(text.split())
+
+
+def test_the_plan_takes_the_noise_of_examples_from_finished_scores() -> None:
+    plan = plan_study(load_study(STUDIES / "demo.yaml"))
+    assert plan.study.evaluation is not None
+    (guessed, _), (measured, _) = (
+        describe_power(plan, plan.study.evaluation, known) for known in ({}, {"genre": 0.01, "uner_en_ewt": 0.21})
+    )
+    points = [float(re.findall(r"about ([\d.]+) points on genre", line)[0]) for line in (guessed, measured)]
+    assert points[1] < 0.7 * points[0] and "genre (1,200 examples, variance measured)" in measured
 
 
 def test_two_pretraining_seeds_are_warned_of() -> None:

@@ -95,6 +95,13 @@ class OpenStudy:
 
         return estimate(self.planned, study_machine(self.planned.study, device, efficiency))
 
+    def measure_examples(self) -> dict[str, float]:
+        """Return, for each task with finished scores, the variance of the difference between two models on one example,
+        from which `plan` forecasts power."""
+        from biphase.studies.report import measure_example_variances
+
+        return measure_example_variances(self.planned, self.folder) if self.folder.exists() else {}
+
     def plan(self, device: str | None = None, efficiency: float | None = None) -> "pandas.DataFrame":
         """Return the size and cost of the study: a row for each group of arms, and one for evaluation. Print the
         differences that it can detect.
@@ -108,7 +115,7 @@ class OpenStudy:
         from biphase.studies.describe import describe_power
 
         if (evaluation := self.planned.study.evaluation) is not None:
-            for line in describe_power(self.planned, evaluation):
+            for line in describe_power(self.planned, evaluation, self.measure_examples()):
                 console.err.print(line)
         return pandas.DataFrame(self.estimate(device, efficiency).groups)
 

@@ -462,7 +462,9 @@ def study_plan(
         draw_plan(study.planned, picture)
         console.err.print(str(picture))
     estimate = study.estimate(**options)
-    return to_json(plan_json(study.planned, estimate)) if form == "json" else describe_plan(study.planned, estimate)
+    if form == "json":
+        return to_json(plan_json(study.planned, estimate))
+    return describe_plan(study.planned, estimate, study.measure_examples())
 
 
 @like(studies.study, arguments="file changes", shows=show.print_facts)

@@ -552,6 +552,14 @@ def what_decides(pair: Contrast, bound: float, level: float) -> str:
 
 def is_enough(pair: Contrast, bound: float, level: float, times_seeds: float, times_examples: float) -> bool:
     """Tell whether these multiples of seeds and test examples would decide the contrast with probability `POWER`."""
+    return find_power(pair, bound, level, times_seeds, times_examples) >= POWER
+
+
+def find_power(
+    pair: Contrast, bound: float, level: float, times_seeds: float = 1.0, times_examples: float = 1.0
+) -> float:
+    """Return the probability that these multiples of seeds and test examples would decide the contrast at this level if
+    its estimate is the true difference."""
     of_examples = pair.example_variance / times_examples
     of_choice = pair.choice_variance  # neither more seeds nor more test examples change it
     of_seeds = max(pair.error**2 - pair.example_variance - of_choice, 0.0) / times_seeds
@@ -563,8 +571,8 @@ def is_enough(pair: Contrast, bound: float, level: float, times_seeds: float, ti
     else:
         degrees = pair.degrees * max((num - 1) / (pair.num - 1 + pair.lent), 1.0)
     error = math.sqrt(of_seeds + of_examples + of_choice)
-    needed = special.stdtrit(degrees, 1 - level / 2) + special.stdtrit(degrees, POWER)
-    return bool(abs(pair.estimate - bound) / error >= needed)
+    reached = abs(pair.estimate - bound) / error - special.stdtrit(degrees, 1 - level / 2)
+    return float(special.stdtr(degrees, reached))
 
 
 USUAL_NOISE = {"networks of 210M and more": (0.005, 0.005), "networks of 1M on small tasks": (0.012, 0.018)}
@@ -572,32 +580,54 @@ USUAL_NOISE = {"networks of 210M and more": (0.005, 0.005), "networks of 1M on s
 networks are the median of the paper's 600 scores over fine-tuning seeds, assumed for pretraining too; those of small
 networks are measured with our own."""
 
-EXAMPLE_VARIANCE = 0.21
-"""The variance of the difference between two models on one example, if both are right on 70 % of the examples and
-their errors have correlation 0.5."""
 
+@dataclass(frozen=True)
+class Design:
+    """What decides the power of a comparison of two arms of a study."""
 
-def smallest_difference(
-    num_pretrainings: int, num_seeds: int, num_examples: int, noise: tuple[float, float], num_arms: int = 2
-) -> float:
-    """Return the smallest difference between two of `num_arms` models that a test finds with probability `POWER`;
-    infinite with a single seed. `num_seeds` are the fine-tuning seeds of each pretraining.
+    num_pretrainings: int
+    num_seeds: int
+    """The number of fine-tuning seeds of each pretraining."""
+    num_rates: int
+    num_examples: int
+    """The number of test examples."""
+    example_variance: float
+    """The variance of the difference between two models on one example."""
+    noise: tuple[float, float]
+    """As in `USUAL_NOISE`."""
+    num_arms: int = 2
+    level: float = SIGNIFICANCE
 
-    With one pretraining the test compares two checkpoints, so the noise of pretraining is no part of the error.
-    """
-    several = num_pretrainings > 1
-    num = num_pretrainings if several else num_seeds
-    if num < 2:
-        return math.inf
-    of_pretraining, of_finetuning = noise
-    of_seeds = 2 * (several * of_pretraining**2 + of_finetuning**2 / num_seeds) / num_pretrainings
-    lent = count_lent(num - 1, num_arms)
-    of_seeds *= (num - 1 + lent * find_lent_factor(num - 1)) / (num - 1 + lent)
-    of_examples = EXAMPLE_VARIANCE / num_examples
-    error = math.sqrt(of_seeds + of_examples)
-    counts = num, num_pretrainings, num_examples
-    planned = Contrast(0.0, error, num - 1, 1.0, "paired t", *counts, of_examples, lent=lent)
-    for tenths in range(1, 1000):  # of a point
-        if is_enough(replace(planned, estimate=tenths / 1000), 0.0, SIGNIFICANCE, 1, 1):
-            return tenths / 1000
-    return math.inf
+    def measure(self, estimate: float) -> Contrast:
+        """Return the expected contrast of two arms; its error is infinite with a single seed.
+
+        With one pretraining the test compares two checkpoints, so the noise of pretraining is no part of the error.
+        Rates count as equally good: seeds that choose among them for each other vary by the luck of each rate
+        (`of_choices`).
+        """
+        several = self.num_pretrainings > 1
+        num = self.num_pretrainings if several else self.num_seeds
+        of_pretraining, of_finetuning = self.noise
+        of_seeds = 2 * (several * of_pretraining**2 + of_finetuning**2 / self.num_seeds) / self.num_pretrainings
+        counts = num, self.num_pretrainings, self.num_examples
+        of_examples, of_choice, lent = self.example_variance / self.num_examples, 0.0, 0
+        if self.num_rates > 1 and not (several and self.num_seeds > 1):
+            counted = SHARED_CHOICE if several and self.num_rates <= FEW_RATES else 1.0
+            of_choice = counted * 2 * (1 - 1 / self.num_rates) * of_finetuning**2 / num
+        else:
+            lent = count_lent(num - 1, self.num_arms)
+            of_seeds *= (num - 1 + lent * find_lent_factor(num - 1)) / max(num - 1 + lent, 1)
+        error = math.sqrt(of_seeds + of_examples + of_choice) if num > 1 else math.inf
+        choice = of_choice, self.num_rates * (num - 1)
+        return Contrast(estimate, error, num - 1, 1.0, "paired t", *counts, of_examples, *choice, lent=lent)
+
+    def find_power(self, difference: float) -> float:
+        """Return the probability that the test finds a difference."""
+        planned = self.measure(difference)
+        return find_power(planned, 0.0, self.level) if math.isfinite(planned.error) else 0.0
+
+    @property
+    def smallest_difference(self) -> float:
+        """The smallest difference that the test finds with probability `POWER`; infinite with a single seed."""
+        tenths = next((tenths for tenths in range(1, 1000) if self.find_power(tenths / 1000) >= POWER), math.inf)
+        return tenths / 1000  # of a point

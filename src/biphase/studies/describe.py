@@ -6,7 +6,8 @@ learning rate.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from biphase.console import duration, printable
 from biphase.curriculum import OBJECTIVES
 from biphase.embedding.recipe import set_name
 from biphase.errors import DOCS
-from biphase.report.contrasts import POWER, USUAL_NOISE, smallest_difference
+from biphase.report.contrasts import POWER, USUAL_NOISE, Design
 from biphase.report.formats import (
     format_bytes,
     show_count,
@@ -38,6 +39,7 @@ from biphase.report.formats import (
     show_tokens,
     write_steps,
 )
+from biphase.report.statistics import spend_error
 from biphase.report.tables import PLAIN
 from biphase.studies.advise import LEAST_TOKENS, Advice
 from biphase.studies.cost import Estimate, Machine, task_size
@@ -140,8 +142,9 @@ def look(objective: str) -> dict[str, Any]:
     return {"facecolor": own.color, "edgecolor": "white", "linewidth": 0, "hatch": 2 * own.hatch}
 
 
-def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
-    """Describe the runs of a study, their tree, their cost, and the steps that sharing saves."""
+def describe_plan(plan: Plan, estimate: Estimate, measured: Mapping[str, float]) -> RenderableType:
+    """Describe the runs of a study, their tree, their cost, the steps that sharing saves, and its power
+    (`describe_power`)."""
     study, evaluation = plan.study, plan.study.evaluation
     kinds = Counter(model.kind for model in plan.models)
     between = f" and {show_count(kinds['intermediate'], 'intermediate checkpoint')}" if kinds["intermediate"] else ""
@@ -172,7 +175,7 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
             embedded = show_count(len(plan.cells) - len(fitted), "embedding model")
             data = ", ".join(map(set_name, evaluation.embed.data))
             lines.append(f"{embedded} by one recipe: {models} × {seeds}, zero-shot on {data}")
-        lines += describe_power(plan, evaluation)
+        lines += describe_power(plan, evaluation, measured)
     if study.hypotheses:
         names = ", ".join(hypothesis.name for hypothesis in study.hypotheses)
         count = show_count(len(study.hypotheses), "hypothesis", "hypotheses")
@@ -188,34 +191,55 @@ def describe_plan(plan: Plan, estimate: Estimate) -> RenderableType:
     return Group(*lines, "", group_table("Cost", estimate.groups, columns), *cost_lines(estimate))
 
 
-def describe_power(plan: Plan, evaluation: Evaluation) -> Iterator[str]:
+def describe_power(plan: Plan, evaluation: Evaluation, measured: Mapping[str, float]) -> Iterator[str]:
     """Yield lines on the smallest differences that the plan's seeds can detect, on its smallest and its largest test
-    set."""
-    seeds = plan.num_seeds, len(evaluation.seeds_of(0))
-    if max(seeds) < 2:
+    set. `measured`: the variances of `measure_example_variances`."""
+    seeds, num_rates, planned = (
+        len(evaluation.seeds_of(0)),
+        len(evaluation.learning_rates),
+        plan.study.pretraining_seeds,
+    )
+    if max(plan.num_seeds, seeds) < 2:
         yield "one seed each: no difference can be distinguished from noise"
         return
+    level = spend_error([plan.num_seeds] if planned.up_to else [], planned.up_to or 0) / max(len(plan.hypotheses), 1)
+    num_arms = len({model.pooled_name for model in plan.models if model.kind != "random"})
+    ends, told = list_tests(evaluation, measured), f"{POWER:.0%} power"
+    told += f", corrected for {len(plan.hypotheses)} hypotheses" if len(plan.hypotheses) > 1 else ""
+    for who, noise in USUAL_NOISE.items() if ends else ():
+        designs = [Design(plan.num_seeds, seeds, num_rates, *size, noise, num_arms, level) for size, _ in ends]
+        sizes = zip(designs, ends, strict=True)
+        found = [f"{100 * design.smallest_difference:.1f} points on {name}" for design, (_, name) in sizes]
+        moved = f"{100 * noise[0]:g} points between pretraining seeds and {100 * noise[1]:g} between fine-tuning seeds"
+        yield f"can detect differences of about {show_list(found)} ({told}) if scores vary by {moved}, as in {who}"
+        if num_rates > 1:
+            tuned = replace(designs[0], num_rates=1, num_seeds=seeds * num_rates)
+            gap = tuned.smallest_difference
+            power = f"{tuned.find_power(gap):.0%} instead of {designs[0].find_power(gap):.0%}"
+            more = f"with one rate, tuned before and declared, and {tuned.num_seeds} fine-tuning seeds"
+            yield f"{more}, as many fine-tunings find {100 * gap:.1f} points on {ends[0][1]} in {power}"
+    if planned.up_to:
+        looks = [[*range(plan.num_seeds, num + 1)] for num in range(plan.num_seeds, planned.up_to + 1)]
+        levels = [f"{spend_error(seen, planned.up_to):.2g} at {seen[-1]}" for seen in looks]
+        yield f"looks at each number of seeds share the 5 %: p below {show_list(levels)}"
+    if plan.num_seeds == 2:
+        remedy = "take 3 or more, or take 1 for verdicts about these checkpoints alone"
+        yield f"2 pretraining seeds detect less than 1 does: {remedy}"
+
+
+def list_tests(evaluation: Evaluation, measured: Mapping[str, float]) -> list[tuple[tuple[int, float], str]]:
+    """List the smallest and the largest test set: the number of examples and the variance of one, and words."""
     tests, folders = [], find_data_dirs(evaluation)
     for name in sorted(evaluation.tasks):
         task, size = find_task(name), task_size(name, folders)
         if not task.kind.is_search:  # most tokens in search belong to documents, not to examples
             guess = max(int(float(f"{size.evaluated_tokens / 2 / max(size.example_tokens, 1):.2g}")), 1)
             is_guess, num = not (task.size or size.test_examples), size.test_examples or guess
-            tests.append((num, task.name, f"{num:,} examples" + ", a guess" * is_guess))
-    tests.sort(key=lambda test: test[0])
-    ends = tests[:: max(len(tests) - 1, 1)]  # the first and the last
-    num_arms = len({model.pooled_name for model in plan.models if model.kind != "random"})
-    for who, noise in USUAL_NOISE.items() if ends else ():
-        differences = []
-        for num, name, examples in ends:
-            points = 100 * smallest_difference(*seeds, num, noise, num_arms)
-            differences.append(f"{points:.1f} points on {name} ({examples})")
-        moved = f"{100 * noise[0]:g} points between pretraining seeds and {100 * noise[1]:g} between fine-tuning seeds"
-        sizes = f"{show_list(differences)} ({POWER:.0%} power)"
-        yield f"can detect differences of about {sizes} if scores vary by {moved}, as in {who}"
-    if plan.num_seeds == 2:
-        remedy = "take 3 or more, or take 1 for verdicts about these checkpoints alone"
-        yield f"2 pretraining seeds detect less than 1 does: {remedy}"
+            variance = measured.get(task.name, task.kind.metrics[task.metric].example_variance)
+            source = ", a guess" * is_guess + ", variance measured" * (task.name in measured)
+            tests.append(((num, variance), f"{task.name} ({num:,} examples{source})"))
+    tests.sort()
+    return tests[:: max(len(tests) - 1, 1)]  # the first and the last
 
 
 def run_tree(plan: Plan) -> Tree:

@@ -8,8 +8,9 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
+from itertools import chain, groupby, pairwise
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -23,7 +24,7 @@ from biphase.files import read_hashed
 from biphase.finetuning.metrics import BM25
 from biphase.finetuning.scores import TASK_SETTINGS, Score, ScoreSet, has_lost_predictions
 from biphase.report.claims import NO_LOOKS, Claim, Finding, Looks, Verdicts, judge_claims
-from biphase.report.contrasts import Terms, contrast, seed_interval, with_averages
+from biphase.report.contrasts import Terms, contrast, difference, seed_interval, with_averages
 from biphase.report.figures import figure_pool
 from biphase.report.formats import csv_text, show_count, show_list
 from biphase.report.hypotheses import measure_claim
@@ -142,6 +143,22 @@ def with_losses(plan: Plan, results: ResultSet, losses: Mapping[str, Sequence[Ma
             result = Result(arms[name], "", LOSS, results.primary_metric, [*by_seed.values()], num_runs=len(by_seed))
             added.append(replace(result, seeds=[0] * len(by_seed), pretraining_seeds=[*by_seed]))
     return replace(results, results=(*results.results, *added), planned_runs=planned)
+
+
+def measure_example_variances(plan: Plan, folder: Path) -> dict[str, float]:
+    """Return, for each task, the variance of the difference between two trained models on one example: the median over
+    neighbours among the finished scores in a study's folder."""
+    results = collect_results(plan, read_state(plan, folder).scores, measure_sizes(plan)).results
+    by_task: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        if result.metric == "standard" and result.arm.objective != "none":
+            by_task[result.dataset].append(result)
+    variances = {}
+    for task, scored in by_task.items():
+        gaps = [difference(a, b) for a, b in pairwise(scored)]
+        if known := [gap.example_variance * gap.num_examples for gap in gaps if gap.num_examples]:
+            variances[task] = median(known)
+    return variances
 
 
 def read_evidence(folder: Path) -> list[Evidence]:
