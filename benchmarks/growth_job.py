@@ -101,7 +101,7 @@ def index(model: str, texts: Sequence[str]) -> list[Found]:
         run = measured(lambda: indexing.build_index(text, model, folder, "text", "en"))  # noqa: B023
         run |= {"encoder": sum(encoder), "words": sum(words)}
         for by in ("embeddings", "bm25"):
-            queries = [measured(lambda: biphase.search(folder, query, by=by)) for query in QUERIES]
+            queries = [measured(lambda: biphase.search(folder, query, by=by)) for query in QUERIES]  # noqa: B023
             run[by] = {
                 "first": queries[0],
                 "later": {key: median(each[key] for each in queries[1:]) for key in queries[0]},

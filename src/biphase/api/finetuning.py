@@ -52,8 +52,10 @@ from biphase.finetuning.kept import (
     read_trained,
 )
 from biphase.finetuning.metrics import Rows, contributions
-from biphase.finetuning.scores import Score, ScoreSet, linearize, read_scores
+from biphase.finetuning.scores import KeptExamples, Score, ScoreSet, linearize, read_scores
+from biphase.finetuning.words import FOLDER, read_words, score_words, tell_words
 from biphase.report import verdicts
+from biphase.report.results import ReportArm, Result
 from biphase.report.statistics import Interval, mean_interval
 from biphase.style import check_picture
 from biphase.tasks.examples import input_of
@@ -120,11 +122,23 @@ def finetune(
 
     out, has_rate = Path(scores), "learning_rate" in config.model_fields_set or is_own_task(find_task(task))
     plan = plan if keep is None else plan_to_keep(plan)
+    words = score_words(plan.train, plan.evaluation, [plan.config], out / FOLDER)
+    for alone in words:
+        console.err.print(tell_words(alone))
     plan = plan if has_rate or plan.task.kind.is_search else search_rate(plan, out)
     is_old = plan.is_finished(out)
     [score] = fit_cells([plan], out) if keep is None else [keep_anew(plan, out, Path(keep))]
     tell_score(score, keep, is_old)
+    for row in [] if score.diverged else verdicts.measure_words([result_of(score)], words):
+        console.out.prose(verdicts.tell_words(row))
     return score
+
+
+def result_of(score: Score) -> Result:
+    """Turn the score of a single cell into a result."""
+    arm, samples, seeds = ReportArm("this model"), (score.metrics["test"][score.metric],), (score.config.seed,)
+    kept = KeptExamples((score,))
+    return Result(arm, "", score.task, "standard", samples, seeds=seeds, examples=kept, measure=score.metric)
 
 
 def tell_score(score: Score, keep: Path | str | None, is_old: bool) -> None:
@@ -372,6 +386,14 @@ def comparison_records(comparisons: Iterable[verdicts.TaskComparison]) -> list[d
     return records
 
 
+def words_record(row: verdicts.WordsRow) -> dict[str, Any]:
+    """Make a record of the score of words alone on a task. The difference is the best model's score minus it."""
+    assert row.best and row.difference
+    record = {"task": row.dataset, "baseline": row.name, "mean": row.value, "model": row.best.arm.name}
+    gap = row.difference
+    return record | {"difference": gap.value, "low": gap.low, "high": gap.high, "p_value": gap.p_value}
+
+
 def to_json(value: Any) -> str:
     """Write plain data and records for `--format json`: indented UTF-8 without NaN or terminal control characters."""
     tree = to_jsonable_python(value, inf_nan_mode="null")
@@ -458,6 +480,8 @@ class ScoreSummary:
 
     scores: ScoreSet
     rows: list[verdicts.SummaryRow]
+    words: list[verdicts.WordsRow]
+    """The scores of words alone, each beside the best model of its task."""
     comparison: list[verdicts.TaskComparison]
     """The comparison of two models, task by task; [] without one."""
     failures: Sequence[Failure]
@@ -501,7 +525,9 @@ def run_evaluation(
         keep_best_networks(best, grid.out)
     scores = read_scores(grid.out)
     comparison = verdicts.compare(scores, *pair) if pair else []
-    return ScoreSummary(scores, verdicts.summarize(scores), comparison, failures)
+    rows = verdicts.summarize(scores)
+    words = verdicts.measure_words([row.score for row in rows], read_words(grid.out))
+    return ScoreSummary(scores, rows, words, comparison, failures)
 
 
 def evaluation_json(answer: ZeroShot | MissingCells | ScoreSummary) -> dict[str, Any]:
@@ -511,6 +537,7 @@ def evaluation_json(answer: ZeroShot | MissingCells | ScoreSummary) -> dict[str,
     if isinstance(answer, ScoreSummary):
         left_out = [{"path": path, "reason": reason} for path, reason in answer.scores.broken.items()]
         tree = {"scores": summary_records(answer.rows), "left_out": left_out, "failed": answer.failures}
+        tree |= {"words": [words_record(row) for row in answer.words]} if answer.words else {}
         return tree | ({"comparison": comparison_records(answer.comparison)} if answer.comparison else {})
     records = []
     for task, by_model in answer.items():

@@ -202,6 +202,9 @@ class TokenizedTexts:
         return outputs_XC
 
 
+NO_TEXTS = TokenizedTexts(np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros(0, np.int64))
+
+
 @dataclass(frozen=True)
 class EncodedSplit(ABC):
     """One split of a task as token ids. Each family of tasks adds its targets, its loss, its predictions and their

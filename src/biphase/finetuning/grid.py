@@ -6,7 +6,7 @@ Only workers load PyTorch.
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product
 from pathlib import Path
@@ -23,6 +23,7 @@ from biphase.finetuning.choosing import choose_rate, validation_by_rate
 from biphase.finetuning.config import CellPlan, FinetuneConfig, plan_cell, plan_cells, resolve_precision
 from biphase.finetuning.kept import RECORD
 from biphase.finetuning.scores import Score, measure_trainings, read_score, read_scores, short_name
+from biphase.finetuning.words import FOLDER, read_words, score_words, tell_words
 from biphase.tasks.sources import HUB, DataDirs, find_task_sources
 from biphase.tasks.spec import find_task
 
@@ -107,7 +108,10 @@ def run_grid(grid: Grid, trainings: Sequence[SharedTraining], engine: Engine) ->
     missing = missing_trainings(trainings, grid.out)
     num_cells = sum(map(len, trainings))
     err.print(f"{num_cells:,} cells, {num_cells - sum(map(len, missing)):,} of them finished")
-    units = grid_units(grid, missing)
+    named = {find_task(task).name: task for task in grid.tasks}
+    settings = [(named[cell.task.name], cell.config) for cell in chain(*trainings)]
+    due = {cell.task.name for cell in chain(*missing)}
+    units = [*word_units(settings, due, grid.out, grid.data_dirs), *grid_units(grid, missing)]
     spent = measure_grid(grid, trainings)
     return run_batch(units, engine, grid.out, label="evaluate", things="cells", spent=spent)
 
@@ -201,6 +205,23 @@ def grid_units(grid: Grid, trainings: Iterable[SharedTraining]) -> list[Unit]:
     return [*encodings.values(), *units]
 
 
+def word_units(
+    settings: Iterable[tuple[str, FinetuneConfig]], due: Collection[str], out: Path, data_dirs: DataDirs
+) -> list[Unit]:
+    """Make a unit that scores words alone for each task that has cells in `due`, or no such score below `out` yet.
+    `settings`: the task, by name or file, and the configuration of every cell."""
+    stored = {score.task for score in read_words(out)}
+    configs: dict[str, dict[FinetuneConfig, None]] = {}
+    for task, config in settings:
+        configs.setdefault(task, {})[config.model_copy(update={"learning_rate": 1.0})] = None
+    units = []
+    for task, different in configs.items():
+        if find_task(task).kind.words and (find_task(task).name in due or find_task(task).name not in stored):
+            arguments = {"task": task, "configs": [*different], "out": out / FOLDER, "data_dirs": dict(data_dirs)}
+            units.append(Unit(f"score words alone on {task}", words_unit, arguments, size=0))
+    return units
+
+
 def measure_grid(grid: Grid, trainings: Iterable[SharedTraining]) -> dict[str, Pace]:
     """Measure the finished trainings of a grid, as `measure_cells` does."""
     finished: list[SharedTraining] = []
@@ -235,6 +256,10 @@ def encode_unit(model: str, task: str, config: FinetuneConfig, data_dirs: DataDi
 
     load_encoded(find_task_sources(task, data_dirs)[1], load_encoder(model), config)
     return []
+
+
+def words_unit(task: str, configs: Sequence[FinetuneConfig], out: Path, data_dirs: DataDirs) -> list[str]:
+    return [*map(tell_words, score_words(*find_task_sources(task, data_dirs), configs, out))]
 
 
 def fit_unit(

@@ -31,7 +31,7 @@ from biphase.report.figures import FigurePart, figure_pool, list_figures, plot_p
 from biphase.report.formats import MISSING, show_count, show_list, show_share, show_steps, tell_p_value
 from biphase.report.results import ALL_TASKS, FAMILY_NAMES, ReportArm, Result, ResultSet, find_flaws, read_words
 from biphase.report.statistics import SIGNIFICANCE, Interval, is_significant
-from biphase.report.verdicts import LOOKS_OF_VERDICTS
+from biphase.report.verdicts import LOOKS_OF_VERDICTS, WordsRow, tell_words
 from biphase.style import GRID, INK
 
 SUPERFLUOUS = re.compile(
@@ -182,8 +182,8 @@ class PageText:
     """Sentences to read before comparing models."""
     costs: Sequence[Mapping[str, object]] = ()
     commands: Sequence[str] = ()
-    bm25: Mapping[str, float] = field(default_factory=dict)
-    """Dataset → the score of BM25, which is not an arm."""
+    words: Sequence[WordsRow] = ()
+    """The scores of words alone, which are no arms."""
     answer: str = ""
     """The answer to the question; if empty, the page compares the best models."""
     plan_svg: str = ""
@@ -226,6 +226,7 @@ def write_report(results: ResultSet, out: Path, page_text: PageText, pool: Execu
         save = partial(save_figure, folder=folder / "figures")
         drawn = drawing.map(save, plots.keys(), plots.values())  # beside the tables
         printed, wide = tables.make_tables(results), [tables.wide_table(results, name) for name in results.metrics]
+        wide[0] = tables.with_words(wide[0], {row.dataset: row.value for row in page_text.words})
         on_paper = [*wide, *printed, *page_text.judgements, *chain(*priced)]
         texts = {**page_text.files, **tables.table_files(on_paper)}
         flaws = find_flaws(results)
@@ -271,11 +272,12 @@ def tell_answer(results: ResultSet, price_sentences: Iterable[str], page_text: P
         return
     declared, _ = page_text.hypotheses or ((), "")
     leads = answer_sentences(results, declared)
+    words = map(tell_words, filter(lambda row: row.best, page_text.words))
     if page_text.hypotheses:
         told = map(tell_finding, declared)
-        yield from chain(*((price_sentences, told) if page_text.declared else (told, price_sentences)), leads)
+        yield from chain(*((price_sentences, told) if page_text.declared else (told, price_sentences)), words, leads)
         return
-    yield from chain(leads, price_sentences)
+    yield from chain(leads, words, price_sentences)
     if page_text.verdicts and count_tested(page_text.verdicts[0]):
         yield page_text.verdicts[1]
 

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rich import box
@@ -73,6 +73,8 @@ class Table:
     """The lines of its CSV file, headers first; () without a CSV file."""
     signals: tuple[tuple[float, str], ...] = ()
     """The result of `measure_signal` for each column; () if no column has one."""
+    words: TableRow | None = None
+    """The scores of words alone, which are no arm; None without any."""
     details: tuple[bool, ...] = ()
     """Whether the page hides each column until asked, as it does with datasets whose family has a mean; () for none."""
 
@@ -158,6 +160,13 @@ def wide_table(results: ResultSet, metric: str) -> Table:
     title = f"All models and tasks, {'standard' if metric == 'standard' else 'the paper’s own'} metrics ({about})"
     stubs = {"model": STUBS["model"]} if results.is_foreign else WIDE_STUBS | flops
     return make_score_table(f"all-{metric}", title, results, stubs, blocks, columns, compared, details)
+
+
+def with_words(table: Table, values: Mapping[str, float]) -> Table:
+    """Add the scores of words alone, by column, to a table; columns without one stay empty."""
+    cells = tuple(Cell(show_share(values[name]) if name in values else "") for name in table.columns)
+    stub = ("words alone (no arm)", *[""] * (len(table.stub) - 1))
+    return replace(table, words=TableRow(stub, cells)) if any(cell.text for cell in cells) else table
 
 
 def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
@@ -315,12 +324,13 @@ def print_table(table: Table) -> None:
     printed.add_column(table.stub[0], overflow="fold")
     for column in table.columns:
         printed.add_column(column, justify="right", no_wrap=True)
-    for number, row in enumerate(table.rows, start=1):
+    rows = [*table.rows, *([table.words] if table.words else [])]
+    for number, row in enumerate(rows, start=1):
         texts = [Text(printable(row.stub[0]))]
         for cell in row.cells:
             text = f"{cell.text} ± {cell.reach:>4}" if cell.reach else cell.text
             texts.append(Text(printable(text), style="bold" if cell.mark == "best" else ""))
-        is_last = any(following.block != row.block for following in table.rows[number : number + 1])
+        is_last = any(following.block != row.block for following in rows[number : number + 1])
         printed.add_row(*texts, end_section=is_last)
     if not out.is_terminal:
         printed.width = Measurement.get(out, out.options.update_width(200), printed).maximum

@@ -37,6 +37,7 @@ from biphase.files import (
     write_hashed,
     write_text,
 )
+from biphase.finetuning.words import read_words
 from biphase.report.formats import show_count
 from biphase.run import Run
 from biphase.studies.cost import measure_sizes
@@ -98,8 +99,8 @@ def list_kept(state: StudyState) -> Iterator[Path]:
         for path in [folder / "runs" / record.folder] if record else sorted(folder.glob(f"runs/{name}-????????")):
             run = Run(path)
             yield from filter(Path.is_file, (path / "config.yaml", run.environment, path / "done.json", run.metrics))
-    for scores in state.scores.values():
-        for score in scores.scores:
+    for scores in (*(own.scores for own in state.scores.values()), read_words(folder / "scores")):
+        for score in scores:
             assert score.folder is not None
             yield score.folder / "score.json"
             yield from score.folder.glob("*.npz")

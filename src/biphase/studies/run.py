@@ -27,7 +27,7 @@ from biphase.engine.scheduler import Failure, Forecast, Pace, run_batch
 from biphase.engine.units import Engine, Unit
 from biphase.errors import EXIT_BUSY, STOPPED, BusyError, InputError, StoppedError
 from biphase.files import locked, write_hashed, write_text
-from biphase.finetuning.grid import fit_unit, measure_cells
+from biphase.finetuning.grid import fit_unit, measure_cells, word_units
 from biphase.hub import refuse_missing
 from biphase.machine import STOPS, grace, python_process, stop_signals
 from biphase.recipe import Recipe
@@ -211,9 +211,11 @@ def run_study(plan: Plan, folder: Path, engine: Engine, processes: int = 1, only
         read_shard_manifest(Path(path))
     for model in {recipe.init.model for recipe in recipes if recipe.init.model is not None}:
         refuse_missing(model)
-    # 4. Run these units, and delete checkpoints after each training as soon as nothing needs them.
+    # 4. Run these units, after those of words alone, and delete checkpoints after each training as soon as nothing
+    # needs them.
+    words = [] if only == TRAINING else study_words(plan, folder, {unit.kind for unit in left})
     return run_batch(
-        left,
+        [*words, *left],
         engine,
         folder,
         label="study",
@@ -223,6 +225,16 @@ def run_study(plan: Plan, folder: Path, engine: Engine, processes: int = 1, only
         on_done=lambda unit: drop_checkpoints(folder, plan) if unit.kind == TRAINING else None,
         spent=measure_units(state, units),
     )
+
+
+def study_words(plan: Plan, folder: Path, kinds: Set[str]) -> list[Unit]:
+    """Make the units that score words alone on the tasks of a study. `kinds`: those of the units left."""
+    if plan.study.evaluation is None:
+        return []
+    scored = [cell for cell in plan.cells if not cell.task.startswith(EMBED)]
+    settings = [(task, cell.config) for cell in scored for task in cell.evaluates]
+    due = {find_task(task).name for cell in scored if scored_as(cell.task) in kinds for task in cell.evaluates}
+    return word_units(settings, due, folder / "scores", find_data_dirs(plan.study.evaluation))
 
 
 def choose_units(units: Sequence[Unit], only: str, done: Set[str]) -> list[Unit]:

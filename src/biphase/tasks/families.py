@@ -66,6 +66,8 @@ class Kind:
     """The task file in `bundled/tasks` from which `init task` starts."""
     size: TaskSize
     """The assumed size of a task without one, until a finished cell shows its time."""
+    words: str = ""
+    """The baseline by words alone (`finetuning/words.py`); empty for none."""
     head: str = "ForSequenceClassification"
     """The end of the names of its classes in transformers."""
     has_classes: bool = False
@@ -111,6 +113,7 @@ SEQUENCE_CLASSIFICATION = Kind(
     pipeline_tag="text-classification",
     example="reviews",
     size=TaskSize(train_examples=50_000, example_tokens=40, evaluated_tokens=1_000_000),
+    words="TF-IDF + linear",
     has_classes=True,
     is_of_texts=True,
     has_strata=True,
@@ -133,6 +136,7 @@ KINDS: dict[Family | ProblemType, Kind] = {
         pipeline_tag="token-classification",
         example="prescriptions",
         size=TaskSize(train_examples=15_000, example_tokens=25, evaluated_tokens=200_000),
+        words="most frequent tag",
         has_classes=True,
         has_token_outputs=True,
         is_tagging=True,
@@ -167,6 +171,7 @@ KINDS: dict[Family | ProblemType, Kind] = {
         pipeline_tag="sentence-similarity",
         example="handbook",
         size=TaskSize(train_examples=100_000, example_tokens=120, evaluated_tokens=1_000_000),
+        words="BM25",
         num_outputs=1,
         is_search=True,
         input_columns=("query", "document"),

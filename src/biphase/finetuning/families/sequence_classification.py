@@ -7,7 +7,7 @@ Letters: S samples, C classes or 1 for a number.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
 
@@ -21,7 +21,7 @@ from biphase.corpus.forms import PlacedRow, Row
 from biphase.corpus.rows import column
 from biphase.finetuning.calibration import Calibration, choose_thresholds, fit_temperature
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import Batch, BatchModel, CellContext, EncodedSplit, HashedTokenizer
+from biphase.finetuning.encoding import NO_TEXTS, Batch, BatchModel, CellContext, EncodedSplit, HashedTokenizer
 from biphase.finetuning.families import Predicted, in_order_of_length, predict_inputs
 from biphase.finetuning.kept import KeptModel, input_columns
 from biphase.finetuning.loss import balance_classes, cross_entropy
@@ -95,6 +95,11 @@ def encode(data: TaskData, tokenizer: HashedTokenizer, config: FinetuneConfig) -
 
 def encode_labelled(task: Task, examples: Sequence[LabelledText], tokenizer: HashedTokenizer, max_length: int) -> Split:
     texts = tokenizer.encode_filled([example.texts[0] for example in examples], max_length)
+    return replace(label_split(task, examples), texts=texts, num_truncated=len(texts.truncated))
+
+
+def label_split(task: Task, examples: Sequence[LabelledText]) -> Split:
+    """Make a split of the labels, without the texts."""
     labels: Sequence[Any] = [example.label for example in examples]
     if task.problem_type == "multi_label_classification":
         labels_S = np.zeros((len(labels), len(task.classes)))
@@ -102,7 +107,7 @@ def encode_labelled(task: Task, examples: Sequence[LabelledText], tokenizer: Has
             row[list(indices)] = 1
     else:
         labels_S = np.array(labels, dtype=np.int64 if task.problem_type is None else np.float64)
-    return Split([example.id for example in examples], texts, len(examples), len(texts.truncated), labels_S)
+    return Split([example.id for example in examples], NO_TEXTS, len(examples), 0, labels_S)
 
 
 def read_outputs(task: Task, logits_SC: np.ndarray, thresholds: tuple[float, ...]) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ Letters: T tokens, S sentences, W words of a split, C classes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +19,15 @@ from torch import Tensor
 from biphase.corpus.forms import PlacedRow, Row
 from biphase.corpus.rows import text_column
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import Batch, BatchModel, CellContext, EncodedSplit, HashedTokenizer, to_bounds
+from biphase.finetuning.encoding import (
+    NO_TEXTS,
+    Batch,
+    BatchModel,
+    CellContext,
+    EncodedSplit,
+    HashedTokenizer,
+    to_bounds,
+)
 from biphase.finetuning.families import Predicted, in_order_of_length, predict_inputs
 from biphase.finetuning.kept import TEXT, KeptModel
 from biphase.finetuning.loss import balance_classes, cross_entropy
@@ -81,12 +89,12 @@ def encode(data: TaskData, tokenizer: HashedTokenizer, config: FinetuneConfig) -
 
 
 def encode_words(examples: Sequence[TaggedWords], tokenizer: HashedTokenizer, config: FinetuneConfig) -> Split:
-    word_bounds_S1 = to_bounds([len(example.words) for example in examples])
+    split = tag_split(examples)
     sentences = [" ".join(example.words) for example in examples]
     room = tokenizer.room(config.max_length)
     parts, words = [], []
     encoded = tokenizer.tokenize(sentences, with_spans=True)
-    for example, first, (ids, spans_T2) in zip(examples, word_bounds_S1[:-1], encoded, strict=True):
+    for example, first, (ids, spans_T2) in zip(examples, split.word_bounds_S1[:-1], encoded, strict=True):
         parts.append(ids)
         # The word of each token that is not cut off, counted through the whole split, between special tokens (-1).
         last_characters = np.maximum(spans_T2[:, 1] - 1, spans_T2[:, 0])[:room]
@@ -94,14 +102,19 @@ def encode_words(examples: Sequence[TaggedWords], tokenizer: HashedTokenizer, co
         inside = np.searchsorted(ends_W, last_characters, side="right").clip(max=len(ends_W) - 1)
         words += [np.full(len(tokenizer.opening), -1), first + inside, np.full(1, -1)]
     texts = tokenizer.concatenate(parts, config.max_length)
+    return replace(split, texts=texts, num_truncated=len(texts.truncated), words_T=np.concatenate(words))
+
+
+def tag_split(examples: Sequence[TaggedWords]) -> Split:
+    """Make a split of the tags, without the words."""
     return Split(
         ids=[example.id for example in examples],
-        texts=texts,
+        texts=NO_TEXTS,
         num_examples=len(examples),
-        num_truncated=len(texts.truncated),
+        num_truncated=0,
         tags_W=np.concatenate([example.tags for example in examples]).astype(np.int64),
-        word_bounds_S1=word_bounds_S1,
-        words_T=np.concatenate(words),
+        word_bounds_S1=to_bounds([len(example.words) for example in examples]),
+        words_T=NO_TEXTS.tokens_T,
     )
 
 

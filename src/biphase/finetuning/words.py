@@ -1,0 +1,243 @@
+"""A task → its scores by words alone: a linear model on TF-IDF, the most frequent tag of each word, or BM25.
+
+This is the baseline that a network must beat. It trains on the same examples as the network's cell, chooses its
+regularization on validation, and has the scores of the task's family. Cells with the same examples share one result,
+in the form of a cell:
+
+    SCORES/.words/TASK-HASH/  score.json  validation.jsonl  test.jsonl  validation.npz  test.npz  losses.json
+
+Letters: N examples, F features, C classes or 1 for a number, W words of a split.
+"""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from biphase.console import duration, err
+from biphase.encoder.models import Encoder
+from biphase.files import content_hash, locked
+from biphase.finetuning.config import PROTOCOL, CellPlan, FinetuneConfig, settle_config
+from biphase.finetuning.metrics import Judgement, judge_ranking
+from biphase.finetuning.scores import Score, read_score, read_scores, write_cell
+from biphase.tasks.examples import LabelledText, TaggedWords, load_examples
+from biphase.tasks.families import KINDS
+from biphase.tasks.sources import TaskSource
+from biphase.tasks.spec import EVALUATED_SPLITS, EvaluatedSplit
+from biphase.tasks.splits import Collection, TaskData, own_documents
+
+if TYPE_CHECKING:
+    from biphase.finetuning.encoding import CellContext
+
+FOLDER = ".words"
+"""The folder of these scores beside those of cells."""
+SURE = 30.0
+"""The log-odds of a class that all training examples have, or with a minus none."""
+BASELINE = 1
+"""A part of every name. Raise it when the same examples give other scores."""
+
+STRENGTHS = (0.1, 1.0, 10.0)
+"""The values of C, the inverse of the regularization, among which validation chooses; the least of equal ones."""
+CHARACTERS = 5_000
+"""The characters of a text that count, so that long documents do not fill the memory."""
+
+
+def score_words(train: TaskSource, evaluation: TaskSource, configs: Iterable[FinetuneConfig], out: Path) -> list[Score]:
+    """Score words alone beside cells of one task with these settings, of which some may read the same examples. Returns
+    the different results, each computed once and kept below `out`; none for a family without such a baseline, or if
+    `words` is off."""
+    task, scores = evaluation.task, dict[str, Score]()
+    configs = [settle_config(config, task, config.max_length) for config in configs if config.words and task.kind.words]
+    if configs and task.kind.is_search and find_spec("bm25s") is None:
+        err.print(f"{task.name}: not compared with BM25, which needs bm25s: pip install 'biphase[embeddings]'")
+        return []
+    load = cache(load_examples)
+    for config in configs:
+        how = bool(config.judged_only), config.max_eval_examples
+        data = load(evaluation, *how)
+        trained = data if task.kind.is_search or train.hash == evaluation.hash else load(train, *how)
+        config = reduce_config(config, task.metric, len(trained.train))
+        name = [BASELINE, train.hash, evaluation.hash, task.metric, config.model_dump(mode="json")]
+        baseline = Encoder(task.kind.words, f"words {BASELINE}", max_length=0)
+        plan = CellPlan(baseline, task, train, evaluation, config, content_hash(name))
+        if plan.hash not in scores:
+            with locked(out / ".locks" / plan.folder(out).name, wait=True):
+                if not plan.is_finished(out):
+                    write_words(plan, data, trained, plan.folder(out))
+            scores[plan.hash] = read_score(plan.folder(out))
+    return [*scores.values()]
+
+
+def reduce_config(config: FinetuneConfig, metric: str, num_train: int) -> FinetuneConfig:
+    """Reduce the settings of a cell with this metric and size of the train split to those that decide which examples it
+    reads. The seed is one of them only if it draws them."""
+    names = ["max_eval_examples", "judged_only"]
+    if metric not in KINDS["retrieval"].metrics:
+        names[1:] = ["max_train_examples", "shots"]
+        num_seen = config.max_steps * config.batch_size
+        if config.shots or num_seen < min(num_train, config.max_train_examples or num_train):
+            names += ["seed", "batch_size", "max_steps", "epochs"]
+    return FinetuneConfig(**{name: getattr(config, name) for name in names})
+
+
+def find_words(cells: Iterable[Score], stored: Iterable[Score]) -> list[Score]:
+    """Find the score by words alone beside each cell; [] if one is missing."""
+    known = {(score.task, score.data_hash, score.config): score for score in stored}
+    keys = [(cell, reduce_config(cell.config, cell.metric, cell.num_examples["train"])) for cell in cells]
+    found = [known.get((cell.task, cell.data_hash, config)) for cell, config in keys]
+    return [score for score in found if score] if all(found) else []
+
+
+def read_words(scores: Path) -> tuple[Score, ...]:
+    """Read all scores by words alone beside the cells in a folder; none without any."""
+    return read_scores(scores / FOLDER).scores if (scores / FOLDER).is_dir() else ()
+
+
+def tell_words(score: Score) -> str:
+    return f"{score.name} (words alone): {score.outcome} ({duration(score.seconds['train'])})"
+
+
+def write_words(plan: CellPlan, data: Any, trained: Any, folder: Path) -> None:
+    """Compute the scores of words alone, and write them as a cell."""
+    import torch
+
+    from biphase.device import describe_machine
+    from biphase.finetuning.encoding import CellContext
+
+    task, started, device = plan.task, time.perf_counter(), torch.device("cpu")
+    cell = CellContext(task, plan.config, device, torch.float32)
+    judge = judge_search if task.kind.is_search else judge_tags if task.kind.is_tagging else judge_texts
+    judged = judge(cell, data, trained)
+    score = Score(
+        protocol=PROTOCOL,
+        cell=plan.hash,
+        model=plan.model.name,
+        model_hash=plan.model.hash,
+        task=task.name,
+        trained_on=plan.train.task.name,
+        source=plan.evaluation.name,
+        data_hash=plan.evaluation.hash,
+        metric=task.metric,
+        classes=task.classes,
+        config=plan.config,
+        metrics={split: metrics for split, (metrics, _) in judged.items()},
+        num_examples={"train": len(trained.train)} | {split: len(rows) for split, (_, rows) in judged.items()},
+        num_left_out=data.left_out,
+        num_steps=0,
+        final_loss=None,
+        seconds={"train": round(time.perf_counter() - started, 3), "evaluate": 0.0},
+        machine=describe_machine(device),
+    )
+    write_cell(folder, score, [], {split: rows for split, (_, rows) in judged.items()})
+
+
+Judged = dict[EvaluatedSplit, Judgement]
+
+
+def list_seen(train: Any, cell: "CellContext") -> np.ndarray:
+    """List the training examples that a network reads within its steps, ascending."""
+    from biphase.finetuning.fit import choose_items, training_order
+
+    items, num_steps = choose_items(train, cell.config)
+    order = training_order(len(items), cell.config.batch_size, num_steps, cell.config.seed)
+    return items[np.unique(np.concatenate([*order]))]
+
+
+def judge_texts(cell: "CellContext", data: TaskData, trained: TaskData) -> Judged:
+    """Judge a linear model on TF-IDF of words and characters: ridge for numbers, else a logistic regression for each
+    class against the rest."""
+    from biphase.finetuning.families.sequence_classification import label_split
+
+    task, train = cell.task, label_split(cell.task, trained.train)
+    seen, features = list_seen(train, cell), make_features()
+    train_NF = features.fit_transform(list_texts(trained.train[index] for index in seen))
+    splits = {name: label_split(task, data.splits[name]) for name in EVALUATED_SPLITS}
+    features_of = {name: features.transform(list_texts(data.splits[name])) for name in EVALUATED_SPLITS}
+    labels_N = train.labels_S[seen]
+    targets_NC = np.eye(len(task.classes))[labels_N] if task.problem_type is None else labels_N.reshape(len(seen), -1)
+    chosen, highest = features_of, -np.inf
+    for strength in STRENGTHS:
+        outputs = fit_linear(train_NF, targets_NC, strength, task.kind.has_label_numbers, features_of)
+        value = splits["validation"].judge(outputs["validation"], cell)[0][task.metric]
+        if value > highest:
+            chosen, highest = outputs, value
+    return {name: split.judge(chosen[name], cell) for name, split in splits.items()}
+
+
+def make_features() -> Any:
+    """Make scikit-learn's TF-IDF of one or two words (or signs) and of three to five characters within words."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.pipeline import make_union
+
+    words = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), token_pattern=r"\w+|[^\w\s]")
+    return make_union(words, TfidfVectorizer(sublinear_tf=True, ngram_range=(3, 5), analyzer="char_wb"))
+
+
+def list_texts(examples: Iterable[LabelledText]) -> list[str]:
+    return [example.texts[0][0][:CHARACTERS] for example in examples]
+
+
+def fit_linear(
+    train_NF: Any, targets_NC: np.ndarray, strength: float, is_number: bool, features_of: Mapping[EvaluatedSplit, Any]
+) -> dict[EvaluatedSplit, np.ndarray]:
+    """Fit a linear model for each column of the targets. Returns its outputs for each split, [N, C]."""
+    from sklearn.linear_model import LogisticRegression, Ridge
+
+    columns: dict[EvaluatedSplit, list[np.ndarray]] = {name: [] for name in features_of}
+    for target_N in targets_NC.T:
+        model: Any = None
+        if is_number:
+            model = Ridge(alpha=1 / strength).fit(train_NF, target_N)
+        elif target_N.min() < target_N.max():
+            regression = LogisticRegression(C=strength, solver="liblinear", dual=True, max_iter=1000, random_state=0)
+            model = regression.fit(train_NF, target_N)
+        for name, split_NF in features_of.items():
+            same = np.full(split_NF.shape[0], SURE if target_N[0] else -SURE)  # a class of all examples, or of none
+            predict = model and (model.predict if is_number else model.decision_function)
+            columns[name].append(predict(split_NF) if predict else same)
+    return {name: np.stack(outputs, axis=1) for name, outputs in columns.items()}
+
+
+def judge_tags(cell: "CellContext", data: TaskData, trained: TaskData) -> Judged:
+    """Judge the most frequent tag of each word; of an unknown word, the most frequent of all."""
+    from biphase.finetuning.families.token_classification import tag_split
+
+    counts: dict[str, Counter[int]] = defaultdict(Counter)
+    for index in list_seen(tag_split(trained.train), cell):
+        example: TaggedWords = trained.train[index]
+        for word, tag in zip(example.words, example.tags, strict=True):
+            counts[word][tag] += 1
+    usual = {word: most_frequent(tags) for word, tags in counts.items()}
+    other = most_frequent(sum(counts.values(), Counter()))
+    judged: Judged = {}
+    for name in EVALUATED_SPLITS:
+        tags_W2 = np.array([usual.get(word, other) for example in data.splits[name] for word in example.words])
+        judged[name] = tag_split(data.splits[name]).judge((tags_W2[:, 0].astype(np.int64), tags_W2[:, 1]), cell)
+    return judged
+
+
+def most_frequent(tags: Counter[int]) -> tuple[int, float]:
+    """Return the most frequent tag, of equally frequent ones the first of the task, and its share."""
+    tag, count = min(tags.items(), key=lambda item: (-item[1], item[0]))
+    return tag, count / tags.total()
+
+
+def judge_search(cell: "CellContext", data: Collection, _: Collection) -> Judged:
+    """Judge BM25, which is not trained."""
+    from biphase.finetuning.families.pair_ranking import rank_documents
+
+    twins = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
+    judged: Judged = {}
+    for name in EVALUATED_SPLITS:
+        grades = data.relevance[name]
+        relevance = {query: grades[query] for query in data.queries if query in grades}
+        searched = [*(data.judged_documents[name] if cell.config.judged_only else data.documents)]
+        ranked = rank_documents(data, twins, list(relevance), searched)
+        scores = {query: {id: -float(place) for place, id in enumerate(ids)} for query, ids in ranked.items()}
+        judged[name] = judge_ranking(relevance, scores, cell.task.metric)
+    return judged
