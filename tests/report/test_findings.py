@@ -12,14 +12,13 @@ import pytest
 from scipy import stats
 
 from biphase.errors import InputError
-from biphase.report.claims import Finding, Inequality, count_tested, judge_claims, name_noise, tell_verdict
+from biphase.report.claims import Finding, Inequality, combine, count_tested, judge_claims, name_noise, tell_verdict
 from biphase.report.contrasts import Contrast, difference, jackknife, with_averages
 from biphase.report.grammar import Operand
 from biphase.report.hypotheses import contrast_spreads, weigh_arms
 from biphase.report.paper import answer, measure_findings, read_findings, read_reference
 from biphase.report.results import ReportArm, Result, ResultSet
 from biphase.report.statistics import SIGNIFICANCE, holm, rate_spread
-from biphase.report.verdicts import combine
 
 Change = Callable[[ReportArm, str], float]
 RATES = (1e-5, 5e-5, 1e-4)

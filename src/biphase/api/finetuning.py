@@ -25,7 +25,7 @@ from biphase.corpus.writing import TABLE_FORMS, arrow_table, refuse_ending, writ
 from biphase.engine.scheduler import Failure
 from biphase.engine.units import Engine, EngineKind
 from biphase.errors import InputError
-from biphase.files import new_file, refuse_existing, refuse_filled
+from biphase.files import new_file, read_json_as, refuse_existing, refuse_filled
 from biphase.finetuning.class_report import ClassReport, draw_confusion, print_report, read_report, report_classes
 from biphase.finetuning.config import FinetuneConfig, plan_cells
 from biphase.finetuning.grid import (
@@ -51,17 +51,18 @@ from biphase.finetuning.kept import (
     read_labelled,
     read_trained,
 )
-from biphase.finetuning.metrics import Rows, contributions
-from biphase.finetuning.scores import KeptExamples, Score, ScoreSet, linearize, read_scores
-from biphase.finetuning.words import FOLDER, read_words, score_words, tell_words
+from biphase.finetuning.metrics import Rows, contributions, total_score
+from biphase.finetuning.scores import ExampleTable, KeptExamples, Score, ScoreSet, linearize, read_scores
+from biphase.finetuning.words import WORD_SCORES, judge_words, read_word_scores, score_words, tell_word_score
 from biphase.report import verdicts
 from biphase.report.results import ReportArm, Result
 from biphase.report.statistics import Interval, mean_interval
 from biphase.style import check_picture
 from biphase.tasks.examples import input_of
 from biphase.tasks.own import write_task
-from biphase.tasks.sources import name_data_dirs
+from biphase.tasks.sources import find_source, name_data_dirs
 from biphase.tasks.spec import PAPER_TASKS, find_task, is_own_task, name_tests
+from biphase.tasks.splits import TaskData
 
 if TYPE_CHECKING:
     import pandas
@@ -122,15 +123,15 @@ def finetune(
 
     out, has_rate = Path(scores), "learning_rate" in config.model_fields_set or is_own_task(find_task(task))
     plan = plan if keep is None else plan_to_keep(plan)
-    words = score_words(plan.train, plan.evaluation, [plan.config], out / FOLDER)
+    words = score_words(plan.train, plan.evaluation, [plan.config], out / WORD_SCORES)
     for alone in words:
-        console.err.print(tell_words(alone))
+        console.err.print(tell_word_score(alone))
     plan = plan if has_rate or plan.task.kind.is_search else search_rate(plan, out)
     is_old = plan.is_finished(out)
     [score] = fit_cells([plan], out) if keep is None else [keep_anew(plan, out, Path(keep))]
     tell_score(score, keep, is_old)
-    for row in [] if score.diverged else verdicts.measure_words([result_of(score)], words):
-        console.out.prose(verdicts.tell_words(row))
+    for row in [] if score.diverged else verdicts.compare_words([result_of(score)], words):
+        console.out.prose(row.sentence)
     return score
 
 
@@ -238,6 +239,8 @@ class FileScore:
     """The number of examples whose inputs trained or validated the model."""
     classes: ClassReport | None
     """The scores per class; None for a task without classes."""
+    words: verdicts.WordsRow | None = None
+    """The comparison with words alone; None without `train`."""
 
     def __repr__(self) -> str:
         counts = f"{self.num_examples:,} examples, {self.num_left_out:,} left out, {self.num_truncated:,} truncated"
@@ -256,6 +259,7 @@ def score(
     model: ModelName,
     data: Annotated[Any, OnCommandLine(Path)],
     *,
+    train: AnyPath | None = None,
     picture: AnyPath | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> FileScore:
@@ -266,6 +270,7 @@ def score(
     Args:
         model: A folder that `finetune --keep` wrote.
         data: A file of labelled rows, in any format that tasks accept.
+        train: The folder with the data that trained the model: compares it with words alone, trained on the same rows.
         picture: Save the confusion matrix to this .png, .svg or .pdf file.
         device: The device; auto uses a GPU if there is one.
     """
@@ -286,6 +291,7 @@ def score(
         if name in task.kind.metrics and (name == task.metric or not task.kind.is_answering):
             measures[name] = mean_interval(linearize(*contributions(rows, name, task.classes)))
     report = report_classes(rows, task.classes) if task.classes else None
+    words = None if train is None else score_beside_words(kept, test, rows, Path(train))
     if num_trained:
         share = f"{num_trained:,} of {len(rows):,} examples trained or validated this model"
         console.err.print(f"{file.name}: {share}: the score says too much about new ones")
@@ -302,7 +308,27 @@ def score(
         num_truncated=num_truncated,
         num_trained=num_trained,
         classes=report,
+        words=words,
     )
+
+
+def score_beside_words(kept: KeptModel, test: TaskData, rows: Rows, train: Path) -> verdicts.WordsRow:
+    """Compare the predictions of a kept model on test examples with those of words alone, trained on the rows in the
+    folder `train` that trained the model. Raises `InputError` for other rows."""
+    task = read_json_as(kept.folder / RECORD, KeptModel).task  # `find_kept` drops what only splits need
+    if not task.kind.words:
+        raise InputError(f"train: {task.name} is {task.family.replace('_', ' ')}, which has no baseline by words alone")
+    by_words, inputs = judge_words(kept.config, find_source(task, train), test.test)
+    hashes = read_trained(kept.folder)
+    if len(hashes) and count_trained(inputs, hashes) < len(inputs):
+        raise InputError(f"{train} has other rows than those that trained {kept.folder}: give the folder of its data")
+    sides = []
+    for name, judged in (("this model", rows), (task.kind.words, by_words)):
+        values, statistic = contributions(judged, task.metric, task.classes)
+        table, score = ExampleTable("", linearize(values, statistic)[None]), total_score(values, statistic)
+        kept_examples = KeptExamples((), table)
+        sides.append(Result(ReportArm(name), "", task.name, "standard", (score,), seeds=(0,), examples=kept_examples))
+    return verdicts.measure_distance(sides[0], sides[1])
 
 
 def predict_rows(model: str, file: Path, template: str | None, device: str) -> tuple[TableForm | None, Iterator[Row]]:
@@ -384,14 +410,6 @@ def comparison_records(comparisons: Iterable[verdicts.TaskComparison]) -> list[d
             record |= {"difference": interval.value, "low": interval.low, "high": interval.high}
         records.append(record | fields_of(pair, "p_value num_tasks verdict") | {"notes": list(pair.notes)})
     return records
-
-
-def words_record(row: verdicts.WordsRow) -> dict[str, Any]:
-    """Make a record of the score of words alone on a task. The difference is the best model's score minus it."""
-    assert row.best and row.difference
-    record = {"task": row.dataset, "baseline": row.name, "mean": row.value, "model": row.best.arm.name}
-    gap = row.difference
-    return record | {"difference": gap.value, "low": gap.low, "high": gap.high, "p_value": gap.p_value}
 
 
 def to_json(value: Any) -> str:
@@ -526,7 +544,7 @@ def run_evaluation(
     scores = read_scores(grid.out)
     comparison = verdicts.compare(scores, *pair) if pair else []
     rows = verdicts.summarize(scores)
-    words = verdicts.measure_words([row.score for row in rows], read_words(grid.out))
+    words = verdicts.compare_words([row.score for row in rows], read_word_scores(grid.out))
     return ScoreSummary(scores, rows, words, comparison, failures)
 
 
@@ -537,7 +555,7 @@ def evaluation_json(answer: ZeroShot | MissingCells | ScoreSummary) -> dict[str,
     if isinstance(answer, ScoreSummary):
         left_out = [{"path": path, "reason": reason} for path, reason in answer.scores.broken.items()]
         tree = {"scores": summary_records(answer.rows), "left_out": left_out, "failed": answer.failures}
-        tree |= {"words": [words_record(row) for row in answer.words]} if answer.words else {}
+        tree |= {"words": answer.words} if answer.words else {}
         return tree | ({"comparison": comparison_records(answer.comparison)} if answer.comparison else {})
     records = []
     for task, by_model in answer.items():

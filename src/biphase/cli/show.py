@@ -70,6 +70,8 @@ def print_file_score(score: FileScore) -> None:
         out.print(score.show(metric))
     if score.classes is not None:
         print_report(score.classes, {})
+    if score.words is not None:
+        out.prose(score.words.sentence)
 
 
 def name_fact(key: str) -> str:

@@ -23,7 +23,7 @@ from biphase.finetuning.choosing import choose_rate, validation_by_rate
 from biphase.finetuning.config import CellPlan, FinetuneConfig, plan_cell, plan_cells, resolve_precision
 from biphase.finetuning.kept import RECORD
 from biphase.finetuning.scores import Score, measure_trainings, read_score, read_scores, short_name
-from biphase.finetuning.words import FOLDER, read_words, score_words, tell_words
+from biphase.finetuning.words import WORD_SCORES, read_word_scores, score_words, tell_word_score
 from biphase.tasks.sources import HUB, DataDirs, find_task_sources
 from biphase.tasks.spec import find_task
 
@@ -210,14 +210,14 @@ def word_units(
 ) -> list[Unit]:
     """Make a unit that scores words alone for each task that has cells in `due`, or no such score below `out` yet.
     `settings`: the task, by name or file, and the configuration of every cell."""
-    stored = {score.task for score in read_words(out)}
+    stored = {score.task for score in read_word_scores(out)}
     configs: dict[str, dict[FinetuneConfig, None]] = {}
     for task, config in settings:
         configs.setdefault(task, {})[config.model_copy(update={"learning_rate": 1.0})] = None
     units = []
     for task, different in configs.items():
         if find_task(task).kind.words and (find_task(task).name in due or find_task(task).name not in stored):
-            arguments = {"task": task, "configs": [*different], "out": out / FOLDER, "data_dirs": dict(data_dirs)}
+            arguments = {"task": task, "configs": [*different], "out": out / WORD_SCORES, "data_dirs": dict(data_dirs)}
             units.append(Unit(f"score words alone on {task}", words_unit, arguments, size=0))
     return units
 
@@ -259,7 +259,7 @@ def encode_unit(model: str, task: str, config: FinetuneConfig, data_dirs: DataDi
 
 
 def words_unit(task: str, configs: Sequence[FinetuneConfig], out: Path, data_dirs: DataDirs) -> list[str]:
-    return [*map(tell_words, score_words(*find_task_sources(task, data_dirs), configs, out))]
+    return [*map(tell_word_score, score_words(*find_task_sources(task, data_dirs), configs, out))]
 
 
 def fit_unit(

@@ -11,7 +11,8 @@ Letters: N examples, F features, C classes or 1 for a number, W words of a split
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,18 +24,18 @@ from biphase.console import duration, err
 from biphase.encoder.models import Encoder
 from biphase.files import content_hash, locked
 from biphase.finetuning.config import PROTOCOL, CellPlan, FinetuneConfig, settle_config
-from biphase.finetuning.metrics import Judgement, judge_ranking
+from biphase.finetuning.metrics import Judgement, Rows, judge_ranking
 from biphase.finetuning.scores import Score, read_score, read_scores, write_cell
-from biphase.tasks.examples import LabelledText, TaggedWords, load_examples
+from biphase.tasks.examples import LabelledText, TaggedWords, inputs_of, load_examples
 from biphase.tasks.families import KINDS
 from biphase.tasks.sources import TaskSource
-from biphase.tasks.spec import EVALUATED_SPLITS, EvaluatedSplit
+from biphase.tasks.spec import EVALUATED_SPLITS, EvaluatedSplit, Task
 from biphase.tasks.splits import Collection, TaskData, own_documents
 
 if TYPE_CHECKING:
     from biphase.finetuning.encoding import CellContext
 
-FOLDER = ".words"
+WORD_SCORES = ".words"
 """The folder of these scores beside those of cells."""
 SURE = 30.0
 """The log-odds of a class that all training examples have, or with a minus none."""
@@ -85,7 +86,7 @@ def reduce_config(config: FinetuneConfig, metric: str, num_train: int) -> Finetu
     return FinetuneConfig(**{name: getattr(config, name) for name in names})
 
 
-def find_words(cells: Iterable[Score], stored: Iterable[Score]) -> list[Score]:
+def find_word_scores(cells: Iterable[Score], stored: Iterable[Score]) -> list[Score]:
     """Find the score by words alone beside each cell; [] if one is missing."""
     known = {(score.task, score.data_hash, score.config): score for score in stored}
     keys = [(cell, reduce_config(cell.config, cell.metric, cell.num_examples["train"])) for cell in cells]
@@ -93,24 +94,20 @@ def find_words(cells: Iterable[Score], stored: Iterable[Score]) -> list[Score]:
     return [score for score in found if score] if all(found) else []
 
 
-def read_words(scores: Path) -> tuple[Score, ...]:
+def read_word_scores(scores: Path) -> tuple[Score, ...]:
     """Read all scores by words alone beside the cells in a folder; none without any."""
-    return read_scores(scores / FOLDER).scores if (scores / FOLDER).is_dir() else ()
+    return read_scores(scores / WORD_SCORES).scores if (scores / WORD_SCORES).is_dir() else ()
 
 
-def tell_words(score: Score) -> str:
+def tell_word_score(score: Score) -> str:
     return f"{score.name} (words alone): {score.outcome} ({duration(score.seconds['train'])})"
 
 
 def write_words(plan: CellPlan, data: Any, trained: Any, folder: Path) -> None:
     """Compute the scores of words alone, and write them as a cell."""
-    import torch
-
     from biphase.device import describe_machine
-    from biphase.finetuning.encoding import CellContext
 
-    task, started, device = plan.task, time.perf_counter(), torch.device("cpu")
-    cell = CellContext(task, plan.config, device, torch.float32)
+    task, started, cell = plan.task, time.perf_counter(), make_context(plan.task, plan.config)
     judge = judge_search if task.kind.is_search else judge_tags if task.kind.is_tagging else judge_texts
     judged = judge(cell, data, trained)
     score = Score(
@@ -131,9 +128,36 @@ def write_words(plan: CellPlan, data: Any, trained: Any, folder: Path) -> None:
         num_steps=0,
         final_loss=None,
         seconds={"train": round(time.perf_counter() - started, 3), "evaluate": 0.0},
-        machine=describe_machine(device),
+        machine=describe_machine(cell.device),
     )
     write_cell(folder, score, [], {split: rows for split, (_, rows) in judged.items()})
+
+
+def judge_words(config: FinetuneConfig, source: TaskSource, test: Sequence[Any]) -> tuple[Rows, list[Any]]:
+    """Predict other test examples by words alone. Returns a row for each, and the inputs that trained the baseline."""
+    data, cell = load_examples(source, False, config.max_eval_examples), make_context(source.task, config)
+    assert isinstance(data, TaskData), "a ranking has no rows to score"
+    inputs = inputs_of(data, "train")
+    trained = [inputs[index] for index in list_seen(make_split(source.task, data.train), cell)]
+    judge = judge_tags if source.task.kind.is_tagging else judge_texts
+    return judge(cell, replace(data, test=tuple(test)), data)["test"][1], trained
+
+
+def make_context(task: Task, config: FinetuneConfig) -> "CellContext":
+    import torch
+
+    from biphase.finetuning.encoding import CellContext
+
+    return CellContext(task, config, torch.device("cpu"), torch.float32)
+
+
+def make_split(task: Task, examples: Sequence[Any]) -> Any:
+    """Make the family's split of some examples, with labels and without texts."""
+    from biphase.finetuning.families import sequence_classification, token_classification
+
+    if task.kind.is_tagging:
+        return token_classification.tag_split(examples)
+    return sequence_classification.label_split(task, examples)
 
 
 Judged = dict[EvaluatedSplit, Judgement]
@@ -151,12 +175,10 @@ def list_seen(train: Any, cell: "CellContext") -> np.ndarray:
 def judge_texts(cell: "CellContext", data: TaskData, trained: TaskData) -> Judged:
     """Judge a linear model on TF-IDF of words and characters: ridge for numbers, else a logistic regression for each
     class against the rest."""
-    from biphase.finetuning.families.sequence_classification import label_split
-
-    task, train = cell.task, label_split(cell.task, trained.train)
+    task, train = cell.task, make_split(cell.task, trained.train)
     seen, features = list_seen(train, cell), make_features()
     train_NF = features.fit_transform(list_texts(trained.train[index] for index in seen))
-    splits = {name: label_split(task, data.splits[name]) for name in EVALUATED_SPLITS}
+    splits = {name: make_split(task, data.splits[name]) for name in EVALUATED_SPLITS}
     features_of = {name: features.transform(list_texts(data.splits[name])) for name in EVALUATED_SPLITS}
     labels_N = train.labels_S[seen]
     targets_NC = np.eye(len(task.classes))[labels_N] if task.problem_type is None else labels_N.reshape(len(seen), -1)
@@ -205,10 +227,8 @@ def fit_linear(
 
 def judge_tags(cell: "CellContext", data: TaskData, trained: TaskData) -> Judged:
     """Judge the most frequent tag of each word; of an unknown word, the most frequent of all."""
-    from biphase.finetuning.families.token_classification import tag_split
-
     counts: dict[str, Counter[int]] = defaultdict(Counter)
-    for index in list_seen(tag_split(trained.train), cell):
+    for index in list_seen(make_split(cell.task, trained.train), cell):
         example: TaggedWords = trained.train[index]
         for word, tag in zip(example.words, example.tags, strict=True):
             counts[word][tag] += 1
@@ -217,7 +237,8 @@ def judge_tags(cell: "CellContext", data: TaskData, trained: TaskData) -> Judged
     judged: Judged = {}
     for name in EVALUATED_SPLITS:
         tags_W2 = np.array([usual.get(word, other) for example in data.splits[name] for word in example.words])
-        judged[name] = tag_split(data.splits[name]).judge((tags_W2[:, 0].astype(np.int64), tags_W2[:, 1]), cell)
+        tags_W, shares_W = tags_W2[:, 0].astype(np.int64), tags_W2[:, 1]
+        judged[name] = make_split(cell.task, data.splits[name]).judge((tags_W, shares_W), cell)
     return judged
 
 

@@ -19,10 +19,17 @@ import numpy as np
 from biphase.report.contrasts import Contrast, Noise, tell_carriers, what_decides
 from biphase.report.formats import show_count, show_difference, show_list, show_noise, show_points, tell_p_value
 from biphase.report.statistics import SIGNIFICANCE, Interval, holm, holm_level, is_significant, spend_error
-from biphase.report.verdicts import LOOKS_OF_VERDICTS, ClaimVerdict, combine
+from biphase.report.verdicts import LOOKS_OF_VERDICTS, ClaimVerdict
 
 ON_PAR = 0.01
 """The difference within which scores count as about equal, one point: our convention."""
+
+
+def combine(verdicts: Sequence[str]) -> ClaimVerdict:
+    """Return the verdict on a whole from those on its parts."""
+    if "contradicted" in verdicts:
+        return "contradicted"
+    return "supported" if set(verdicts) == {"supported"} else "undecided"
 
 
 @dataclass(frozen=True)

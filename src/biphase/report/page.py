@@ -24,6 +24,7 @@ from biphase.console import out as terminal
 from biphase.curriculum import OBJECTIVES
 from biphase.errors import SOURCE, InputError
 from biphase.files import own_folder
+from biphase.finetuning.scores import Score
 from biphase.report import contrasts, formats, tables
 from biphase.report.claims import Finding, Verdicts, count_tested, tell_finding, tell_verdict
 from biphase.report.equivalents import ladder_panel, list_prices, price_sentence, price_tables, tell_compute
@@ -31,7 +32,7 @@ from biphase.report.figures import FigurePart, figure_pool, list_figures, plot_p
 from biphase.report.formats import MISSING, show_count, show_list, show_share, show_steps, tell_p_value
 from biphase.report.results import ALL_TASKS, FAMILY_NAMES, ReportArm, Result, ResultSet, find_flaws, read_words
 from biphase.report.statistics import SIGNIFICANCE, Interval, is_significant
-from biphase.report.verdicts import LOOKS_OF_VERDICTS, WordsRow, tell_words
+from biphase.report.verdicts import LOOKS_OF_VERDICTS, compare_words
 from biphase.style import GRID, INK
 
 SUPERFLUOUS = re.compile(
@@ -182,8 +183,10 @@ class PageText:
     """Sentences to read before comparing models."""
     costs: Sequence[Mapping[str, object]] = ()
     commands: Sequence[str] = ()
-    words: Sequence[WordsRow] = ()
-    """The scores of words alone, which are no arms."""
+    words: Sequence[Score] = ()
+    """Scores by words alone, which are no arms."""
+    bm25: Mapping[str, float] = field(default_factory=dict)
+    """Dataset → the score of BM25 among the scores of a model."""
     answer: str = ""
     """The answer to the question; if empty, the page compares the best models."""
     plan_svg: str = ""
@@ -216,6 +219,8 @@ def write_report(results: ResultSet, out: Path, page_text: PageText, pool: Execu
     """
     if not results.results:
         raise InputError("there is no finished score to report on yet")
+    measured = chain(*(scores.values() for scores in results.scores.values()))
+    beside = compare_words((score for score in measured if score.arm.objective != "none"), page_text.words)
     with own_folder(out, "report") as folder, pool or figure_pool() as drawing:
         prices, unpriced = list_prices(results, page_text.declared, page_text.baseline)
         priced, price_sentences = [*map(price_tables, prices)], [*map(price_sentence, prices)]
@@ -226,14 +231,14 @@ def write_report(results: ResultSet, out: Path, page_text: PageText, pool: Execu
         save = partial(save_figure, folder=folder / "figures")
         drawn = drawing.map(save, plots.keys(), plots.values())  # beside the tables
         printed, wide = tables.make_tables(results), [tables.wide_table(results, name) for name in results.metrics]
-        wide[0] = tables.with_words(wide[0], {row.dataset: row.value for row in page_text.words})
+        wide[0] = tables.with_words(wide[0], {**page_text.bm25, **{row.dataset: row.value for row in beside}})
         on_paper = [*wide, *printed, *page_text.judgements, *chain(*priced)]
         texts = {**page_text.files, **tables.table_files(on_paper)}
         flaws = find_flaws(results)
         lacks = [*flaws.gaps, *(f"No figure: {line}" for line in lacking)]
         missing = [*page_text.missing, *unpriced, *lacks]
         page_text = replace(page_text, notes=[*page_text.notes, *flaws.edges], missing=missing)
-        sentences = list(tell_answer(results, price_sentences, page_text))
+        sentences = [*tell_answer(results, price_sentences, page_text), *(row.sentence for row in beside)]
         html = render(
             facts=describe_results(results),
             sentences=list_leads(sentences, page_text),
@@ -272,12 +277,11 @@ def tell_answer(results: ResultSet, price_sentences: Iterable[str], page_text: P
         return
     declared, _ = page_text.hypotheses or ((), "")
     leads = answer_sentences(results, declared)
-    words = map(tell_words, filter(lambda row: row.best, page_text.words))
     if page_text.hypotheses:
         told = map(tell_finding, declared)
-        yield from chain(*((price_sentences, told) if page_text.declared else (told, price_sentences)), words, leads)
+        yield from chain(*((price_sentences, told) if page_text.declared else (told, price_sentences)), leads)
         return
-    yield from chain(leads, words, price_sentences)
+    yield from chain(leads, price_sentences)
     if page_text.verdicts and count_tested(page_text.verdicts[0]):
         yield page_text.verdicts[1]
 

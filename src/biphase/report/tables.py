@@ -73,10 +73,10 @@ class Table:
     """The lines of its CSV file, headers first; () without a CSV file."""
     signals: tuple[tuple[float, str], ...] = ()
     """The result of `measure_signal` for each column; () if no column has one."""
-    words: TableRow | None = None
-    """The scores of words alone, which are no arm; None without any."""
     details: tuple[bool, ...] = ()
     """Whether the page hides each column until asked, as it does with datasets whose family has a mean; () for none."""
+    words: TableRow | None = None
+    """The scores of words alone, which are no arm; None without any."""
 
 
 STUBS: dict[str, Callable[[ReportArm], str]] = {

@@ -27,7 +27,7 @@ from biphase.finetuning.scores import (
     short_name,
     show_rate,
 )
-from biphase.finetuning.words import find_words
+from biphase.finetuning.words import find_word_scores
 from biphase.report import contrasts
 from biphase.report.formats import MISSING, show_count, show_noise, show_p_value, show_share, show_spread, tell_p_value
 from biphase.report.results import ReportArm, Result, read_words, select_rate
@@ -53,13 +53,6 @@ LOOKS_OF_VERDICTS: dict[ClaimVerdict, tuple[str, str]] = {
     "undecided": ("?", "open"),
 }
 """Verdict on a claim → its sign, which tells it without colours, and the name of its colour in `page.css.j2`."""
-
-
-def combine(verdicts: Sequence[str]) -> ClaimVerdict:
-    """Return the verdict on a whole from those on its parts."""
-    if "contradicted" in verdicts:
-        return "contradicted"
-    return "supported" if set(verdicts) == {"supported"} else "undecided"
 
 
 @dataclass(frozen=True)
@@ -136,57 +129,69 @@ class TaskComparison:
 
 @dataclass(frozen=True)
 class WordsRow:
-    """The score of words alone on a dataset, and the best model's distance from it. It is no arm of a study."""
+    """The score of words alone on a dataset, which is no arm of a study, and the distance of the best model from it."""
 
     dataset: str
     name: str
     """The baseline, such as `TF-IDF + linear`."""
     value: float
-    best: Result | None = None
-    """The best model; None if only the value is known."""
-    difference: Interval | None = None
-    """The best model's mean minus `value`, with the p-value corrected for picking the best model (Bonferroni). With a
-    single seed, the interval is over test examples alone."""
+    """Its score."""
+    model: str
+    """The best model."""
+    mean: float
+    """The best model's score."""
+    difference: Interval
+    """`mean` minus `value`. The p-value is corrected for picking the best model (Bonferroni). With a single seed, the
+    test is over test examples alone."""
     num_models: int = 1
     """The number of models of which the best was picked."""
 
+    @property
+    def sentence(self) -> str:
+        """The comparison in words: `Words alone: TF-IDF + linear is ahead of A on genre: 80.56 % against 68.02 %,
+        +12.54 points [+10.06, +15.02].`"""
+        gap, sides = self.difference, [(self.model, self.mean), (self.name, self.value)]
+        if gap.value < 0:
+            sides.reverse()
+            gap = replace(gap, value=-gap.value, low=-gap.high, high=-gap.low)
+        is_ahead = is_significant(gap.p_value)
+        told = contrasts.say_difference(gap, *sides, is_ahead=is_ahead, where=f"on {self.dataset}")
+        picked = f"; {tell_p_value(gap.p_value)}, corrected for picking the best of {self.num_models} models"
+        return f"Words alone: {told}{picked if self.num_models > 1 else ''}."
 
-def measure_words(results: Iterable[Result], stored: Sequence[Score]) -> list[WordsRow]:
+
+def compare_words(results: Iterable[Result], stored: Sequence[Score]) -> list[WordsRow]:
     """Compare the best model on each dataset with words alone, on the same test examples. `stored`: scores by words
     alone. Datasets on which the best model is ahead come first."""
     by_dataset: dict[str, list[Result]] = {}
     for result in results:
         if result.examples is not None and result.samples:
             by_dataset.setdefault(result.dataset, []).append(result)
-    rows = []
-    for dataset, models in by_dataset.items():
-        best = max(models, key=lambda result: result.mean)
-        assert best.examples is not None
-        if words := find_words(best.examples.scores, stored):
-            # The baseline has no seed: it counts as the same score for each seed of the model.
-            samples = tuple(score.metrics["test"][best.measure] for score in words)
-            choice = best.choice and RateChoice({0.0: words}, best.measure)
-            known = {"examples": KeptExamples(tuple(words)), "choice": choice, "cohort": {}}
-            alone = replace(best, arm=ReportArm(words[0].model), samples=samples, **known)
-            gap = contrasts.difference(best, alone)
-            tested = gap.over_examples() if math.isnan(gap.error) else gap.against()
-            tested = replace(tested, p_value=min(tested.p_value * len(models), 1.0))
-            rows.append(WordsRow(dataset, words[0].model, alone.mean, best, tested, len(models)))
-    return sorted(rows, key=lambda row: -row.difference.value if row.difference else 0.0)
+    best = [max(models, key=lambda result: result.mean) for models in by_dataset.values()]
+    rows = [
+        beside_words(result, words, len(by_dataset[result.dataset]))
+        for result in best
+        if result.examples and (words := find_word_scores(result.examples.scores, stored))
+    ]
+    return sorted(rows, key=lambda row: row.value - row.mean)
 
 
-def tell_words(row: WordsRow) -> str:
-    """Write `Words alone: TF-IDF + linear is ahead of A on genre: 80.56 % against 68.02 %, +12.54 points [+10.06,
-    +15.02].`"""
-    assert row.best and row.difference
-    gap, sides = row.difference, [(row.best.arm.name, row.best.mean), (row.name, row.value)]
-    if gap.value < 0:
-        sides.reverse()
-        gap = replace(gap, value=-gap.value, low=-gap.high, high=-gap.low)
-    is_ahead = is_significant(gap.p_value)
-    sentence = contrasts.say_difference(gap, *sides, is_ahead=is_ahead, where=f"on {row.dataset}")
-    picked = f"; {tell_p_value(gap.p_value)}, corrected for picking the best of {row.num_models} models"
-    return f"Words alone: {sentence}{picked if row.num_models > 1 else ''}."
+def beside_words(best: Result, words: Sequence[Score], num_models: int) -> WordsRow:
+    """Compare the best of some models with the score of words alone beside each of its scores. The baseline has no
+    seed of its own: it counts as that score for each seed of the model."""
+    samples = tuple(score.metrics["test"][best.measure] for score in words)
+    choice = best.choice and RateChoice({0.0: words}, best.measure)
+    arm, kept = ReportArm(words[0].model), KeptExamples(tuple(words))
+    alone = replace(best, arm=arm, samples=samples, examples=kept, choice=choice, cohort={})
+    return measure_distance(best, alone, num_models)
+
+
+def measure_distance(best: Result, alone: Result, num_models: int = 1) -> WordsRow:
+    """Measure the distance of the best of some models from words alone."""
+    gap = contrasts.difference(best, alone)
+    tested = gap.over_examples() if math.isnan(gap.error) else gap.against()
+    tested = replace(tested, p_value=min(tested.p_value * num_models, 1.0))
+    return WordsRow(best.dataset, alone.arm.name, alone.mean, best.arm.name, best.mean, tested, num_models)
 
 
 def compare(scores: ScoreSet, a: str, b: str) -> list[TaskComparison]:
@@ -349,7 +354,7 @@ def print_summary(
         about = "about 1 if models are equally good; (…): the task separates no models"
         lines.append(f"signal ÷ noise: {', '.join(signals)}; {about}")
     lines += undecided
-    lines += map(tell_words, words)
+    lines += [row.sentence for row in words]
     for line in (*lines, *(f"left out: {path} ({reason})" for path, reason in (broken or {}).items())):
         out.print(line)
 

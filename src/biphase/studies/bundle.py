@@ -37,7 +37,6 @@ from biphase.files import (
     write_hashed,
     write_text,
 )
-from biphase.finetuning.words import read_words
 from biphase.report.formats import show_count
 from biphase.run import Run
 from biphase.studies.cost import measure_sizes
@@ -99,7 +98,7 @@ def list_kept(state: StudyState) -> Iterator[Path]:
         for path in [folder / "runs" / record.folder] if record else sorted(folder.glob(f"runs/{name}-????????")):
             run = Run(path)
             yield from filter(Path.is_file, (path / "config.yaml", run.environment, path / "done.json", run.metrics))
-    for scores in (*(own.scores for own in state.scores.values()), read_words(folder / "scores")):
+    for scores in (*(own.scores for own in state.scores.values()), state.words):
         for score in scores:
             assert score.folder is not None
             yield score.folder / "score.json"

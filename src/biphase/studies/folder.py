@@ -26,6 +26,7 @@ from biphase.errors import BusyError, InputError
 from biphase.files import is_locked, read_hashed, read_json_as, refuse_links, remove_folder, write_text
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.scores import Score, ScoreSet, read_scores
+from biphase.finetuning.words import WORD_SCORES
 from biphase.run import Run, open_run, read_checkpoint_manifest, read_metrics, whole_steps
 from biphase.studies.plan import Plan, PlannedRun, StudyCell, train_name
 from biphase.studies.spec import EMBED, Study, scored_as
@@ -159,6 +160,8 @@ class StudyState:
     scores: dict[str, ScoreSet] = field(default_factory=dict)
     """Model → its finished scores that match the study: the model's weights, this version's protocol, and the settings
     of one of the model's cells."""
+    words: tuple[Score, ...] = ()
+    """The scores by words alone."""
     scored: set[str] = field(default_factory=set)
     """The names of the cells that have all their scores."""
     begun: dict[str, int] = field(default_factory=dict)
@@ -257,7 +260,9 @@ def read_state(plan: Plan, folder: Path) -> StudyState:
         scored |= {name for name, keys in due.items() if keys <= matched}
     runs = {name: folder / "runs" / record.folder for name, record in state.records.items()}
     environments = {name: read_json_as(run / "environment.json", dict[str, Any]) for name, run in runs.items()}
-    state = replace(state, scores=scores, scored=scored, environments=environments)
+    place = folder / "scores" / WORD_SCORES
+    words = read_scores(place).scores if place.is_dir() else ()
+    state = replace(state, scores=scores, words=words, scored=scored, environments=environments)
     # 3. The steps of runs that have begun.
     for name in plan.runs.keys() - state.trained:
         for path in folder.glob(f"runs/{name}-????????"):

@@ -23,7 +23,6 @@ from biphase.exporting.push import without_folders
 from biphase.files import read_hashed
 from biphase.finetuning.metrics import BM25
 from biphase.finetuning.scores import TASK_SETTINGS, Score, ScoreSet, has_lost_predictions
-from biphase.finetuning.words import read_words
 from biphase.report.claims import NO_LOOKS, Claim, Finding, Looks, Verdicts, judge_claims
 from biphase.report.contrasts import Terms, contrast, difference, seed_interval, with_averages
 from biphase.report.figures import figure_pool
@@ -33,7 +32,6 @@ from biphase.report.page import PageText, WrittenReport, write_report
 from biphase.report.paper import judge_paper, measure_findings, place_arms
 from biphase.report.results import LOSS, OBJECTIVE_NAMES, ReportArm, Result, ResultSet, pool, select_rate, with_cohorts
 from biphase.report.tables import LATEX
-from biphase.report.verdicts import WordsRow, measure_words
 from biphase.run import Run, read_metrics
 from biphase.studies.advise import Evidence
 from biphase.studies.arms import Arm
@@ -412,6 +410,7 @@ def report_study(plan: Plan, folder: Path, out: Path, commands: Sequence[str]) -
         declared += propose_looks(plan, findings)
         files = {"hypotheses.json": hypotheses_json(plan, digest, declared, findings)} if findings else {}
         files |= {"scores.csv": cells_csv(state.scores), "citation.bib": write_citation(plan.study, declared)}
+        tests = [(s.task, s.metrics.get("test", {})) for scores in state.scores.values() for s in scores.scores]
         page_text = PageText(
             title=plan.study.title or f"The study {plan.study.name}",
             question=plan.study.question,
@@ -420,7 +419,8 @@ def report_study(plan: Plan, folder: Path, out: Path, commands: Sequence[str]) -
             declared=list_equivalents(plan),
             notes=list(map(without_folders, [*plan.study.notes, *list_notes(state, sizes)])),
             commands=[*chain(*map(as_published, bundle.commands))] if bundle else list_commands(state, commands),
-            words=list_words(state, results),
+            words=state.words,
+            bm25={task: values[BM25] for task, values in tests if BM25 in values},
             plan_svg=picture.result(),
             losses=losses,
             files=files,
@@ -428,16 +428,6 @@ def report_study(plan: Plan, folder: Path, out: Path, commands: Sequence[str]) -
             costs=list_costs(state, sizes),
         )
         return write_report(results, out, page_text, pool)
-
-
-def list_words(state: StudyState, results: ResultSet) -> list[WordsRow]:
-    """List the scores of words alone on the study's tasks, each beside the best trained arm. A task without its own has
-    BM25's score from its cells, if they have one."""
-    measured = chain(*(scores.values() for scores in results.scores.values()))
-    trained = [result for result in measured if result.arm.objective != "none"]
-    rows = {row.dataset: row for row in measure_words(trained, read_words(state.folder / "scores"))}
-    tests = [(s.task, s.metrics.get("test", {})) for scores in state.scores.values() for s in scores.scores]
-    return [*({task: WordsRow(task, "BM25", values[BM25]) for task, values in tests if BM25 in values} | rows).values()]
 
 
 def install_commands(machine: Mapping[str, Any]) -> Iterator[str]:

@@ -1,0 +1,212 @@
+"""The scores of words alone: against scikit-learn's own pipeline, seqeval and answers known by hand."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+from seqeval.metrics import f1_score
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.pipeline import make_pipeline, make_union
+
+from biphase.api.finetuning import result_of
+from biphase.finetuning import words
+from biphase.finetuning.config import CellPlan, FinetuneConfig, plan_cells
+from biphase.finetuning.fit import fit_cells
+from biphase.finetuning.scores import Score, read_examples
+from biphase.finetuning.words import STRENGTHS, WORD_SCORES, find_word_scores, read_word_scores, score_words
+from biphase.report.statistics import mean_interval
+from biphase.report.verdicts import compare_words
+from biphase.tasks.examples import load_examples
+from biphase.tasks.own import write_task
+from biphase.tasks.sources import TaskSource, find_task_sources
+from biphase.tasks.splits import TaskData, draw_indices
+
+NOUNS = ("cat", "dog", "tree", "house", "river", "paper", "stone", "train")
+FEW = FinetuneConfig(precision="fp32", max_length=64, max_train_examples=300)
+
+
+def make_rows(num: int, label: Any, seed: int = 0) -> list[dict[str, Any]]:
+    """Texts of six nouns, with the label that a function gives to the nouns and a random number."""
+    rng = np.random.default_rng(seed)
+    drawn = [([str(noun) for noun in rng.choice(NOUNS, 6)], rng.random()) for _ in range(num)]
+    return [{"text": " ".join(nouns), "label": label(nouns, luck)} for nouns, luck in drawn]
+
+
+def noisy_class(nouns: list[str], luck: float) -> str:
+    return "abc"[int(3 * luck) if luck < 0.3 else nouns.count("cat") % 3]
+
+
+def own_source(folder: Path, label: Any = noisy_class, sizes: tuple[int, int, int] = (400, 100, 150)) -> TaskSource:
+    named = zip(("train", "validation", "test"), sizes, strict=True)
+    data = {split: make_rows(size, label, seed) for seed, (split, size) in enumerate(named)}
+    task, place = write_task(data, folder, "own")
+    return find_task_sources(task, {"own": place})[1]
+
+
+def load(source: TaskSource) -> TaskData:
+    data = load_examples(source, False)
+    assert isinstance(data, TaskData)
+    return data
+
+
+def texts_of(examples: Any) -> list[str]:
+    return [example.texts[0][0] for example in examples]
+
+
+def make_pipe(model: Any) -> Any:
+    vectors = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), token_pattern=r"\w+|[^\w\s]")
+    characters = TfidfVectorizer(sublinear_tf=True, ngram_range=(3, 5), analyzer="char_wb")
+    return make_pipeline(make_union(vectors, characters), model)
+
+
+def test_texts_are_classified_as_by_a_pipeline_of_scikit_learn_at_the_strength_that_is_best_on_validation(
+    tmp_path: Path,
+) -> None:
+    source = own_source(tmp_path)
+    [score] = score_words(source, source, [FEW], tmp_path / "words")
+    data = load(source)
+    seen = [data.train[index] for index in draw_indices(400, 300)]
+    found = []
+    for strength in STRENGTHS:
+        model = LogisticRegression(C=strength, solver="liblinear", dual=True, max_iter=1000, random_state=0)
+        pipe = make_pipe(OneVsRestClassifier(model)).fit(texts_of(seen), [example.label for example in seen])
+        right = {}
+        for split in ("validation", "test"):
+            gold = [example.label for example in data.splits[split]]
+            right[split] = float(np.mean(pipe.predict(texts_of(data.splits[split])) == gold))
+        found.append((right["validation"], -strength, right["test"]))
+    validation, _, test = max(found)
+    assert len({values[2] for values in found}) > 1, "the choice of a strength decides nothing here"
+    assert score.metrics["validation"]["accuracy"] == validation
+    assert score.metrics["test"]["accuracy"] == test
+    assert (score.model, score.num_examples) == ("TF-IDF + linear", {"train": 400, "validation": 100, "test": 150})
+
+
+def test_numbers_are_predicted_by_ridge(tmp_path: Path) -> None:
+    source = own_source(tmp_path, lambda nouns, luck: nouns.count("cat") - nouns.count("dog") + luck)
+    [score] = score_words(source, source, [FEW], tmp_path / "words")
+    data, found = load(source), {}
+    seen = [data.train[index] for index in draw_indices(400, 300)]
+    for strength in STRENGTHS:
+        pipe = make_pipe(Ridge(alpha=1 / strength)).fit(texts_of(seen), [example.label for example in seen])
+        values = []
+        for examples in (data.validation, data.test):
+            values.append(spearmanr(pipe.predict(texts_of(examples)), [example.label for example in examples])[0])
+        found[values[0]] = values[1]
+    assert score.metrics["test"]["spearman"] == pytest.approx(found[max(found)], abs=1e-3)
+    assert score.metrics["test"]["spearman"] > 0.8
+
+
+def test_sets_of_classes_have_a_regression_for_each_class_and_a_class_of_no_example_is_never_predicted(
+    tmp_path: Path,
+) -> None:
+    source = own_source(tmp_path, lambda nouns, luck: sorted({"cat", "dog"} & {*nouns}) + ["rare"] * (luck > 2))
+    assert source.task.problem_type == "multi_label_classification"
+    [score] = score_words(source, source, [FEW], tmp_path / "words")
+    assert score.metrics["test"]["micro_f1"] > 0.95
+
+
+def test_a_table_with_a_known_answer_is_answered(tmp_path: Path) -> None:
+    source = own_source(tmp_path, lambda nouns, _: "cats" if "cat" in nouns else "none", (200, 40, 40))
+    [score] = score_words(source, source, [FEW], tmp_path / "words")
+    assert score.metrics["test"]["accuracy"] == 1.0
+
+
+def test_words_have_their_most_frequent_tag_in_train(data_dirs: dict[str, Path], tmp_path: Path) -> None:
+    train, source = find_task_sources("wnut17", data_dirs)
+    [score] = score_words(train, source, [FinetuneConfig(precision="fp32")], tmp_path)
+    data, classes = load(source), source.task.classes
+    counts: dict[str, Counter[int]] = {}
+    for example in data.train:
+        for word, tag in zip(example.words, example.tags, strict=True):
+            counts.setdefault(word, Counter())[tag] += 1
+    tags = {word: classes[count.most_common(1)[0][0]] for word, count in counts.items()}
+    gold = [[classes[tag] for tag in example.tags] for example in data.test]
+    predicted = [[tags.get(word, "O") for word in example.words] for example in data.test]
+    assert score.metrics["test"]["f1"] == pytest.approx(f1_score(gold, predicted), abs=1e-12)
+    assert score.model == "most frequent tag"
+
+
+def test_equally_frequent_tags_are_broken_by_the_order_of_the_classes_and_unknown_words_take_the_commonest() -> None:
+    assert words.most_frequent(Counter({3: 2, 1: 2, 2: 1})) == (1, 0.4)
+
+
+def test_search_has_bm25_over_the_queries_of_the_cell(data_dirs: dict[str, Path], tmp_path: Path) -> None:
+    train, source = find_task_sources("squad_retrieval", data_dirs)
+    [score] = score_words(train, source, [FinetuneConfig(precision="fp32", max_eval_examples=5)], tmp_path)
+    assert (score.model, score.num_examples["test"]) == ("BM25", 5)
+    assert score.metrics["test"]["ndcg_at_10"] > 0.5
+    assert read_examples(score).values_SN.mean() == pytest.approx(score.metrics["test"]["ndcg_at_10"])
+
+
+@pytest.mark.parametrize("task", ["squad_v2"])
+def test_families_without_a_baseline_have_none(data_dirs: dict[str, Path], tmp_path: Path, task: str) -> None:
+    assert score_words(*find_task_sources(task, data_dirs), [FinetuneConfig(precision="fp32")], tmp_path) == []
+
+
+def test_cells_that_read_the_same_examples_share_a_result_which_is_computed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = own_source(tmp_path)
+    seeds = [FEW.model_copy(update={"seed": seed, "learning_rate": 10.0**-seed}) for seed in range(3)]
+    [score] = score_words(source, source, seeds, tmp_path / "words")
+    monkeypatch.setattr(words, "write_words", lambda *_: pytest.fail("it was computed before"))
+    assert score_words(source, source, seeds, tmp_path / "words") == [score]
+    assert score_words(source, source, [FEW.model_copy(update={"words": False})], tmp_path / "words") == []
+
+
+@pytest.mark.parametrize("changes", [{"shots": 5, "max_train_examples": None}, {"max_steps": 3, "batch_size": 8}])
+def test_examples_that_a_seed_draws_or_the_steps_do_not_reach_are_the_networks(
+    tmp_path: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The baseline of each seed is fitted on the texts that the network of that seed reads, and on no other."""
+    from biphase.finetuning.fit import choose_items, training_order
+
+    source = own_source(tmp_path)
+    read: list[list[str]] = []
+    list_texts = words.list_texts
+
+    def note(examples: Any) -> list[str]:
+        read.append(list_texts(examples))
+        return read[-1]
+
+    monkeypatch.setattr(words, "list_texts", note)
+    configs = [FEW.model_copy(update={"seed": seed, **changes}) for seed in range(2)]
+    scores = score_words(source, source, configs, tmp_path / "words")
+    assert len(scores) == 2, "each seed has its own examples"
+    data = load(source)
+    for config, texts in zip(configs, read[::3], strict=True):
+        split = words.make_split(source.task, data.train)
+        items, num_steps = choose_items(split, config)
+        steps = training_order(len(items), config.batch_size, num_steps, config.seed)
+        assert sorted(texts) == sorted(list_texts(data.train[index] for index in {*items[np.concatenate([*steps])]}))
+    assert len(read[0]) == (15 if "shots" in changes else 24)
+
+
+@pytest.fixture
+def cell(model_folder: Path, tmp_path: Path) -> tuple[CellPlan, Score]:
+    task, place = write_task(make_rows(300, noisy_class), tmp_path, "own")
+    config = FinetuneConfig(precision="fp32", device="cpu", max_length=64, learning_rate=3e-3)
+    [plan] = plan_cells(str(model_folder), [task], config, {"own": place})
+    return plan, fit_cells([plan], tmp_path / "scores")[0]
+
+
+def test_a_difference_to_words_is_over_the_same_test_examples(cell: tuple[CellPlan, Score], tmp_path: Path) -> None:
+    """A single cell's difference is the mean over examples, with Student's interval; its name changes with no score."""
+    plan, score = cell
+    [alone] = score_words(plan.train, plan.evaluation, [plan.config], tmp_path / "scores" / WORD_SCORES)
+    assert find_word_scores([score], read_word_scores(tmp_path / "scores")) == [alone]
+    [row] = compare_words([result_of(score)], [alone])
+    gaps_N = read_examples(score).values_SN[0] - read_examples(alone).values_SN[0]
+    expected = mean_interval(gaps_N)
+    assert (row.difference.value, row.difference.low, row.difference.high) == pytest.approx(
+        (expected.value, expected.low, expected.high)
+    )
+    assert row.sentence.startswith("Words alone: ") and "TF-IDF + linear" in row.sentence
+    other = alone.model_copy(update={"data_hash": "of other data"})
+    assert compare_words([result_of(score)], [other]) == []
