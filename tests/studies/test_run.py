@@ -764,6 +764,30 @@ def test_the_folder_of_another_study(plan: Plan, finished: Path) -> None:
         claim_study_folder(finished, plan.study.model_copy(update={"name": "other"}))
 
 
+def test_words_alone_stand_beside_the_arms_and_are_none(plan: Plan, finished: Path, tmp_path: Path) -> None:
+    """One result for all cells of a task; no arm, no cohort and no hypothesis has it; it can be left out."""
+    state = read_state(plan, finished)
+    [alone] = state.words
+    assert (alone.model, alone.task) == ("most frequent tag", "wnut17")
+    results = collect_results(plan, state.scores, measure_sizes(plan))
+    names = {result.arm.name for result in results.results}.union(*(result.cohort for result in results.results))
+    assert names == {model.name for model in plan.models}
+    _, _, table, sentences = report_study(plan, finished, tmp_path / "report", [])
+    assert table.words is not None and table.words.cells[-1].text == f"{100 * alone.metrics['test']['f1']:.2f}"
+    assert not {cell.mark for cell in table.words.cells} - {""}
+    [told] = [sentence for sentence in sentences if sentence.startswith("Words alone: ")]
+    assert "most frequent tag" in told and "corrected for picking the best of 5 models" in told
+    assert "most frequent tag" not in (tmp_path / "report" / "scores.csv").read_text()
+    for ending in ("md", "tex"):
+        assert "words alone (no arm)" in (tmp_path / "report" / "tables" / f"{table.name}.{ending}").read_text()
+    without = changed(plan, "evaluation.finetune.words=false")
+    assert {cell.name for cell in without.cells} == state.scored, "a cell has the same name without them"
+    place = copy_of(finished, tmp_path / "study")
+    shutil.rmtree(place / "scores" / ".words")
+    assert run_study(without, place, HERE) == [] and read_state(without, place).words == ()
+    assert run_study(plan, place, HERE) == [] and read_state(plan, place).words[0].metrics == alone.metrics
+
+
 def test_a_task_of_ones_own(plan: Plan, finished: Path, words_dir: Path, tmp_path: Path) -> None:
     """Its YAML file names it, its data is found under either name, and the report has it."""
     own = tmp_path / "places.yaml"

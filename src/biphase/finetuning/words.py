@@ -89,7 +89,7 @@ def reduce_config(config: FinetuneConfig, metric: str, num_train: int) -> Finetu
 def find_word_scores(cells: Iterable[Score], stored: Iterable[Score]) -> list[Score]:
     """Find the score by words alone beside each cell; [] if one is missing."""
     known = {(score.task, score.data_hash, score.config): score for score in stored}
-    keys = [(cell, reduce_config(cell.config, cell.metric, cell.num_examples["train"])) for cell in cells]
+    keys = [(cell, reduce_config(cell.config, cell.metric, cell.num_examples.get("train", 0))) for cell in cells]
     found = [known.get((cell.task, cell.data_hash, config)) for cell, config in keys]
     return [score for score in found if score] if all(found) else []
 
