@@ -24,13 +24,13 @@ from biphase.console import duration, err
 from biphase.encoder.models import Encoder
 from biphase.files import content_hash, locked
 from biphase.finetuning.config import PROTOCOL, CellPlan, FinetuneConfig, settle_config
-from biphase.finetuning.metrics import Judgement, Rows, judge_ranking
+from biphase.finetuning.metrics import Judgement, Rows
 from biphase.finetuning.scores import Score, read_score, read_scores, write_cell
 from biphase.tasks.examples import LabelledText, TaggedWords, inputs_of, load_examples
 from biphase.tasks.families import KINDS
 from biphase.tasks.sources import TaskSource
 from biphase.tasks.spec import EVALUATED_SPLITS, EvaluatedSplit, Task
-from biphase.tasks.splits import Collection, TaskData, own_documents
+from biphase.tasks.splits import TaskData
 
 if TYPE_CHECKING:
     from biphase.finetuning.encoding import CellContext
@@ -106,10 +106,13 @@ def tell_word_score(score: Score) -> str:
 def write_words(plan: CellPlan, data: Any, trained: Any, folder: Path) -> None:
     """Compute the scores of words alone, and write them as a cell."""
     from biphase.device import describe_machine
+    from biphase.finetuning.families.pair_ranking import judge_bm25
 
     task, started, cell = plan.task, time.perf_counter(), make_context(plan.task, plan.config)
-    judge = judge_search if task.kind.is_search else judge_tags if task.kind.is_tagging else judge_texts
-    judged = judge(cell, data, trained)
+    if task.kind.is_search:
+        judged = {split: judge_bm25(data, split, cell) for split in EVALUATED_SPLITS}
+    else:
+        judged = (judge_tags if task.kind.is_tagging else judge_texts)(cell, data, trained)
     score = Score(
         protocol=PROTOCOL,
         cell=plan.hash,
@@ -236,9 +239,10 @@ def judge_tags(cell: "CellContext", data: TaskData, trained: TaskData) -> Judged
     other = most_frequent(sum(counts.values(), Counter()))
     judged: Judged = {}
     for name in EVALUATED_SPLITS:
-        tags_W2 = np.array([usual.get(word, other) for example in data.splits[name] for word in example.words])
-        tags_W, shares_W = tags_W2[:, 0].astype(np.int64), tags_W2[:, 1]
-        judged[name] = make_split(cell.task, data.splits[name]).judge((tags_W, shares_W), cell)
+        tags, shares = zip(
+            *(usual.get(word, other) for example in data.splits[name] for word in example.words), strict=True
+        )
+        judged[name] = make_split(cell.task, data.splits[name]).judge((np.array(tags), np.array(shares)), cell)
     return judged
 
 
@@ -246,19 +250,3 @@ def most_frequent(tags: Counter[int]) -> tuple[int, float]:
     """Return the most frequent tag, of equally frequent ones the first of the task, and its share."""
     tag, count = min(tags.items(), key=lambda item: (-item[1], item[0]))
     return tag, count / tags.total()
-
-
-def judge_search(cell: "CellContext", data: Collection, _: Collection) -> Judged:
-    """Judge BM25, which is not trained."""
-    from biphase.finetuning.families.pair_ranking import rank_documents
-
-    twins = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
-    judged: Judged = {}
-    for name in EVALUATED_SPLITS:
-        grades = data.relevance[name]
-        relevance = {query: grades[query] for query in data.queries if query in grades}
-        searched = [*(data.judged_documents[name] if cell.config.judged_only else data.documents)]
-        ranked = rank_documents(data, twins, list(relevance), searched)
-        scores = {query: {id: -float(place) for place, id in enumerate(ids)} for query, ids in ranked.items()}
-        judged[name] = judge_ranking(relevance, scores, cell.task.metric)
-    return judged

@@ -21,7 +21,7 @@ from biphase.finetuning.families import Predicted, multiple_choice, predict_inpu
 from biphase.finetuning.kept import KeptModel
 from biphase.finetuning.metrics import BM25, Judgement, judge_ranking, ranking_scores
 from biphase.tasks.bm25 import index_bm25, query_bm25
-from biphase.tasks.spec import TASK_SPLITS, TaskSplit
+from biphase.tasks.spec import TASK_SPLITS, EvaluatedSplit, TaskSplit
 from biphase.tasks.splits import DRAW_SEED, Collection, Judgements, own_documents
 
 CANDIDATES = 100
@@ -44,6 +44,16 @@ class Split(multiple_choice.Split):
         before, _ = ranking_scores(self.relevance, order_candidates(self, order_of_bm25))
         means, rows = judge_ranking(self.relevance, order_candidates(self, scores_S1[:, 0]), cell.task.metric)
         return means | {BM25: before["ndcg_at_10"]}, rows
+
+
+def judge_bm25(data: Collection, split: EvaluatedSplit, cell: CellContext) -> Judgement:
+    """Judge BM25 alone on the queries of a split, without any training."""
+    twins = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
+    relevance = {query: data.relevance[split][query] for query in data.queries if query in data.relevance[split]}
+    searched = [*(data.judged_documents[split] if cell.config.judged_only else data.documents)]
+    ranked = rank_documents(data, twins, list(relevance), searched)
+    scores = {query: {id: -float(place) for place, id in enumerate(ids)} for query, ids in ranked.items()}
+    return judge_ranking(relevance, scores, cell.task.metric)
 
 
 def encode(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig) -> dict[TaskSplit, Split]:
