@@ -13,15 +13,17 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline, make_union
 
+import biphase
 from biphase.api.finetuning import result_of
+from biphase.errors import InputError
 from biphase.finetuning import words
 from biphase.finetuning.config import CellPlan, FinetuneConfig, plan_cells
-from biphase.finetuning.fit import fit_cells
+from biphase.finetuning.fit import draw_shots, fit_cells
 from biphase.finetuning.scores import Score, read_examples
 from biphase.finetuning.words import STRENGTHS, WORD_SCORES, find_word_scores, read_word_scores, score_words
 from biphase.report.statistics import mean_interval
 from biphase.report.verdicts import compare_words
-from biphase.tasks.examples import load_examples
+from biphase.tasks.examples import LabelledText, load_examples
 from biphase.tasks.own import write_task
 from biphase.tasks.sources import TaskSource, find_task_sources
 from biphase.tasks.splits import TaskData, draw_indices
@@ -64,26 +66,28 @@ def make_pipe(model: Any) -> Any:
     return make_pipeline(make_union(vectors, characters), model)
 
 
+def score_pipelines(trained: Any, validation: Any, test: Any) -> list[tuple[float, float, float]]:
+    """The accuracy of scikit-learn's pipeline on validation and test, and minus its C, for each strength."""
+    found = []
+    for strength in STRENGTHS:
+        model = LogisticRegression(C=strength, solver="liblinear", dual=True, max_iter=1000, random_state=0)
+        pipe = make_pipe(OneVsRestClassifier(model)).fit(texts_of(trained), [example.label for example in trained])
+        right = []
+        for examples in (validation, test):
+            right.append(float(np.mean(pipe.predict(texts_of(examples)) == [example.label for example in examples])))
+        found.append((right[0], -strength, right[1]))
+    return found
+
+
 def test_texts_are_classified_as_by_a_pipeline_of_scikit_learn_at_the_strength_that_is_best_on_validation(
     tmp_path: Path,
 ) -> None:
     source = own_source(tmp_path)
     [score] = score_words(source, source, [FEW], tmp_path / "words")
     data = load(source)
-    seen = [data.train[index] for index in draw_indices(400, 300)]
-    found = []
-    for strength in STRENGTHS:
-        model = LogisticRegression(C=strength, solver="liblinear", dual=True, max_iter=1000, random_state=0)
-        pipe = make_pipe(OneVsRestClassifier(model)).fit(texts_of(seen), [example.label for example in seen])
-        right = {}
-        for split in ("validation", "test"):
-            gold = [example.label for example in data.splits[split]]
-            right[split] = float(np.mean(pipe.predict(texts_of(data.splits[split])) == gold))
-        found.append((right["validation"], -strength, right["test"]))
-    validation, _, test = max(found)
+    found = score_pipelines([data.train[index] for index in draw_indices(400, 300)], data.validation, data.test)
     assert len({values[2] for values in found}) > 1, "the choice of a strength decides nothing here"
-    assert score.metrics["validation"]["accuracy"] == validation
-    assert score.metrics["test"]["accuracy"] == test
+    assert (score.metrics["validation"]["accuracy"], score.metrics["test"]["accuracy"]) == max(found)[::2]
     assert (score.model, score.num_examples) == ("TF-IDF + linear", {"train": 400, "validation": 100, "test": 150})
 
 
@@ -210,3 +214,23 @@ def test_a_difference_to_words_is_over_the_same_test_examples(cell: tuple[CellPl
     assert row.sentence.startswith("Words alone: ") and "TF-IDF + linear" in row.sentence
     other = alone.model_copy(update={"data_hash": "of other data"})
     assert compare_words([result_of(score)], [other]) == []
+
+
+def test_other_rows_are_scored_beside_words_that_the_same_rows_trained(model_folder: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"precision": "fp32", "device": "cpu", "max_length": 64, "learning_rate": 3e-3}
+    task, place = write_task(make_rows(300, noisy_class), tmp_path / "data", "own")
+    kept = tmp_path / "kept"
+    biphase.finetune(model_folder, task, data=place, scores=tmp_path / "scores", keep=kept, shots=15, **settings)
+    later = make_rows(80, noisy_class, seed=9)
+    row = biphase.score(kept, later, train=place).words
+    source = find_task_sources(task, {"own": place})[1]
+    data = load(source)
+    seen = draw_shots(np.array([example.label for example in data.train]), 15, 0)
+    classes = source.task.classes
+    new = [LabelledText("", ((row["text"], ()),), classes.index(row["label"])) for row in later]
+    found = max(score_pipelines([data.train[index] for index in seen], data.validation, new))
+    assert row is not None and (row.name, row.value) == ("TF-IDF + linear", found[2])
+    assert biphase.score(kept, later).words is None
+    _, other = write_task(make_rows(300, noisy_class, seed=1), tmp_path / "other", "own")
+    with pytest.raises(InputError, match="has other rows than those that trained"):
+        biphase.score(kept, later, train=other)
