@@ -2,7 +2,7 @@
 
 Python offers the functions behind the command line, and loads each on its first use: `biphase.prepare`, `pretrain`,
 `export`, `trim`, `push`, `load`, `encode`, `finetune`, `predict`, `score`, `evaluate`, `compare`, `equivalent`,
-`embed`, `search`, `open_index`, `study`, `advise`, `inspect`, `check`. A mistake that you can fix raises
+`report_paper`, `embed`, `search`, `open_index`, `study`, `advise`, `inspect`, `check`. A mistake that you can fix raises
 `biphase.InputError`. `biphase.silence()` turns off all bars and lines.
 """
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # importing `typing` would take time before Ctrl-C is handled
     from biphase.api.finetuning import compare, evaluate, finetune, predict, score
     from biphase.api.folders import inspect
     from biphase.api.networks import embed, encode, export, load, open_index, pretrain, search, train_tokenizer, trim
-    from biphase.api.studies import advise, equivalent, study
+    from biphase.api.studies import advise, equivalent, report_paper, study
     from biphase.console import silence
     from biphase.corpus.prepare import prepare
     from biphase.deploying.checking import check
@@ -37,7 +37,19 @@ __all__ = [
     "load",
     "open_index",
 ]
-__all__ += ["predict", "prepare", "pretrain", "push", "score", "search", "silence", "study", "train_tokenizer", "trim"]
+__all__ += [
+    "predict",
+    "prepare",
+    "pretrain",
+    "push",
+    "report_paper",
+    "score",
+    "search",
+    "silence",
+    "study",
+    "train_tokenizer",
+    "trim",
+]
 __version__ = "0.1.0"
 
 OFFERED = {
@@ -48,7 +60,7 @@ OFFERED = {
         "api.networks",
     ),
     **dict.fromkeys(("finetune", "predict", "score", "evaluate", "compare"), "api.finetuning"),
-    **dict.fromkeys(("study", "advise", "equivalent"), "api.studies"),
+    **dict.fromkeys(("study", "advise", "equivalent", "report_paper"), "api.studies"),
     "check": "deploying.checking",
     "inspect": "api.folders",
     "silence": "console",

@@ -316,3 +316,20 @@ def equivalent(
     from biphase.report.foreign import judge_table
 
     return judge_table(table, baseline, scale, lower_is_better, over, rename or {})
+
+
+def report_paper(*, results: AnyPath | None = None, out: str | Path = "paper-report") -> Path:
+    """Report on arXiv 2507.00994: its tables and figures, and our verdicts on its findings, from its 800 published
+    scores or from all fine-tunings of its authors. Return the path of the page.
+
+    Args:
+        results: The authors' folder results/ (hgissbkh/EncodEval on GitHub, branch MLM_vs_CLM), or a part of it. By
+            default, the published scores.
+        out: The folder to write.
+    """
+    from biphase.report.encodeval import report_cells
+    from biphase.report.paper import report_paper as report_scores
+
+    page = report_scores(Path(out)) if results is None else report_cells(Path(results), Path(out))
+    console.out.print(str(page))
+    return page

@@ -542,17 +542,14 @@ def study_advise(
         console.err.print(str(recipe))
 
 
-def report_paper(*, out: Path = Path("paper-report")) -> None:
-    """Report on the 800 published scores of arXiv 2507.00994: its tables and figures, and our verdicts on its findings.
+@like(studies.report_paper)
+def report_paper(out: Path, **options: Any) -> None:
+    """Report on arXiv 2507.00994: its tables and figures, and our verdicts on its findings, from its 800 published
+    scores or from all fine-tunings of its authors.
 
     Example: `biphase report paper`
-
-    Args:
-        out: The folder to write.
     """
-    from biphase.report.paper import report_paper as write
-
-    console.out.print(str(write(out)))
+    studies.report_paper(out=out, **options)
 
 
 @like(studies.equivalent, arguments="table")

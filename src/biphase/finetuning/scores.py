@@ -88,6 +88,8 @@ class Score(Strict):
     machine: dict[str, Any]
     predictions: dict[str, str] = Field(default={}, exclude=True)
     """The hash of each split's predictions; empty if no predictions were written."""
+    contributions: dict[str, Any] = Field(default={}, exclude=True)
+    """Split → the contribution of each example, [N], for the score of a foreign cell, which has no predictions."""
     folder: Path | None = Field(default=None, exclude=True)
     """The folder of score.json, losses.json and the predictions (validation.jsonl, test.jsonl); None for no folder."""
 
@@ -397,6 +399,10 @@ def read_examples(score: Score, split: EvaluatedSplit = "test", most: int | None
     The predictions themselves may be gone. Raises `InputError` if neither was kept, if they are damaged, or, if all are
     read, if they do not add up to the score.
     """
+    if (values := score.contributions.get(split)) is not None:
+        most = min(most or len(values), len(values))
+        chosen = np.arange(most) * len(values) // most
+        return ExampleTable(files.content_hash([score.task, split, len(values)]), values[None, chosen])
     path = (score.folder or Path()) / f"{split}.jsonl"
     if score.folder is None or not (path.exists() or path.with_suffix(".npz").exists()):
         raise InputError(f"{score.folder or 'a score'} has no per-example predictions ({split}.jsonl)")

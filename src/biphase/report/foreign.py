@@ -5,10 +5,9 @@ averages, prices and the page are the same as for our own studies. Notes say wha
 """
 
 import itertools
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -19,8 +18,10 @@ from biphase.corpus.rows import column, read_json_file, read_number, rows_in_mem
 from biphase.corpus.text import are_names
 from biphase.errors import InputError, first_of, refuse_doubles, refuse_unknown
 from biphase.files import content_hash, parse_json
+from biphase.finetuning.choosing import RateChoice
 from biphase.finetuning.scores import ExampleTable, KeptExamples
 from biphase.report import contrasts, tables
+from biphase.report.encodeval import CELL, SAME_MEAN, find_grids
 from biphase.report.equivalents import AXES, LEAST_RUNGS, PriceList, list_prices, price_sentence, price_tables
 from biphase.report.formats import MISSING, show_count, show_noise, show_p_value, show_points, show_power
 from biphase.report.page import PageText, write_report
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 COLUMNS = ("method", "task", "seed", "pretraining_seed", "score", *AXES, "examples")
 COLUMN_REMEDY = "name your column for it: rename={{'THEIRS': '{name}'}} in Python, --rename THEIRS={name}"
-SAME_MEAN = 1e-4
-"""The largest difference between a share and the mean of its examples: published scores are rounded to 0.01 %."""
 Scale = Literal["share", "percent"]
 Over = Literal["seeds", "tasks"]
 """The repetitions of a test; over tasks, each task counts as a seed."""
@@ -77,19 +76,25 @@ def file_rows(path: Path) -> Iterator[PlacedRow]:
 
 def folder_rows(folder: Path) -> Iterator[PlacedRow]:
     """Yield the rows of a folder of MTEB's results (`MODEL/REVISION/TASK.json`; its experiments count as seeds) or of
-    EncodEval's results (`MODEL/FAMILY/TASK/lrRATE_sdSEED/results.json`; those at the rate that validation chooses)."""
-    grids: dict[tuple[str, str], dict[str, list[tuple[float, PlacedRow]]]] = defaultdict(lambda: defaultdict(list))
+    EncodEval's results (`MODEL/FAMILY/TASK/lrRATE_sdSEED/results.json`; for each seed the one at the rate that the
+    other seeds choose on validation, with the noise of this choice)."""
+    for grid in find_grids(folder):
+        scores = grid.read()
+        for reason in scores.broken.values():
+            raise InputError(reason)
+        result = grid.choose_rates(scores)
+        examples = result.examples.read().values_SN if result.examples else [None] * result.num
+        for seed, rate, score, values_N in zip(
+            result.seeds, result.chosen_rates, result.samples, examples, strict=True
+        ):
+            row = {"method": grid.model, "task": grid.task, "seed": seed, "score": score, "examples": values_N}
+            yield str(grid.paths[rate, seed]), row | {"choice": result.choice}
     for path in sorted(folder.rglob("*.json")):
-        content, cell = read_json_file(path), re.search(r"lr([^_/]+)_sd(\d+)$", path.parent.name)
+        if CELL.search(path.parent.name):
+            continue
+        content = read_json_file(path)
         try:
-            if cell:
-                test, method, task = content["test"], path.parts[-5], path.parts[-3]
-                row = {"method": method, "task": task, "seed": int(cell[2]), "score": test["score"]}
-                is_mean = abs(float(np.mean(test["scores_i"])) - test["score"]) <= SAME_MEAN  # false for some metrics
-                placed = str(path), row | ({"examples": test["scores_i"]} if is_mean else {})
-                validation = read_number(str(path), "validation.score", content["validation"]["score"])
-                grids[method, task][cell[1]].append((validation, placed))
-            elif "task_name" in content:
+            if "task_name" in content:
                 split = content["scores"].get("test") or next(iter(content["scores"].values()))
                 for of_subset in split:
                     runs, subset = of_subset.get("scores_per_experiment") or [{}], of_subset["hf_subset"]
@@ -100,9 +105,6 @@ def folder_rows(folder: Path) -> Iterator[PlacedRow]:
                         yield str(path), row | {"seed": seed, "score": run[main or "main_score"]}
         except (ArithmeticError, KeyError, TypeError, AttributeError, IndexError, StopIteration):
             raise InputError(f"{path}: neither a task's result of MTEB nor a cell of EncodEval") from None
-    for by_rate in grids.values():
-        chosen = max(by_rate.values(), key=lambda cells: float(np.mean([validation for validation, _ in cells])))
-        yield from (row for _, row in chosen)
 
 
 # Rows → results
@@ -122,16 +124,18 @@ class ForeignScore(NamedTuple):
     seeds: tuple[Any, Any]
     """The seeds of pretraining and of fine-tuning; None if the table has none."""
     value: float
-    examples: list[float] | None
+    examples: np.ndarray | None
+    choice: RateChoice | None = None
+    """The rates among which validation chose, for EncodEval's results."""
 
 
-def parse_examples(location: str, value: Any, score: float) -> list[float] | None:
+def parse_examples(location: str, value: Any, score: float) -> np.ndarray | None:
     """Return the contribution of each example, or None if the table has none. Raises `InputError` unless the score is
     the mean of these contributions."""
-    if value is None or value == "":
+    if value is None or (isinstance(value, str) and not value):
         return None
     try:
-        values = [float(number) for number in (parse_json(value) if isinstance(value, str) else value)]
+        values = np.array([float(number) for number in (parse_json(value) if isinstance(value, str) else value)])
         is_mean = abs(float(np.mean(values)) - score) <= SAME_MEAN * (100 if abs(score) > 1 else 1)
     except (ArithmeticError, TypeError, ValueError):
         is_mean = False
@@ -156,7 +160,9 @@ def parse_rows(source: Any, rename: Mapping[str, str]) -> tuple[list[ForeignScor
         )
         seeds = read_seed(row.get("pretraining_seed")), read_seed(row.get("seed"))
         examples = parse_examples(location, row.get("examples"), value)
-        scores.append(ForeignScore(location, method, task, compute, seeds, value, examples))
+        choice = row.get("choice")
+        choice = choice if isinstance(choice, RateChoice) else None  # a table may have such a column too
+        scores.append(ForeignScore(location, method, task, compute, seeds, value, examples, choice))
         runs[method].append((compute, (task, seeds)))
     if len(runs) < 2:
         raise InputError(f"{show_count(len(runs), 'method')} ({first_of([*runs])}): there is nothing to compare")
@@ -267,7 +273,7 @@ def make_results(scores: Sequence[ForeignScore], factor: float) -> ResultSet:
         spent: dict[str, Any] = dict(zip(AXES, compute, strict=True))
         arm = ReportArm(name, "foreign", objective="", curriculum=method, budget_class=budget, **spent)
         pretrainings, tunings = zip(*([seeds[seed] for seed in score.seeds] for score in of_cell), strict=True)
-        sizes, kept = {len(score.examples or ()) for score in of_cell}, None
+        sizes, kept = {0 if score.examples is None else len(score.examples) for score in of_cell}, None
         if 0 not in sizes:
             if len(sizes) > 1:
                 raise InputError(f"{name} on {task}: seeds differ in their number of examples; give one test set")
@@ -276,6 +282,10 @@ def make_results(scores: Sequence[ForeignScore], factor: float) -> ResultSet:
         samples = tuple(factor * score.value for score in of_cell)
         pretrainings = pretrainings if any(score.seeds[0] is not None for score in of_cell) else ()
         result = Result(arm, "OT", task, "standard", samples, None, tunings, pretrainings, examples=kept)
+        if choice := of_cell[0].choice:
+            noise = choice.draw_noise()
+            scaled = replace(noise, variance=factor**2 * noise.variance)
+            result = replace(result, choice=replace(choice, noise=scaled))
         results.append(result)
     return ResultSet(tuple(results))
 

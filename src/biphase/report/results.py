@@ -193,6 +193,12 @@ class Result:
         """The number of pretraining seeds; for an average, that of the dataset with the fewest."""
         return min(len(set(part.pretraining_seeds)) or 1 for part in self.parts)
 
+    @property
+    def chosen_rates(self) -> list[float]:
+        """The rate of each sample; empty if unknown."""
+        kept = self.examples or self.predicted
+        return [score.config.learning_rate for score in kept.scores] if kept else []
+
     def count_degenerate(self) -> int:
         """Count the seeds that predict the same for all examples; 0 without kept predictions."""
         kept = self.examples or self.predicted
@@ -435,8 +441,7 @@ def tell_edges(results: ResultSet) -> Iterator[str]:
     there are no such arms."""
     edges: dict[str, dict[str, float]] = defaultdict(dict)
     for score in chain(*(scores.values() for scores in results.scores.values())):
-        kept, grid = score.examples or score.predicted, sorted(score.by_rate or ())
-        rates = [cell.config.learning_rate for cell in kept.scores] if kept else []
+        grid, rates = sorted(score.by_rate or ()), score.chosen_rates
         for word, rate in [("highest", grid[-1]), ("lowest", grid[0])] if len(grid) > 1 else []:
             if (share := rates.count(rate) / max(len(rates), 1)) > 0.5:
                 told = f"{score.arm.name} in {rates.count(rate)} of {len(rates)} runs"
