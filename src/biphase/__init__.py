@@ -2,8 +2,8 @@
 
 Python offers the functions behind the command line, and loads each on its first use: `biphase.prepare`, `pretrain`,
 `export`, `trim`, `push`, `load`, `encode`, `finetune`, `predict`, `score`, `evaluate`, `compare`, `equivalent`,
-`report_paper`, `embed`, `search`, `open_index`, `study`, `advise`, `inspect`, `check`. A mistake that you can fix raises
-`biphase.InputError`. `biphase.silence()` turns off all bars and lines.
+`report_paper`, `embed`, `search`, `open_index`, `study`, `advise`, `inspect`, `check`. A mistake that you can fix
+raises `biphase.InputError`. `biphase.silence()` turns off all bars and lines.
 """
 
 from importlib import import_module

@@ -171,8 +171,7 @@ def list_seen(train: Any, cell: "CellContext") -> np.ndarray:
     from biphase.finetuning.fit import choose_items, training_order
 
     items, num_steps = choose_items(train, cell.config)
-    order = training_order(len(items), cell.config.batch_size, num_steps, cell.config.seed)
-    return items[np.unique(np.concatenate([*order]))]
+    return np.unique(np.concatenate([*training_order(items, cell.config, num_steps)]))
 
 
 def judge_texts(cell: "CellContext", data: TaskData, trained: TaskData) -> Judged:
