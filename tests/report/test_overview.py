@@ -120,7 +120,7 @@ def test_a_p_value_that_is_corrected_is_told() -> None:
         and "; p = 0.06" in told
         and ", corrected for picking the best of 7 models." in told
         and "+9.57 points [−" in told
-        and "; 99.29 %]; p" in told
+        and "; 99.29 %], positive in 3 of 3 seeds; p" in told
     )
 
 

@@ -206,7 +206,7 @@ def test_a_share_by_task_says_whether_one_carries_it(more: dict[str, float], tol
         *(("mean", axis) for axis in AXES),
         *((task, "flops") for task in "ab"),
     ]
-    assert "| model | steps | a | b |" in written(listed, "-by-task.md")
+    assert "| model | steps | relative FLOPs | a | b |" in written(listed, "-by-task.md")
 
 
 def test_a_level_ladder_has_no_points_in_files_figure_and_headline() -> None:

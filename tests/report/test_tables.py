@@ -71,10 +71,10 @@ def test_cells_stand_where_they_belong(published: list[Table]) -> None:
     """CLM 10,000 of 42,000 steps on SQuAD: 79.20 ± 0.22, the best of its budget."""
     row = next(line for line in to_markdown(published[10]).splitlines() if line.startswith("| 610M | 42,000 | 10,000"))
     assert row == (
-        "| 610M | 42,000 | 10,000 | 32,000 | **79.20** (± 0.22) | **72.33** (± 0.81) | **51.79** (± 1.50) | "
+        "| 610M | 42,000 | 10,000 | 32,000 | 1.02 | **79.20** (± 0.22) | **72.33** (± 0.81) | **51.79** (± 1.50) | "
         "**67.77** (± 0.53) |"
     )
-    line = r"610M & 42,000 & 10,000 & 32,000 & \textbf{79.20} {\scriptsize($\pm$\,0.22)} & "
+    line = r"610M & 42,000 & 10,000 & 32,000 & 1.02 & \textbf{79.20} {\scriptsize($\pm$\,0.22)} & "
     assert line in to_latex(published[10])
     rows = csv.DictReader(to_csv(published[10]).splitlines())
     assert {"arm": "610m-clm-10k-mlm40-42k", "dataset": "SQuAD", "mean": "79.20", "mark": "best"}.items() <= next(
@@ -141,19 +141,20 @@ def test_metrics_have_tables_of_their_own() -> None:
     assert "F1 of entities" in tables[0].title and "macro-F1" in tables[1].title
 
 
-def test_flops_are_relative_to_mlm_with_as_many_steps_in_every_table() -> None:
-    """The usual ratio is the baseline wherever it stands; without MLM it is the first; and what has no FLOPs has no
-    share."""
+def test_flops_are_relative_to_mlm_with_as_many_tokens_in_every_table() -> None:
+    """The usual ratio is the baseline wherever it stands, whatever the number of steps; without MLM it is the first;
+    and what has no FLOPs has no share."""
     arms = {
-        replace(CLM, name="clm", flops=0.9): "0.90",
+        replace(CLM, name="clm", flops=1.3): "1.30",
         replace(MLM, name="mlm", flops=1.0): "1.00",
         replace(MLM, name="mlm20", mask_percent=20, flops=1.02): "1.02",
         replace(MLM, name="mlm-2k", pretrain_steps=2000, mlm_steps=2000, flops=2.0): "1.00",
-        replace(MLM, name="odd", setup="other", is_plain=False, flops=1.152): "1.15",
+        replace(MLM, name="odd", setup="other", is_plain=False, pretrain_steps=400, tokens=1e6, flops=1.152): "1.15",
         replace(CLM, name="clm-500", setup="other", pretrain_steps=500, flops=0.5): "1.00",
         replace(MLM, name="mix-500", setup="other", pretrain_steps=500, is_plain=False, flops=0.6): "1.20",
         ReportArm("random", "control", "1m"): "–",
     }
+    arms = {replace(arm, tokens=arm.tokens or 1000.0 * arm.pretrain_steps): told for arm, told in arms.items()}
     results = ResultSet([Result(arm, "SC", "a", "standard", (0.5, 0.6)) for arm in arms])
     shown = {}
     for table in [wide_table(results, "standard"), *make_tables(results)]:
@@ -311,7 +312,7 @@ def test_wide_latex_is_in_parts(latex_files: Path) -> None:
     """The means come first, then the datasets of each family."""
     first, *parts = (latex_files / "report/tables/all-paper.tex").read_text().split(r"\toprule")[1:]
     heads = [part.strip().partition("\n")[0] for part in (first, *parts)]
-    stub = r"model & network & steps & objective & masked & "
+    stub = r"model & network & steps & objective & masked & relative FLOPs & "
     assert heads[0] == rf"{stub}all tasks & SC mean & TC mean & QA mean & IR mean \\"
     assert heads[1] == rf"{stub}SST-2 & QQP & MNLI \\" and len(heads) == 5
     assert "part 2 of 5" in first

@@ -22,7 +22,7 @@ from biphase.report.contrasts import Contrast, Noise, Terms, average, contrast
 from biphase.report.figures import MARKER_SIZE, Panel, name_training, round_ticks
 from biphase.report.formats import MISSING, show_difference, show_estimate, show_list, show_noise, show_steps
 from biphase.report.results import AVERAGE, FAMILY_NAMES, ReportArm, Result, ResultSet, read_words, reference_mask
-from biphase.report.tables import RELATIVE, Cell, Table, TableRow, interval_cell
+from biphase.report.tables import RELATIVE, SIMILAR, Cell, Table, TableRow, interval_cell, relative_flops
 from biphase.style import LOOKS, SERIES
 
 Compute = Literal["flops", "tokens"]
@@ -34,9 +34,6 @@ AXES: dict[Compute, str] = {"flops": "FLOPs", "tokens": "tokens"}
 MOST_APART = 4
 """The largest factor between neighbouring rungs. At a factor of 16, on a bent curve, the interval covers the true share
 in 0 to 29 % of simulations (docs/LOG.md)."""
-
-SIMILAR = 0.05
-"""The largest difference in compute between arms that count as equally expensive."""
 
 POINTS_BETWEEN, HALVINGS = 10, 6
 """The number of tested points from rung to rung, and the number of times that the search halves the gap between two
@@ -530,19 +527,16 @@ def price_tables(price_list: PriceList) -> list[Table]:
     axes = [axis for axis in AXES if axis in counted]
     parts = [*price_list.prices[0].by_part]
     has_steps = bool(baseline[0].objective)
-    spent = {arm.pretrain_steps: arm.flops for arm in baseline}
     # 1. A row for each arm in both tables, and a CSV record for each of the arm's shares.
     rows, rows_by_part = [], []
     records: list[Sequence[object]] = [PRICE_COLUMNS]
     for price in price_list.prices:
         score = price.mean[0].score
-        beside = spent.get(score.arm.pretrain_steps)
-        relative = f"{score.arm.flops / beside:.2f}" if score.arm.flops and beside else MISSING
-        steps = [Cell(f"{score.arm.pretrain_steps:,}"), Cell(relative)] if has_steps else []
         shares = {mean.axis: show_multiple(mean) for mean in price.mean}
-        cells = (*steps, interval_cell(score.interval), *(Cell(shares.get(axis, MISSING)) for axis in axes))
+        steps = [f"{score.arm.pretrain_steps:,}", relative_flops(score.arm, baseline)] if has_steps else []
+        cells = (*map(Cell, steps), interval_cell(score.interval), *(Cell(shares.get(axis, MISSING)) for axis in axes))
         rows.append(TableRow((score.arm.name,), cells, arm=score.arm))
-        cells = (*steps, *(Cell(show_multiple(price.by_part[part])) for part in parts))
+        cells = (*map(Cell, steps), *(Cell(show_multiple(price.by_part[part])) for part in parts))
         rows_by_part.append(TableRow((score.arm.name,), cells, arm=score.arm))
         for part, equivalent in [*(("mean", mean) for mean in price.mean), *price.by_part.items()]:
             records.append(price_record(price_list, part, equivalent))

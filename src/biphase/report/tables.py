@@ -28,6 +28,7 @@ from biphase.report.results import (
     Result,
     ResultSet,
     read_words,
+    reference_mask,
 )
 from biphase.report.statistics import Interval
 
@@ -107,7 +108,7 @@ def make_tables(results: ResultSet) -> list[Table]:
     """Make a table for each comparison, family and metric with a result, in the order of `words.yaml`, with a row for
     every arm of the comparison. A study's tables name its models; tables of published scores name the paper's table."""
     tables = []
-    is_published, flops = is_of_others(results), relative_flops(results)
+    is_published, flops = is_of_others(results), flops_stub(results)
     for metric, (setup, words) in itertools.product(results.metrics, read_words()["comparisons"].items()):
         of_setup = results.select(metric=metric, setup=setup)
         compared = [STUBS[head] for head in words["stub"][: words["block"]]]
@@ -128,6 +129,12 @@ def make_tables(results: ResultSet) -> list[Table]:
     return tables
 
 
+def flops_stub(results: ResultSet) -> dict[str, Callable[[ReportArm], str]]:
+    """Return the column of `relative_flops`; none if no training is known."""
+    models = [] if results.is_foreign else results.models
+    return {RELATIVE: lambda arm: relative_flops(arm, models)} if any(arm.flops for arm in models) else {}
+
+
 def is_of_others(results: ResultSet) -> bool:
     """Tell whether these are published results, which lack the scores of single seeds."""
     return not any(result.samples or result.cells for result in results.results)
@@ -140,7 +147,7 @@ MOST_COLUMNS = 5
 def wide_table(results: ResultSet, metric: str) -> Table:
     """Make a table with a row for every model. Its columns are the mean over all tasks, and then the mean and the tasks
     of each family; with a single family, that mean is the mean over all tasks."""
-    flops, results = relative_flops(results), results.select(metric=metric)
+    flops, results = flops_stub(results), results.select(metric=metric)
     num_tasks = sum(map(len, results.datasets.values()))
     has_all = num_tasks > 1 and any(ALL_TASKS in scores for scores in results.scores.values())
     columns = {ALL_TASKS: ALL_TASKS} if has_all else {}
@@ -187,17 +194,14 @@ def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
     return cells
 
 
-def relative_flops(results: ResultSet) -> dict[str, Callable[[ReportArm], str]]:
-    """Return the column of each arm's training FLOPs divided by those of a baseline with the same network and as many
-    steps: MLM alone at the usual masking ratio, or else the first arm. Return no column if FLOPs are unknown."""
-    told: dict[str, str] = {}
-    for arm in results.models:
-        members = [other for other in results.models if other.block == arm.block and other.flops]
-        usual = [one for one in members if (one.objective, one.mask_percent) == ("mlm", results.usual_mask)]
-        plain = [one for one in usual if one.is_plain]
-        if arm.flops and arm.objective:
-            told[arm.name] = f"{arm.flops / ((*plain, *members)[0].flops or math.nan):.2f}"
-    return {RELATIVE: lambda arm: told.get(arm.name, MISSING)} if told else {}
+def relative_flops(arm: ReportArm, arms: Sequence[ReportArm]) -> str:
+    """Write an arm's training FLOPs divided by those of a baseline among `arms` with the same network and as many
+    tokens: MLM alone at the usual masking ratio, or else the first of them."""
+    alike = [other for other in arms if other.size == arm.size and other.flops and other.tokens]
+    members = [other for other in alike if math.isclose(other.tokens or 0, arm.tokens or 0, rel_tol=SIMILAR)]
+    usual = [other for other in members if (other.objective, other.mask_percent) == ("mlm", reference_mask(arms))]
+    baseline, *_ = *(other for other in usual if other.is_plain), *members, arm
+    return f"{arm.flops / baseline.flops:.2f}" if arm.flops and baseline.flops else MISSING
 
 
 def make_score_table(
@@ -269,6 +273,9 @@ CSV_COLUMNS = (
 """The columns of the CSV file of a table of scores. It has a line for each score, in percent; unknown values are
 empty."""
 
+
+SIMILAR = 0.05
+"""The largest difference between amounts of compute that count as equal."""
 
 RELATIVE = "relative FLOPs"
 """The header of the column with the words of `relative_flops`."""
