@@ -26,8 +26,8 @@ from biphase.report.statistics import (
     ROUNDING,
     SIGNIFICANCE,
     TAILS,
+    GapUnit,
     Interval,
-    Unit,
     add_variances,
     interaction,
     is_significant,
@@ -81,7 +81,7 @@ class Contrast:
     """Whether some score has a single fine-tuning seed for all its pretrainings."""
     by_seed: tuple[float, ...] = ()
     """The sum for each seed; () unless all scores are paired by seed."""
-    unit: Unit = "points"
+    unit: GapUnit = "points"
 
     @property
     def noise(self) -> tuple[Noise, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from biphase.corpus.writing import as_inert
 from biphase.report.results import AVERAGE, ResultSet, read_words
-from biphase.report.statistics import SIGNIFICANCE, Interval, Unit
+from biphase.report.statistics import SIGNIFICANCE, GapUnit, Interval
 from biphase.tasks.families import KINDS
 
 MISSING = "–"
@@ -20,7 +20,7 @@ def show_share(share: float) -> str:
     return MISSING if math.isnan(share) else f"{100 * share:.2f}"
 
 
-def show_points(value: float, unit: Unit = "points") -> str:
+def show_points(value: float, unit: GapUnit = "points") -> str:
     """Show a difference of shares in percentage points with its sign, `+1.20`, or a difference of losses in nats,
     `−0.124`; `0.00` has no sign."""
     points = f"{100 * value:+.2f}" if unit == "points" else f"{value:+.3f}"

@@ -18,7 +18,7 @@ from biphase.config import read_yaml
 from biphase.errors import SOURCE, InputError, first_of
 from biphase.finetuning import choosing
 from biphase.finetuning.scores import KeptExamples, Score, ScoreSet, show_rate
-from biphase.report.statistics import Interval, Unit, mean_interval, repetitions
+from biphase.report.statistics import GapUnit, Interval, mean_interval, repetitions
 from biphase.tasks.families import KINDS, TASK_FAMILIES
 
 Metric = Literal["standard", "paper"]
@@ -179,7 +179,7 @@ class Result:
         return len(self.samples) or self.interval.num
 
     @property
-    def unit(self) -> Unit:
+    def unit(self) -> GapUnit:
         """The unit of a difference from another score."""
         return "nats" if self.dataset == LOSS else "points"
 

@@ -15,7 +15,7 @@ from scipy import special
 SIGNIFICANCE = 0.05
 """The level of every test: an adjusted p-value below it means more than noise."""
 
-Unit = Literal["points", "nats"]
+GapUnit = Literal["points", "nats"]
 """The unit of a difference between scores, or between losses."""
 
 TAILS = SIGNIFICANCE / 2, 1 - SIGNIFICANCE / 2
@@ -41,7 +41,7 @@ class Interval:
     """The number of values behind a mean or a spread."""
     level: float = SIGNIFICANCE
     """The probability that the interval misses the true value."""
-    unit: Unit = "points"
+    unit: GapUnit = "points"
 
     @property
     def half_width(self) -> float:
