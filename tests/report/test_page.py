@@ -361,7 +361,7 @@ def test_an_arm_is_told_in_words() -> None:
 
 def test_what_is_the_same_for_all_models_stands_once(paper: Page) -> None:
     table = wide_table(read_reference().select(size="1B", mask_percent=40), "paper")
-    assert split_stubs(table) == ([0], "network 1B, steps 42k, masked 40 %")
+    assert split_stubs(table) == ([0], "network 1B, steps 42k, masked 40 %, relative FLOPs 1.00")
     heads = [word for word in paper.words if word in ("model", "network", "steps", "objective", "masked")]
     assert heads[:4] == ["model", "network", "steps", "masked"], "words of the model say its objective"
 
