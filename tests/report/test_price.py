@@ -111,6 +111,7 @@ def test_a_difference_at_equal_flops_moves_each_arm_along_the_ladder() -> None:
         times = "1.15" if sign > 0 else "0.87"
         told = f" at equal tokens ({times} times the FLOPs; at equal FLOPs {'+' if sign > 0 else '−'}2.98 points ["
         assert tell_compute(results, terms).startswith(told)
+    assert tell_compute(results, terms, -1.0).startswith(" at equal tokens (1.15 times the FLOPs; at equal FLOPs −2.98")
     both = contrast_equal_flops(results, [(1.0, scores["clm-mlm"]), (-1.0, scores["mntp"])])
     assert both and both.estimate == pytest.approx(0.01 - 0.1 * math.log2(230 / 201))
     assert tell_compute(results, [(1.0, scores["mntp"]), (-1.0, scores["mlm-200"])]) == "", "1.005 times the FLOPs"

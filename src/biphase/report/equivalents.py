@@ -129,10 +129,11 @@ def contrast_at_share(
     return contrast_at(score, ladder, compute)
 
 
-def tell_compute(results: ResultSet, terms: Terms) -> str:
+def tell_compute(results: ResultSet, terms: Terms, sign: float = 1.0) -> str:
     """Write how the two sides of a difference differ in FLOPs: ` at equal tokens (1.15 times the FLOPs; at equal FLOPs
     +3.88 points [+0.91, +6.85])`; empty if by at most `SIMILAR`, or if FLOPs are unknown. A side with several arms
-    counts by their geometric mean, with their weights in the sum."""
+    counts by their geometric mean, with their weights in the sum. `sign` is -1 if the terms are minus the difference
+    that was written: then the words are about the side that was written first."""
     side = sum(max(weight, 0.0) for weight, _ in terms)
     if not side or abs(sum(weight for weight, _ in terms)) > 1e-9 * side:
         return ""
@@ -144,7 +145,7 @@ def tell_compute(results: ResultSet, terms: Terms) -> str:
     moved = contrast_equal_flops(results, terms)
     told = "" if moved is None else f"; at equal FLOPs {show_difference(moved.against())}"
     equal = "at equal tokens " if abs(tokens) <= math.log(1 + SIMILAR) else ""
-    return f" {equal}({math.exp(flops):.2f} times the FLOPs{told})"
+    return f" {equal}({math.exp(sign * flops):.2f} times the FLOPs{told})"
 
 
 def contrast_equal_flops(results: ResultSet, terms: Terms) -> Contrast | None:

@@ -390,7 +390,7 @@ def measure(asked: AskedInequality, results: ResultSet) -> Inequality:
     for weight, arm, task in sides:
         parts = list_parts(task, results)
         weighted += [(weight / len(parts), results.scores[arm.name][part]) for part in parts]
-    compute = "" if gap else tell_compute(results, weighted)
+    compute = "" if gap else tell_compute(results, weighted, sign)
     gap = replace(gap, has_one_seed=have_one_seed(score for _, score in weighted)) if gap else contrast(weighted)
     # 3. Each task alone, for a mean over tasks.
     by_task: dict[str, Contrast] = {}
