@@ -361,7 +361,7 @@ def share_found(design: Design, trials: int, seed: int = 0) -> float:
         num_pretrainings=design.num_pretrainings,
         level_noise=of_pretraining if design.num_pretrainings > 1 else 0.0,
         gap=100 * design.smallest_difference,
-        num_arms=2 if design.num_rates > 1 else design.num_arms,
+        num_arms=design.num_arms,
         num_validation=1_000 if design.num_rates > 1 else 0,
         rates=(0.0,) * design.num_rates,
     )

@@ -38,7 +38,7 @@ def test_what_a_small_study_has_none_of_is_not_told() -> None:
         "\n2 final models, and 1 from random weights\n",
         "\n2 runs: 1,200 steps\n",
         "\n30 fine-tunings: 3 models × 2 tasks × 1 rate × 5 seeds\n",
-        "\ncan detect differences of about 4.3 points on genre (1,200 examples) and 3.7 points on uner_en_ewt",
+        "\ncan detect differences of about 4.3 points on genre (1,200 examples) and 2.5 points on uner_en_ewt",
     ):
         assert fact in text, fact
     assert "(80% power, corrected for 2 hypotheses)" in " ".join(text.split())

@@ -42,7 +42,7 @@ Noise = Literal["pretraining seeds", "fine-tuning seeds", "test examples", "the 
 Side = Literal["above", "below", "within noise", "untested"]
 
 NOISY = "these arms are noisier than the others: up to 8 % of such equal arms are called different, not 5"
-"""The note on a test whose arms vary more than those that lend to it."""
+"""The note on a test with lent degrees of freedom or a choice of rates whose arms vary more than the others."""
 
 Terms = list[tuple[float, Result]]
 """Scores with their weights in a sum."""
@@ -76,7 +76,7 @@ class Contrast:
     lent: int = 0
     """The degrees of freedom that other arms lend to the spread over seeds."""
     is_noisy: bool = False
-    """Whether its arms vary more between seeds than those that lend (`are_noisier`)."""
+    """Whether its arms vary more between seeds than the others (`are_noisier`), in a test where that matters."""
     has_one_seed: bool = False
     """Whether some score has a single fine-tuning seed for all its pretrainings."""
     by_seed: tuple[float, ...] = ()
@@ -158,7 +158,7 @@ def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
         choice_variance=choice_variance,
         choice_degrees=choice_degrees,
         lent=lent,
-        is_noisy=lent > 0 and bool(paired) and are_noisier(paired),
+        is_noisy=(lent > 0 or choice_variance > 0) and bool(paired) and are_noisier(paired),
         has_one_seed=have_one_seed(score for _, score in terms),
         by_seed=tuple(np.sum([weight * score.repeated for weight, score in paired], axis=0).tolist() if paired else ()),
         unit=terms[0][1].unit,
@@ -571,8 +571,8 @@ def find_power(
     else:
         degrees = pair.degrees * max((num - 1) / (pair.num - 1 + pair.lent), 1.0)
     error = math.sqrt(of_seeds + of_examples + of_choice)
-    reached = abs(pair.estimate - bound) / error - special.stdtrit(degrees, 1 - level / 2)
-    return float(special.stdtr(degrees, reached))
+    shift = min(abs(pair.estimate - bound) / error, 100.0)  # of the noncentral t-distribution
+    return 1.0 - float(special.nctdtr(degrees, shift, special.stdtrit(degrees, 1 - level / 2)))
 
 
 USUAL_NOISE = {"networks of 210M and more": (0.005, 0.005), "networks of 1M on small tasks": (0.012, 0.018)}
@@ -602,19 +602,20 @@ class Design:
         """Return the expected contrast of two arms; its error is infinite with a single seed.
 
         With one pretraining the test compares two checkpoints, so the noise of pretraining is no part of the error.
-        Rates count as equally good: seeds that choose among them for each other vary by the luck of each rate
-        (`of_choices`).
+        Rates count as equally good, so that the luck of each rate moves the seeds that choose it for each other.
         """
         several = self.num_pretrainings > 1
         num = self.num_pretrainings if several else self.num_seeds
         of_pretraining, of_finetuning = self.noise
         of_seeds = 2 * (several * of_pretraining**2 + of_finetuning**2 / self.num_seeds) / self.num_pretrainings
         counts = num, self.num_pretrainings, self.num_examples
-        of_examples, of_choice, lent = self.example_variance / self.num_examples, 0.0, 0
-        if self.num_rates > 1 and not (several and self.num_seeds > 1):
-            counted = SHARED_CHOICE if several and self.num_rates <= FEW_RATES else 1.0
-            of_choice = counted * 2 * (1 - 1 / self.num_rates) * of_finetuning**2 / num
-        else:
+        of_examples, lent = self.example_variance / self.num_examples, 0
+        of_choice = 2 * (1 - 1 / self.num_rates) * of_finetuning**2 / (self.num_pretrainings * self.num_seeds)
+        if several and self.num_seeds > 1:  # the spread over pretrainings contains it
+            of_seeds, of_choice = of_seeds + of_choice, 0.0
+        elif several and self.num_rates <= FEW_RATES:
+            of_choice *= SHARED_CHOICE
+        if not of_choice:
             lent = count_lent(num - 1, self.num_arms)
             of_seeds *= (num - 1 + lent * find_lent_factor(num - 1)) / max(num - 1 + lent, 1)
         error = math.sqrt(of_seeds + of_examples + of_choice) if num > 1 else math.inf

@@ -149,13 +149,13 @@ def measure_example_variances(plan: Plan, folder: Path) -> dict[str, float]:
     """Return, for each task, the variance of the difference between two trained models on one example: the median over
     neighbours among the finished scores in a study's folder."""
     results = collect_results(plan, read_state(plan, folder).scores, measure_sizes(plan)).results
-    by_task: dict[str, list[Result]] = defaultdict(list)
+    by_task: dict[str, dict[str, Result]] = defaultdict(dict)
     for result in results:
         if result.metric == "standard" and result.arm.objective != "none":
-            by_task[result.dataset].append(result)
+            by_task[result.dataset][result.arm.name] = result
     variances = {}
     for task, scored in by_task.items():
-        gaps = [difference(a, b) for a, b in pairwise(scored)]
+        gaps = [difference(a, b) for a, b in pairwise(scored.values())]
         if known := [gap.example_variance * gap.num_examples for gap in gaps if gap.num_examples]:
             variances[task] = median(known)
     return variances

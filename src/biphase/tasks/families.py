@@ -125,8 +125,8 @@ KINDS: dict[Family | ProblemType, Kind] = {
     "token_classification": Kind(
         code="TC",
         metrics={
-            "f1": Measure("F1 of entities"),
-            "strict_f1": Measure("strict F1 of entities"),
+            "f1": Measure("F1 of entities", example_variance=0.08),
+            "strict_f1": Measure("strict F1 of entities", example_variance=0.08),
             "accuracy": Measure("accuracy of tags", example_variance=0.009),
             "macro_f1": Measure("macro-F1 of tags"),
         },
