@@ -34,9 +34,10 @@ from biphase.finetuning.choosing import (
 )
 from biphase.finetuning.scores import ExampleTable, KeptExamples
 from biphase.report import contrasts
-from biphase.report.contrasts import USUAL_NOISE, Contrast, Design, difference
+from biphase.report.contrasts import Contrast, difference
 from biphase.report.results import ReportArm, Result, with_cohorts
 from biphase.report.statistics import SIGNIFICANCE, is_significant
+from biphase.studies.describe import USUAL_NOISE, Design
 
 MIXES = ((0.5, 0.2), (0.5, 0.5), (0.3, 0.5), (0.0, 0.5))
 """Share of examples on which the errors of two models are independent; noise of fine-tuning seeds in points."""

@@ -10,7 +10,6 @@ from scipy import optimize, stats
 from biphase.finetuning.scores import ExampleTable, KeptExamples
 from biphase.report.contrasts import (
     Contrast,
-    Design,
     difference,
     is_enough,
     measure_signal,
@@ -19,6 +18,7 @@ from biphase.report.contrasts import (
 )
 from biphase.report.results import ReportArm, Result, ResultSet
 from biphase.report.tables import make_tables, show_signal, table_files
+from biphase.studies.describe import Design
 
 
 def model(name: str, values: list[float], **more: Any) -> Result:

@@ -21,7 +21,7 @@ from biphase.report.paper import measure_findings, read_findings, read_reference
 from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
 from biphase.report.statistics import spend_error
 from biphase.studies.cost import measure_sizes
-from biphase.studies.declarations import declare, hash_hypotheses, look, read_declared, tell_declaration
+from biphase.studies.declarations import count_look, declare, hash_hypotheses, read_declared, tell_declaration
 from biphase.studies.plan import Plan, bind_hypotheses, list_named_arms, plan_study
 from biphase.studies.report import collect_results, hypotheses_json, judge_results, with_losses
 from biphase.studies.spec import Study, load_study
@@ -356,19 +356,19 @@ def plan_seeds(**seeds: int) -> Plan:
 
 def test_looks_are_counted_once_for_each_number_of_seeds(tmp_path: Path) -> None:
     plan = plan_seeds(count=3)
-    assert look(plan, tmp_path, 3) == (((), 0), "") and not read_declared(tmp_path).looks  # nothing is declared
+    assert count_look(plan, tmp_path, 3) == (((), 0), "") and not read_declared(tmp_path).looks  # nothing is declared
     declare(plan, tmp_path)
     for num in (0, 3, 3):
-        assert look(plan, tmp_path, num) == (((), 0), "")  # as planned
+        assert count_look(plan, tmp_path, num) == (((), 0), "")  # as planned
     more = plan_seeds(count=7)  # the same hypotheses, so the first declaration counts
     declare(more, tmp_path)
-    told = {num: look(more, tmp_path, num)[1] for num in (4, 5, 5, 7)}
+    told = {num: count_look(more, tmp_path, num)[1] for num in (4, 5, 5, 7)}
     assert told[7] == "planned 3 seeds, tested at 7 after 3 looks" and "tested at 4 after 1 look" in told[4]
     assert [entry.seeds for entry in read_declared(tmp_path).looks] == [3, 4, 5, 7]
     # A report on fewer seeds again, and other hypotheses, which have looks of their own.
-    assert look(plan, tmp_path, 3) == (((), 0), "")
+    assert count_look(plan, tmp_path, 3) == (((), 0), "")
     declare(other := make_plan("stack - mlm40 > 1 point"), tmp_path)
-    assert look(other, tmp_path, 2) == (((), 0), "") and len(read_declared(tmp_path).looks) == 5
+    assert count_look(other, tmp_path, 2) == (((), 0), "") and len(read_declared(tmp_path).looks) == 5
     (sentence, *_) = tell_declaration(more, tmp_path)[1]
     assert "the current ones were declared" in sentence  # looks change no declaration
 
@@ -376,9 +376,9 @@ def test_looks_are_counted_once_for_each_number_of_seeds(tmp_path: Path) -> None
 def test_looks_up_to_a_declared_number_share_the_level(tmp_path: Path) -> None:
     plan = plan_seeds(count=3, up_to=8)
     declare(plan, tmp_path)
-    assert look(plan, tmp_path, 3) == (([3], 8), "planned 3 to 8 seeds, tested at 3 at the first look")
-    assert look(plan_seeds(count=5, up_to=8), tmp_path, 5)[0] == ([3, 5], 8)
-    later, words = look(plan_seeds(count=9), tmp_path, 9)  # up_to is what was declared
+    assert count_look(plan, tmp_path, 3) == (([3], 8), "planned 3 to 8 seeds, tested at 3 at the first look")
+    assert count_look(plan_seeds(count=5, up_to=8), tmp_path, 5)[0] == ([3, 5], 8)
+    later, words = count_look(plan_seeds(count=9), tmp_path, 9)  # up_to is what was declared
     assert later == ([3, 5, 9], 9) and words == "planned 3 to 8 seeds, tested at 9 after 2 looks"
     for seeds in ({"count": 9, "up_to": 8}, {"count": 1, "up_to": 8}):
         with pytest.raises(InputError, match="up_to is 8: it needs a count from 2 to 8"):

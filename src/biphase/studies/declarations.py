@@ -79,7 +79,7 @@ class Declaration:
 
 
 @dataclass(frozen=True)
-class Look:
+class SeedLook:
     """The first report on hypotheses at a number of complete pretraining seeds."""
 
     hash: str
@@ -92,7 +92,7 @@ class DeclarationRecord:
     """The contents of `hypotheses.json`, oldest first."""
 
     declarations: tuple[Declaration, ...] = ()
-    looks: tuple[Look, ...] = ()
+    looks: tuple[SeedLook, ...] = ()
 
     def write(self, folder: Path) -> None:
         tree = to_jsonable_python(self)
@@ -127,7 +127,7 @@ def declare(plan: Plan, folder: Path) -> None:
     replace(record, declarations=(*record.declarations, entry)).write(folder)
 
 
-def look(plan: Plan, folder: Path, num_seeds: int) -> tuple[Looks, str]:
+def count_look(plan: Plan, folder: Path, num_seeds: int) -> tuple[Looks, str]:
     """Record that a report looks at the declared hypotheses at this number of complete pretraining seeds, once for each
     number.
 
@@ -140,7 +140,7 @@ def look(plan: Plan, folder: Path, num_seeds: int) -> tuple[Looks, str]:
         return NO_LOOKS, ""
     before = {entry.seeds for entry in record.looks if entry.hash == digest}
     if num_seeds not in before:
-        replace(record, looks=(*record.looks, Look(digest, num_seeds, now()))).write(folder)
+        replace(record, looks=(*record.looks, SeedLook(digest, num_seeds, now()))).write(folder)
     looks = sorted({seeds for seeds in before if seeds < num_seeds} | {num_seeds})
     if not declared.up_to and len(looks) == 1 and num_seeds == (declared.seeds or num_seeds):
         return NO_LOOKS, ""

@@ -5,9 +5,10 @@ In the picture, steps run to the right and each run has a lane. A bar's colour s
 learning rate.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,15 @@ from biphase.console import duration, printable
 from biphase.curriculum import OBJECTIVES
 from biphase.embedding.recipe import set_name
 from biphase.errors import DOCS
-from biphase.report.contrasts import POWER, USUAL_NOISE, Design
+from biphase.report.contrasts import (
+    FEW_RATES,
+    POWER,
+    SHARED_CHOICE,
+    Contrast,
+    count_lent,
+    find_lent_factor,
+    find_power,
+)
 from biphase.report.formats import (
     format_bytes,
     show_count,
@@ -39,7 +48,7 @@ from biphase.report.formats import (
     show_tokens,
     write_steps,
 )
-from biphase.report.statistics import spend_error
+from biphase.report.statistics import SIGNIFICANCE, spend_error
 from biphase.report.tables import PLAIN
 from biphase.studies.advise import LEAST_TOKENS, Advice
 from biphase.studies.cost import Estimate, Machine, task_size
@@ -189,6 +198,65 @@ def describe_plan(plan: Plan, estimate: Estimate, measured: Mapping[str, float])
     if estimate.machine:
         columns[f"{estimate.machine.name}\nhours"] = "device_hours", show_estimate
     return Group(*lines, "", group_table("Cost", estimate.groups, columns), *cost_lines(estimate))
+
+
+USUAL_NOISE = {"networks of 210M and more": (0.005, 0.005), "networks of 1M on small tasks": (0.012, 0.018)}
+"""Networks → the standard deviations of a score over pretraining seeds and over fine-tuning seeds. Those of large
+networks are the median of the paper's 600 scores over fine-tuning seeds, assumed for pretraining too; those of small
+networks are measured with our own."""
+
+
+@dataclass(frozen=True)
+class Design:
+    """What decides the power of a comparison of two arms of a study."""
+
+    num_pretrainings: int
+    num_seeds: int
+    """The number of fine-tuning seeds of each pretraining."""
+    num_rates: int
+    num_examples: int
+    """The number of test examples."""
+    example_variance: float
+    """The variance of the difference between two models on one example."""
+    noise: tuple[float, float]
+    """As in `USUAL_NOISE`."""
+    num_arms: int = 2
+    level: float = SIGNIFICANCE
+
+    def measure(self, estimate: float) -> Contrast:
+        """Return the expected contrast of two arms; its error is infinite with a single seed.
+
+        With one pretraining the test compares two checkpoints, so the noise of pretraining is no part of the error.
+        Rates count as equally good, so that the luck of each rate moves the seeds that choose it for each other.
+        """
+        several = self.num_pretrainings > 1
+        num = self.num_pretrainings if several else self.num_seeds
+        of_pretraining, of_finetuning = self.noise
+        of_seeds = 2 * (several * of_pretraining**2 + of_finetuning**2 / self.num_seeds) / self.num_pretrainings
+        counts = num, self.num_pretrainings, self.num_examples
+        of_examples, lent = self.example_variance / self.num_examples, 0
+        of_choice = 2 * (1 - 1 / self.num_rates) * of_finetuning**2 / (self.num_pretrainings * self.num_seeds)
+        if several and self.num_seeds > 1:  # the spread over pretrainings contains it
+            of_seeds, of_choice = of_seeds + of_choice, 0.0
+        elif several and self.num_rates <= FEW_RATES:
+            of_choice *= SHARED_CHOICE
+        if not of_choice:
+            lent = count_lent(num - 1, self.num_arms)
+            of_seeds *= (num - 1 + lent * find_lent_factor(num - 1)) / max(num - 1 + lent, 1)
+        error = math.sqrt(of_seeds + of_examples + of_choice) if num > 1 else math.inf
+        choice = of_choice, self.num_rates * (num - 1)
+        return Contrast(estimate, error, num - 1, 1.0, "paired t", *counts, of_examples, *choice, lent=lent)
+
+    def find_power(self, difference: float) -> float:
+        """Return the probability that the test finds a difference."""
+        planned = self.measure(difference)
+        return find_power(planned, 0.0, self.level) if math.isfinite(planned.error) else 0.0
+
+    @property
+    def smallest_difference(self) -> float:
+        """The smallest difference that the test finds with probability `POWER`; infinite with a single seed."""
+        tenths = next((tenths for tenths in range(1, 1000) if self.find_power(tenths / 1000) >= POWER), math.inf)
+        return tenths / 1000  # of a point
 
 
 def describe_power(plan: Plan, evaluation: Evaluation, measured: Mapping[str, float]) -> Iterator[str]:

@@ -36,7 +36,7 @@ from biphase.run import Run, read_metrics
 from biphase.studies.advise import Evidence
 from biphase.studies.arms import Arm
 from biphase.studies.cost import RunSize, list_costs, measure_sizes, measure_training
-from biphase.studies.declarations import look, tell_declaration
+from biphase.studies.declarations import count_look, tell_declaration
 from biphase.studies.folder import TRAINING, StudyState, find_text, read_state
 from biphase.studies.plan import EvaluatedModel, Plan, history, plan_study
 from biphase.studies.spec import Study, load_study
@@ -268,7 +268,7 @@ def judge_results(
 ) -> tuple[tuple[Finding, ...], Verdicts]:
     """Judge all hypotheses together, and the paper's findings, by the primary metric. A hypothesis needs complete
     scores on all its tasks in the plan; otherwise it is undecided. `results` include averages, and the tasks and
-    fine-tunings that the plan expects. `looks` and `words` are those of `look`."""
+    fine-tunings that the plan expects. `looks` and `words` are those of `count_look`."""
     results = results.select(metric=results.primary_metric)
     measured = measure_findings(results)
     cited, findings = {finding.key: finding.claims for finding in measured}, []
@@ -402,7 +402,7 @@ def report_study(plan: Plan, folder: Path, out: Path, commands: Sequence[str]) -
         results = with_averages(collect_results(plan, state.scores, sizes))
         if not results.results:
             raise InputError(f"the study's folder {folder} has no finished score to report on yet")
-        looks = look(plan, folder, state.num_complete_seeds)
+        looks = count_look(plan, folder, state.num_complete_seeds)
         digest, declared = tell_declaration(plan, folder) if plan.hypotheses else ("", [])
         losses = read_losses(state)
         measured = with_losses(plan, results, losses)
