@@ -119,6 +119,16 @@ def test_what_to_keep_in_mind(candidate: dict[str, Any], settings: dict[str, Any
     assert len(told) == len(expected) and all(words in caveat for words, caveat in zip(expected, told, strict=True))
 
 
+@pytest.mark.parametrize(("tokens", "is_told"), [(1e6, True), (13e6, True), (1e8, False)])
+def test_a_small_network_with_few_tokens_is_compared_with_words(tokens: float, is_told: bool) -> None:
+    advice = advise(flops=1e14, from_scratch=True)
+    assert advice.chosen.kind == "small network"
+    advice = replace(advice, chosen=replace(advice.chosen, tokens=tokens))
+    told = [caveat for caveat in list_caveats(advice, 1e14, (), ()) if "words alone" in caveat]
+    assert bool(told) == is_told
+    assert not any("words alone" in caveat for caveat in advise(flops=1e21, from_scratch=True).caveats)
+
+
 GERMAN, ENGLISH, CODE = (TextAmount(text_bytes=1e8, language=name) for name in ("de", "en", "code"))
 USES: list[tuple[TextAmount | None, dict[str, Any], str, str]] = [
     (ENGLISH, {"hours": 8, "machine": H100}, "answerdotai/ModernBERT-base", "Continue answerdotai/ModernBERT-base"),

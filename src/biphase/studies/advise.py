@@ -293,6 +293,8 @@ MEASURED_PRESET, MEASURED_TOKENS = "1m", 900 * 2048
 """The network and the number of training tokens with which our study `price` compares curricula."""
 PAPER_LEAST_TOKENS = 12_000 * PAPER_BATCH_TOKENS
 """The training tokens of the paper's smallest budget, 12,000 steps."""
+WORDS_TOKENS = 14e6
+"""The most training tokens of a small network at which we know a task where words alone are as good (study regime)."""
 CONTINUED_RATE = 1e-4
 """The peak learning rate for a public encoder."""
 MOST_FLOPS = 1e30
@@ -414,6 +416,7 @@ def list_caveats(advice: Advice, budget: float, evidence: Sequence[Evidence], un
         "random weights": not is_new,
         "other presets": bool(unfit),
         "extrapolated": is_new and not evidence and (is_small or chosen.tokens < PAPER_LEAST_TOKENS),
+        "words alone": is_small and chosen.tokens <= WORDS_TOKENS,
         "beyond your study": 0 < 2 * tested < chosen.tokens,
         "beyond the law": is_new and (is_small or chosen.tokens_per_parameter < 20),
         "tokens guessed": text is not None and text.tokens is None,
