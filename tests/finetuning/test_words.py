@@ -173,13 +173,13 @@ def test_examples_that_a_seed_draws_or_the_steps_do_not_reach_are_the_networks(
 
     source = own_source(tmp_path)
     read: list[list[str]] = []
-    list_texts = words.list_texts
+    cut_texts = words.cut_texts
 
     def note(examples: Any) -> list[str]:
-        read.append(list_texts(examples))
+        read.append(cut_texts(examples))
         return read[-1]
 
-    monkeypatch.setattr(words, "list_texts", note)
+    monkeypatch.setattr(words, "cut_texts", note)
     configs = [FEW.model_copy(update={"seed": seed, **changes}) for seed in range(2)]
     scores = score_words(source, source, configs, tmp_path / "words")
     assert len(scores) == 2, "each seed has its own examples"
@@ -188,7 +188,7 @@ def test_examples_that_a_seed_draws_or_the_steps_do_not_reach_are_the_networks(
         split = words.make_split(source.task, data.train)
         items, num_steps = choose_items(split, config)
         steps = training_order(len(items), config.batch_size, num_steps, config.seed)
-        assert sorted(texts) == sorted(list_texts(data.train[index] for index in {*items[np.concatenate([*steps])]}))
+        assert sorted(texts) == sorted(cut_texts(data.train[index] for index in {*items[np.concatenate([*steps])]}))
     assert len(read[0]) == (15 if "shots" in changes else 24)
 
 

@@ -179,9 +179,9 @@ def judge_texts(cell: "CellContext", data: TaskData, trained: TaskData) -> Judge
     class against the rest."""
     task, train = cell.task, make_split(cell.task, trained.train)
     seen, features = list_seen(train, cell), make_features()
-    train_NF = features.fit_transform(list_texts(trained.train[index] for index in seen))
+    train_NF = features.fit_transform(cut_texts(trained.train[index] for index in seen))
     splits = {name: make_split(task, data.splits[name]) for name in EVALUATED_SPLITS}
-    features_of = {name: features.transform(list_texts(data.splits[name])) for name in EVALUATED_SPLITS}
+    features_of = {name: features.transform(cut_texts(data.splits[name])) for name in EVALUATED_SPLITS}
     labels_N = train.labels_S[seen]
     targets_NC = np.eye(len(task.classes))[labels_N] if task.problem_type is None else labels_N.reshape(len(seen), -1)
     chosen, highest = features_of, -np.inf
@@ -202,7 +202,7 @@ def make_features() -> Any:
     return make_union(words, TfidfVectorizer(sublinear_tf=True, ngram_range=(3, 5), analyzer="char_wb"))
 
 
-def list_texts(examples: Iterable[LabelledText]) -> list[str]:
+def cut_texts(examples: Iterable[LabelledText]) -> list[str]:
     return [example.texts[0][0][:CHARACTERS] for example in examples]
 
 
