@@ -129,9 +129,7 @@ def finetune(
     plan = plan if has_rate or plan.task.kind.is_search else search_rate(plan, out)
     is_old = plan.is_finished(out)
     [score] = fit_cells([plan], out) if keep is None else [keep_anew(plan, out, Path(keep))]
-    tell_score(score, keep, is_old)
-    for row in [] if score.diverged else verdicts.compare_words([result_of(score)], words):
-        console.out.prose(row.sentence)
+    tell_score(score, keep, is_old, words)
     return score
 
 
@@ -142,8 +140,8 @@ def result_of(score: Score) -> Result:
     return Result(arm, "", score.task, "standard", samples, seeds=seeds, examples=kept, measure=score.metric)
 
 
-def tell_score(score: Score, keep: Path | str | None, is_old: bool) -> None:
-    """Print the score, overall and per class, and the folders written."""
+def tell_score(score: Score, keep: Path | str | None, is_old: bool, words: Sequence[Score]) -> None:
+    """Print the score, overall, per class and beside words alone, and the folders written."""
     console.out.print(score.headline() + (" · finished before" if is_old else ""))
     of_model = ""
     if keep is not None:
@@ -151,6 +149,8 @@ def tell_score(score: Score, keep: Path | str | None, is_old: bool) -> None:
     console.err.print(f"{score.folder}: scores and predictions{of_model}")
     if (report := read_report(score)) is not None:
         print_report(report, score.never_predicted.get("test", {}))
+    for row in [] if score.diverged else verdicts.compare_words([result_of(score)], words):
+        console.out.prose(row.sentence)
 
 
 def is_folder(data: Any) -> bool:
