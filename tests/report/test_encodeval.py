@@ -36,7 +36,7 @@ def all_hold(arm: ReportArm, family: str) -> float:
     score = BASE[family]
     if arm.setup == "efficiency":
         is_ahead = family == "TC" or arm.pretrain_steps <= 10_000
-        return score + (0.1 if is_ahead else -0.1) * (arm.objective == "clm")
+        return score + (0.12 if is_ahead else -0.15) * (arm.objective == "clm")
     if arm.cpt_steps or arm.objective == "clm+mlm":
         return score + 0.12 * (arm.objective != "mlm" and arm.clm_steps != 40_000)
     if arm.objective == "clm":
@@ -68,7 +68,7 @@ def test_names_say_how_a_model_was_trained() -> None:
 
 
 def test_known_differences_give_known_verdicts(tmp_path: Path) -> None:
-    write_cells(tmp_path, all_hold, sizes=FEW, rates=("2e-05", "1e-04"), clm_slope=0.05, mlm_slope=1.0)
+    write_cells(tmp_path, all_hold, sizes=FEW, rates=("2e-05", "5e-05"), clm_slope=0.1, mlm_slope=1.5)
     results = place_results(read_cells(tmp_path))
     findings, answer, note = judge_paper(measure_findings(results))
     assert {finding.key: finding.verdict for finding in findings} == {f"F{n}": "supported" for n in range(1, 9)}

@@ -2,6 +2,7 @@
 truth is known, the files of other programs, and what is refused."""
 
 import csv
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from scipy import stats
 import biphase
 from biphase.cli.app import run_command
 from biphase.errors import InputError
+from biphase.report.foreign import judge_table
 
 Rows = list[dict[str, Any]]
 
@@ -228,10 +230,14 @@ HUGE = "1" + "0" * 400
         ("t.jsonl", f'{{"method": "a", "task": "t", "score": 1, "flops": {HUGE}}}', "'flops' is 10*, not a number"),
         ("t.jsonl", f'{{"method": "a", "task": "t", "score": 1, "examples": [{HUGE}]}}', "is not the score 1"),
         ("t.jsonl", '{"method": "a", "score": 1, "examples": "' + "[" * 200 + '"}', "is not the score 1"),
-        ("a/SC/t/lr1_sd0/results.json", f'{{"test": {{"score": 1, "scores_i": [{HUGE}]}}}}', "neither a task's result"),
         (
             "a/SC/t/lr1_sd0/results.json",
-            '{"test": {"score": 1, "scores_i": [1]}, "validation": {"score": null}}',
+            f'{{"test": {{"score": 1, "scores_i": [{HUGE}]}}}}',
+            "is not a cell of EncodEval",
+        ),
+        (
+            "a/SC/t/lr1_sd0/results.json",
+            '{"test": {"score": 1, "scores_i": [1]}, "validation": {"score": null, "scores_i": [1]}}',
             "'validation.score' is null, not a number",
         ),
     ],
@@ -240,6 +246,23 @@ def test_numbers_that_no_float_holds_are_refused(name: str, text: str, told: str
     write(tmp_path / "results" / name, text)
     with pytest.raises(InputError, match=told):
         biphase.equivalent(tmp_path / "results" / ("" if "/" in name else name))
+
+
+def test_the_other_seeds_choose_a_rate_in_folders_of_encodeval(tmp_path: Path) -> None:
+    """Each seed is best on validation and on test at a rate of its own. Rates that all seeds chose together, or that a
+    seed chose for itself, would test it at its luck; the verdict also counts the noise of the choice."""
+    lucky = {("1e-05", 0): 0.9, ("2e-05", 1): 0.8, ("5e-05", 2): 0.7}
+    for rate, seed in itertools.product(("1e-05", "2e-05", "5e-05"), range(3)):
+        score = lucky.get((rate, seed), 0.5)
+        for method, value, examples in (("a", score, [1, 0]), ("b", score - 0.25, [0, 0.5])):
+            split = {"score": value, "scores_i": examples}
+            path = tmp_path / method / "SC" / "t" / f"lr{rate}_sd{seed}" / "results.json"
+            write(path, json.dumps({"validation": split, "test": split}))
+    (a, b) = (
+        result for result in judge_table(tmp_path, None, None, False, "seeds", {}).results.results if not result.cells
+    )
+    assert a.samples == (0.5, 0.5, 0.5) and b.samples == (0.25, 0.25, 0.25)
+    assert a.choice and a.choice.draw_noise().variance > 0 and a.examples
 
 
 def test_the_tables_of_a_report_hold_no_formulas(tmp_path: Path) -> None:
