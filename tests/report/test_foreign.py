@@ -169,7 +169,7 @@ def test_files_of_other_programs(tmp_path: Path) -> None:
             for seed in range(3):
                 examples = [shift + number / 10] * 3 + [seed / 100]
                 splits = {
-                    "validation": {"score": 1 - shift},
+                    "validation": {"score": 1 - shift, "scores_i": [1 - shift]},
                     "test": {"score": np.mean(examples), "scores_i": examples},
                 }
                 write(tmp_path / "encod" / model / "SC" / "sst2" / f"lr{rate}_sd{seed}" / "results.json", splits)
