@@ -46,7 +46,7 @@ SAME_MEAN = 1e-4
 
 
 @dataclass(frozen=True)
-class Grid:
+class CellGrid:
     """The cells of a model on a task."""
 
     model: str
@@ -125,7 +125,7 @@ def make_config(rate: float, seed: int) -> FinetuneConfig:
     return FinetuneConfig(learning_rate=rate, seed=seed)
 
 
-def find_grids(folder: Path) -> list[Grid]:
+def find_grids(folder: Path) -> list[CellGrid]:
     """Find the cells below a folder, by model and task. Raises `InputError` for two cells at one point of a grid."""
     grids: dict[tuple[str, str], dict[GridPoint, Path]] = defaultdict(dict)
     for path in sorted(folder.rglob("results.json")):
@@ -134,7 +134,7 @@ def find_grids(folder: Path) -> list[Grid]:
             first = grids[model, task].setdefault((float(cell[1]), int(cell[2])), path)
             if first != path:
                 raise InputError(f"{first} and {path} are two cells at one rate and seed; remove one")
-    return [Grid(model, task, paths) for (model, task), paths in grids.items()]
+    return [CellGrid(model, task, paths) for (model, task), paths in grids.items()]
 
 
 # The paper's cells
@@ -175,7 +175,7 @@ def parse_model(name: str) -> ReportArm | None:
     )
 
 
-Place = tuple[str, str]
+ModelOnData = tuple[str, str]
 """A model and a data set, by the paper's name."""
 
 
@@ -184,7 +184,7 @@ class ReadCells(NamedTuple):
 
     arms: Mapping[str, ReportArm]
     """Model → its arm."""
-    scores: Mapping[Place, tuple[Result, Interval]]
+    scores: Mapping[ModelOnData, tuple[Result, Interval]]
     """The score, and the same as the paper computes it: at one rate for all seeds, with the normal interval."""
     num_due: int
     """The number of cells that these models would have if none was missing."""
@@ -209,7 +209,7 @@ def read_cells(folder: Path) -> ReadCells:
         (*place, *point) for place in itertools.product(sorted(arms), tasks.values()) for point in points
     )
     num_due, broken = len(due), dict[Path, str]()
-    read = dict[Place, tuple[Result, Interval]]()
+    read = dict[ModelOnData, tuple[Result, Interval]]()
     with console.track("read cells", sum(len(grid.paths) for grid in used), "cells") as progress:
         for grid in used:
             scores, place = grid.read(points), (grid.model, tasks[grid.task])
@@ -236,7 +236,7 @@ MOST_BROKEN = 5
 
 
 def place_results(cells: ReadCells) -> ResultSet:
-    """Place the scores in every comparison of the paper to which their models belong, with averages."""
+    """ModelOnData the scores in every comparison of the paper to which their models belong, with averages."""
     reference = read_reference()
     flops = {arm.name: arm.flops for arm in reference.arms}
     families = {score.dataset: score.family for score in reference.results if score.dataset != AVERAGE}
@@ -279,7 +279,7 @@ COMPARED += ("by_seed_half_width", "published_minus_recomputed", "num_cells")
 
 def tell_lacks(cells: ReadCells) -> Iterator[str]:
     """Yield sentences about missing cells, missing models, lost seeds and unknown examples."""
-    by_place: dict[Place, dict[float, list[str]]] = defaultdict(lambda: defaultdict(list))
+    by_place: dict[ModelOnData, dict[float, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name, dataset, rate, seed in cells.missing:
         by_place[name, dataset][rate].append(str(seed))
     holes = []
