@@ -64,8 +64,16 @@ class CellGrid:
             except InputError as error:
                 assert path
                 broken[path] = str(error)
-            names = {"model": self.model, "task": self.task, "trained_on": self.task, "cell": f"{rate} {seed}"}
-            unknown = dict.fromkeys(("model_hash", "source", "data_hash"), "") | {"protocol": 0, "num_steps": 0}
+            names: dict[str, Any] = {
+                "model": self.model,
+                "task": self.task,
+                "trained_on": self.task,
+                "cell": f"{rate} {seed}",
+            }
+            unknown: dict[str, Any] = dict.fromkeys(("model_hash", "source", "data_hash"), "") | {
+                "protocol": 0,
+                "num_steps": 0,
+            }
             unknown |= {"final_loss": None, "seconds": {}, "machine": {}}
             scores.append(Score(**names, **unknown, **fields, metric=MEASURE, config=make_config(rate, seed)))
         return ScoreSet(tuple(scores), broken)
@@ -203,11 +211,10 @@ def read_cells(folder: Path) -> ReadCells:
     if not used:
         layout = "MODEL/FAMILY/TASK/lrRATE_sdSEED/results.json, such as 610m-clm-42k/SC/sst2/lr1e-05_sd0/results.json"
         raise InputError(f"{folder} has no cell of the paper ({layout}); give the authors' folder `results`")
-    rates, seeds = ({point[axis] for grid in used for point in grid.paths} for axis in (0, 1))
+    rates, seeds = {rate for grid in used for rate, _ in grid.paths}, {seed for grid in used for _, seed in grid.paths}
     points = [*itertools.product(sorted(rates), sorted(seeds))]
-    due = dict.fromkeys(
-        (*place, *point) for place in itertools.product(sorted(arms), tasks.values()) for point in points
-    )
+    places = [*itertools.product(sorted(arms), tasks.values())]
+    due = {(name, dataset, rate, seed): None for name, dataset in places for rate, seed in points}
     num_due, broken = len(due), dict[Path, str]()
     read = dict[ModelOnData, tuple[Result, Interval]]()
     with console.track("read cells", sum(len(grid.paths) for grid in used), "cells") as progress:
@@ -273,7 +280,15 @@ def compare_scores(cells: ReadCells) -> Table:
     return Table("published-recomputed", words["title"], ("data set",), heads, tuple(rows), (words["note"],), records)
 
 
-COMPARED = ("model", "dataset", "published", "published_half_width", "recomputed", "recomputed_half_width", "by_seed")
+COMPARED: tuple[str, ...] = (
+    "model",
+    "dataset",
+    "published",
+    "published_half_width",
+    "recomputed",
+    "recomputed_half_width",
+    "by_seed",
+)
 COMPARED += ("by_seed_half_width", "published_minus_recomputed", "num_cells")
 
 
