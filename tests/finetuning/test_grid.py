@@ -131,11 +131,14 @@ def test_bad_data_fails_its_task_alone(grid: Grid, tmp_path: Path, capsys: pytes
     failures = run_grid(small, plan_grid(small), HERE)
     assert "label 7 is not one of task 'snli'" in failures[0].reason
     blocked = [failure for failure in failures if failure.reason.startswith("blocked: encode snli for ")]
-    assert len(blocked) == 4 and all(failure.is_blocked for failure in blocked)
+    assert len(blocked) == 4 + 1 and all(failure.is_blocked for failure in blocked)
     assert capsys.readouterr().err.count("label 7 is not one of") == 1
     kept = read_failures(small.out)
-    assert len(kept) == 1 + 4 and all("train.jsonl:1: label 7 is not one of" in one.reason for one in kept)
-    assert {one.unit for one in kept if one.is_blocked} == {name for name in names(small) if "snli" in name}
+    assert len(kept) == 1 + 4 + 1 and all("train.jsonl:1: label 7 is not one of" in one.reason for one in kept)
+    assert {one.unit for one in kept if one.is_blocked} == {
+        "score words alone on snli",
+        *(name for name in names(small) if "snli" in name),
+    }
     assert {score.task for score in finished(small)} == {"wnut17"}
     assert missing(small) == 4
 

@@ -7,7 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
@@ -111,9 +111,13 @@ def run_grid(grid: Grid, trainings: Sequence[SharedTraining], engine: Engine) ->
     named = {find_task(task).name: task for task in grid.tasks}
     settings = [(named[cell.task.name], cell.config) for cell in chain(*trainings)]
     due = {cell.task.name for cell in chain(*missing)}
-    units = [*word_units(settings, due, grid.out, grid.data_dirs), *grid_units(grid, missing)]
+    units, words = grid_units(grid, missing), list[Unit]()
+    readers = {unit.arguments["task"]: unit.name for unit in units if unit.function is encode_unit}
+    for unit in word_units(settings, due, grid.out, grid.data_dirs):
+        needs = [readers[task] for task in [unit.arguments["task"]] if task in readers]  # bad data are told once
+        words.append(replace(unit, needs=tuple(needs)))
     spent = measure_grid(grid, trainings)
-    return run_batch(units, engine, grid.out, label="evaluate", things="cells", spent=spent)
+    return run_batch([*words, *units], engine, grid.out, label="evaluate", things="cells", spent=spent)
 
 
 def tell_downloads(grid: Grid) -> None:
