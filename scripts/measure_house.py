@@ -36,13 +36,13 @@ PATHS = {
 }
 """Path → the module and the function where it begins."""
 CAPS = {
-    "code": 23_920,
-    "modules": 141,
-    "import lines": 2_580,
+    "code": 24_940,
+    "modules": 143,
+    "import lines": 2_696,
     "longest function": 53,
     "a recipe into train": 87,
-    "a cell into its score": 77,
-    "a plan into its page": 145,
+    "a cell into its score": 76,
+    "a plan into its page": 144,
 }
 """A feature may raise a cap in the commit that brings it, with the reason; it may not raise the depth of a path."""
 
