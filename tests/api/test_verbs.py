@@ -90,7 +90,7 @@ def test_texts_become_a_table_of_scores(
     run_command(["evaluate", "--out", "grid", "--format", "json"])
     told = json.loads(capsys.readouterr().out)
     assert told["scores"] == json.loads(Path("scores.json").read_text())
-    assert list(told) == ["scores", "left_out", "failed"]
+    assert list(told) == ["scores", "left_out", "failed", "words"]
 
     from transformers import AutoModel, AutoTokenizer
 
@@ -483,8 +483,9 @@ def test_what_a_grid_decides_is_no_setting() -> None:
 def test_a_training_that_diverged_keeps_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    score = SimpleNamespace(folder=tmp_path / "snli-0", headline=lambda: "snli", classes=())
-    plan = SimpleNamespace(is_finished=lambda out: True)
+    score = SimpleNamespace(folder=tmp_path / "snli-0", headline=lambda: "snli", classes=(), diverged=True)
+    plan = SimpleNamespace(is_finished=lambda out: True, train=None, evaluation=None, config=None)
+    monkeypatch.setattr("biphase.api.finetuning.score_words", lambda *arguments: [])
     monkeypatch.setattr("biphase.finetuning.keeping.fit_and_keep", lambda *arguments: score)
     monkeypatch.setattr("biphase.api.finetuning.plan_cells", lambda *arguments: [plan])
     monkeypatch.setattr("biphase.finetuning.keeping.plan_to_keep", lambda plan: plan)

@@ -187,8 +187,8 @@ def test_examples_that_a_seed_draws_or_the_steps_do_not_reach_are_the_networks(
     for config, texts in zip(configs, read[::3], strict=True):
         split = words.make_split(source.task, data.train)
         items, num_steps = choose_items(split, config)
-        steps = training_order(len(items), config.batch_size, num_steps, config.seed)
-        assert sorted(texts) == sorted(cut_texts(data.train[index] for index in {*items[np.concatenate([*steps])]}))
+        read_items = np.unique(np.concatenate([*training_order(items, config, num_steps)]))
+        assert sorted(texts) == sorted(cut_texts(data.train[index] for index in read_items))
     assert len(read[0]) == (15 if "shots" in changes else 24)
 
 

@@ -102,7 +102,8 @@ def test_single_seeds_are_tested_at_the_rate_that_other_pretrainings_choose(writ
     pooled = pool(parts)
     assert pooled.samples == (0.5, 0.5, 0.6)
     assert pooled.choice and [len(some) for some in pooled.choice.by_rate.values()] == [3, 3]
-    assert difference(pooled, replace(pooled, choice=None)).choice_variance == pooled.choice.draw_noise().variance > 0
+    counted = difference(pooled, replace(pooled, choice=None)).choice_variance
+    assert counted == pooled.choice.draw_noise().variance / 2 > 0, "pretrainings share the other half"
     assert (
         pool(
             [replace(one, samples=one.samples * 2, pretraining_seeds=one.pretraining_seeds * 2) for one in parts]

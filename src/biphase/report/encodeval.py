@@ -243,7 +243,7 @@ MOST_BROKEN = 5
 
 
 def place_results(cells: ReadCells) -> ResultSet:
-    """ModelOnData the scores in every comparison of the paper to which their models belong, with averages."""
+    """Place the scores in every comparison of the paper to which their models belong, with averages."""
     reference = read_reference()
     flops = {arm.name: arm.flops for arm in reference.arms}
     families = {score.dataset: score.family for score in reference.results if score.dataset != AVERAGE}

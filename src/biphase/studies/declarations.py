@@ -131,7 +131,7 @@ def count_look(plan: Plan, folder: Path, num_seeds: int) -> tuple[Looks, str]:
     """Record that a report looks at the declared hypotheses at this number of complete pretraining seeds, once for each
     number.
 
-    Return the looks that share the level of the tests with this one , which are none unless the declaration has
+    Return the looks that share the level of the tests with this one, which are none unless the declaration has
     `up_to`; and words on the looks, "" if the study was looked at as planned.
     """
     record, digest = read_declared(folder), hash_hypotheses(plan)
