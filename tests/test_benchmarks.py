@@ -225,19 +225,3 @@ def test_texts_that_are_repeated_hold_no_copies(growth: Any, tmp_path: Path) -> 
     assert len(set(texts)) == len(texts) > 50
     assert sum(len(text) for text in texts) == pytest.approx(100_000, rel=0.15)
     assert files[0.02] == files[0.1][: len(files[0.02])]
-
-
-SMALL = ["--megabytes", ".05", ".1", ".2", "--reading-megabytes", ".05", ".1", ".2", "--threads", "1"]
-SMALL += ["--vocab", "4096", "5000", "6000", "--samples", "32", "64", "128", "--batch-tokens", "128"]
-SMALL += ["--cells", "136", "272", "408", "--documents", "70", "80", "90", "--rows", "70", "80", "90"]
-
-
-@pytest.mark.minutes
-def test_all_parts_of_a_small_run(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCHMARKS / "growth.py"), "--out", str(tmp_path), *SMALL]
-    subprocess.run(command, check=True, capture_output=True)
-    documents = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
-    rows = [row for document in documents.values() for row in document["rows"]]
-    assert len(documents) == 6
-    assert len(rows) == 3 + 3 + 2 + 1 + 7 + 1
-    assert all(len(row["runs"]) == len(row["sizes"]) == 3 for row in rows)

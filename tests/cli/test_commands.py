@@ -224,7 +224,7 @@ def test_the_whole_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert all(word in out for word in ("genre", "uner_en_ewt", "1m-40-60-10", "1m-random", "took"))
     assert out.count(": Pretraining pays, whichever way") == out.count(": CLM followed by MLM beats MLM alone") == 1
     assert "before anything was trained" in out
-    assert len(list((folder / "study" / "scores").glob("*/*/score.json"))) == 3 * 2 * 2
+    assert len(list((folder / "study" / "scores").glob("[!.]*/*/score.json"))) == 3 * 2 * 2
     page = (folder / "report" / "index.html").read_text(encoding="utf-8")
     assert "Compared with random weights" in page and "CLM alone is left out" in page
     assert "\nbiphase demo arms.0.budgets=[10]" in page.replace("&#39;", "").replace("'", "")

@@ -73,7 +73,7 @@ def test_which_pretraining_embeds_best(tree: dict[str, Any], tmp_path: Path) -> 
     page, told, *_ = report_study(plan, place, tmp_path / "report", [])
     assert ">passages</button>" in page.read_text() and told.hypotheses and told.hypotheses[0][0].key == "mlm"
     bm25 = 100 * score_bm25(read_judged_set(tmp_path / "passages"))["ndcg_at_10"]
-    assert re.search(rf">BM25 \(no arm\)<.*>{bm25:.2f}</td></tr>", page.read_text())
+    assert re.search(rf">words alone \(no arm\)<.*>{bm25:.2f}</td></tr>", page.read_text())
     # What its data hold is known: an arm that is scored anew on another set is not compared with the rest.
     shutil.rmtree(place / "scores" / "tiny-clm-4")
     with open(tmp_path / "pairs.jsonl", "a") as pairs:
