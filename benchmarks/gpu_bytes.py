@@ -242,7 +242,8 @@ def main() -> None:
     simulate()
     machine, started = describe_setup("cpu", 1), time.monotonic()
     results = [compare(preset, options.layers, options.tokens, options.length) for preset in options.presets]
-    document = make_document("bytes of a GPU's step", machine, vars(options), time.monotonic() - started)
+    shown = {key: value for key, value in vars(options).items() if key != "out"}
+    document = make_document("bytes of a GPU's step", machine, shown, time.monotonic() - started)
     save(options.out or result_path("gpu-bytes", "simulated", 1), document | {"results": results})
     print("| preset | region | fused | all | graphs | breaks | compiling, CPU s | MFU, estimated |")
     print("|---|---|--:|--:|--:|--:|--:|--:|")
