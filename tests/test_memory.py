@@ -172,4 +172,4 @@ def test_what_the_head_holds_in_forward_and_backward(targets: int, monkeypatch: 
         language_model_loss(hidden, weight, None, labels)[0].backward()
     sizes = PRESETS["1m"] | {"hidden_size": width, "vocab_size": vocab}
     planned = plan(read_shape(sizes), 1, microbatch=targets, on_cpu=True)
-    assert 0.85 * (planned["logits"] + planned["head"]) < found.most < 1.05 * (planned["logits"] + planned["head"])
+    assert 0.7 * (planned["logits"] + planned["head"]) < found.most < 1.05 * (planned["logits"] + planned["head"])

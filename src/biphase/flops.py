@@ -265,7 +265,7 @@ WIDTHS_KEPT = {BFLOAT16: (13, 2, 5), FLOAT32: (6, 1, 3)}
 CHUNK_LOGITS = {"cpu": 2**25, "cuda": 2**29}
 """The most logits that the head holds at once, in the type of the arithmetic: 64 MB in bf16 on a CPU, 1 GB on a GPU.
 Each chunk adds to a gradient as large as the weights, so that small chunks cost more than they save."""
-PART_LOGITS = {"cpu": 2**18, "cuda": 2**28}
+PART_LOGITS = {"cpu": 2**20, "cuda": 2**28}
 """The most logits that are fp32 at once: on a CPU, as many as its caches hold from one operation to the next."""
 
 

@@ -171,7 +171,7 @@ def test_long_samples(dtype: torch.dtype) -> None:
 def test_operator_is_what_torch_compile_believes(is_kept: bool) -> None:
     layout = lay_out(bounds_of([3, 1, 5]), causal=True)
     q, k, v = random_qkv(9, 4, 2)
-    arguments = (layout.sizes_3B, layout.plan_PS, 4 * layout.num_scores * is_kept, True, 0, 0.25)
+    arguments = (layout.sizes_3B, layout.plan_PS, layout.num_slots, 4 * layout.num_scores * is_kept, True, 0)
     shaped = () if is_kept else (2.0, torch.zeros(4, requires_grad=True))
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(bucket_attention, (q, k, v, *arguments, *shaped), test_utils=checks)

@@ -45,6 +45,26 @@ def with_gradients(function: Any, inputs: list[Tensor | None], targets: Tensor, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("num_padding", [1, 9])
+def test_rows_beyond_the_targets_change_nothing(
+    small_chunks: None, num_padding: int, bias: bool, dtype: torch.dtype
+) -> None:
+    """Whether they end a chunk or fill chunks of their own."""
+    inputs = make_inputs(bias, dtype)
+    if bias and dtype == torch.bfloat16:
+        inputs[2] = inputs[2].to(dtype)  # type: ignore[union-attr]
+    hidden = inputs[0]
+    assert hidden is not None
+    plain = with_gradients(language_model_loss, inputs, targets_N(), None)
+    padded = torch.cat([hidden, hidden[:num_padding]])
+    found = with_gradients(language_model_loss, [padded, *inputs[1:]], targets_N(), None)
+    assert not found[1][N:].any()
+    found[1] = found[1][:N]
+    torch.testing.assert_close(found, plain, rtol=8 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("bias", [False, True])
 def test_three_way(small_chunks: None, bias: bool, softcap: float | None, dtype: torch.dtype) -> None:

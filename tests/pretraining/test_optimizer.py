@@ -182,12 +182,12 @@ CUDA = torch.device("cuda")
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 16}
 
 
-def test_a_run_of_more_than_five_minutes_is_compiled_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_minutes_is_compiled_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the speed of processors with bf16 units; more threads have done the work earlier."""
     monkeypatch.setattr("biphase.pretraining.optimizer.missing_for_compile", lambda device: "")
     for threads in (1, 8):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        for seconds, compiles in ((290, False), (310, True)):
+        for seconds, compiles in ((145, False), (155, True)):
             work = seconds * 2e11 * threads
             assert decide_compile(ComputeConfig(), torch.device("cpu"), torch.bfloat16, work)[0] is compiles
             assert not decide_compile(ComputeConfig(), torch.device("cpu"), torch.float32, work)[0]
@@ -210,13 +210,11 @@ def test_each_of_many_shapes_is_compiled(monkeypatch: pytest.MonkeyPatch) -> Non
         assert counters["stats"]["unique_graphs"] > 0, f"width {width}"
 
 
-@pytest.mark.parametrize(("device", "compiles"), [("cuda", True), ("cuda", False), ("cpu", True)])
-def test_the_loss_is_compiled_with_the_blocks_on_a_gpu(device: str, compiles: bool) -> None:
+@pytest.mark.parametrize("compiles", [True, False])
+def test_the_loss_is_compiled_with_the_blocks(compiles: bool) -> None:
     network = make_model("1m", SMALL, TokenIds(64, 4, 0, 2, None), 64, 0).to("meta")
-    model: Any = parallelize(
-        PackedModel(network), ComputeConfig(), World(0, 1, torch.device(device)), compiles=compiles
-    )
-    assert model.compiles_loss == (compiles and device == "cuda")
+    model: Any = parallelize(PackedModel(network), ComputeConfig(), World(0, 1, torch.device("cpu")), compiles=compiles)
+    assert model.compiles_loss == compiles
 
 
 @pytest.fixture

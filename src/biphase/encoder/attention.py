@@ -75,6 +75,8 @@ class PackedLayout:
     the length of its bucket, with slots of tokens before slots of padding; then the sample lengths in bucket order. It
     is one flat tensor, because torch.compile may assume that a size is 1 or equals another, and compile again if that
     changes."""
+    num_slots: int
+    """For `buckets`: the number of slots, P."""
     num_scores: int
     """For `buckets`: the number of attention scores of one head, padding included."""
 
@@ -111,6 +113,7 @@ def lay_out(
         runs=[(len(list(run)), length) for length, run in groupby(lengths_F.tolist())] if backend == "sdpa" else [],
         sizes_3B=torch.from_numpy(sizes_3B),
         plan_PS=to_device(plan_PS, device),
+        num_slots=int((sizes_3B[::3] * sizes_3B[1::3]).sum()),
         num_scores=int((sizes_3B[::3] * sizes_3B[1::3] ** 2).sum()),
     )
 
@@ -270,8 +273,8 @@ def attend(
     is_kept = torch.is_grad_enabled() and layout.num_scores <= KEPT_KEYS * q_THK.shape[0]
     is_kept = is_kept and not softcap and sinks_H is None  # gradients with a cap or sinks need more than the weights
     num_kept = layout.num_scores * q_THK.shape[1] if is_kept else 0
-    plan = (layout.sizes_3B, layout.plan_PS, num_kept)
-    return bucket_attention(q_THK, k_TGK, v_TGK, *plan, layout.causal, window, scale, softcap, sinks_H)[0]
+    plan = (layout.sizes_3B, layout.plan_PS, layout.num_slots, num_kept)
+    return bucket_attention(q_THK * scale, k_TGK, v_TGK, *plan, layout.causal, window, softcap, sinks_H)[0]
 
 
 def beyond_varlen(softcap: float | None, has_sinks: bool, width: int) -> str:

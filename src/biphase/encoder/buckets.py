@@ -87,54 +87,56 @@ def bucket_attention(
     v_TGK: Tensor,
     sizes_3B: Tensor,
     plan_PS: Tensor,
+    num_slots: int,
     num_kept: int,
     causal: bool,
     window: int,
-    scale: float,
     softcap: float = 0.0,
     sinks_H: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return the outputs [T, H, V] and, for the backward pass, the softmax weights of all buckets end to end.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the outputs [T, H, V] for queries that are scaled already, and what the backward pass reads: the softmax
+    weights of all buckets end to end, and the rows of q, k and v in the order of the buckets.
 
-    `sizes_3B` and `plan_PS` come from the `PackedLayout`; `num_kept` is the number of weights to return, 0 or all. With
-    `softcap` c a score s becomes c · tanh(s / c). A sink is a further key for each query of its head, with that score
-    and without a value.
+    `sizes_3B`, `plan_PS` and `num_slots` come from the `PackedLayout`; `num_kept` is the number of weights to return, 0
+    or all. With `softcap` c a score s becomes c · tanh(s / c). A sink is a further key for each query of its head, with
+    that score and without a value.
     """
-    buckets, queries, keys = open_plan(sizes_3B, plan_PS, q_THK, k_TGK)
-    q, k, v = queries.gather(q_THK).mul_(scale), keys.gather(k_TGK), keys.gather(v_TGK)
+    (num_tokens, num_heads, _), num_kv_heads = q_THK.shape, k_TGK.shape[1]
+    buckets, queries, keys = open_plan(sizes_3B, plan_PS, num_tokens, num_heads, num_kv_heads)
+    q, k, v = queries.gather(q_THK), keys.gather(k_TGK), keys.gather(v_TGK)
     out, kept_weights = q.new_empty(len(q), v.shape[1]), q.new_empty(num_kept)
     parts = zip(queries.by_bucket(q), keys.by_bucket(k), keys.by_bucket(v), queries.by_bucket(out), strict=True)
     stored = queries.by_bucket(kept_weights) if num_kept else [None] * len(buckets)
     for bucket, (q_part, k_part, v_part, out_part), into in zip(buckets, parts, stored, strict=True):
         weights, _ = attention_weights(bucket, q_part, k_part, causal, window, softcap, sinks_H, into)
         torch.bmm(weights, v_part, out=out_part)
-    return queries.scatter(out), kept_weights
+    return queries.scatter(out), kept_weights, q, k, v
 
 
 @torch.library.custom_op("biphase::bucket_attention_backward", mutates_args=())
 def bucket_attention_backward(
     grad_THK: Tensor,
     kept_weights: Tensor,
-    q_THK: Tensor,
-    k_TGK: Tensor,
-    v_TGK: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     sizes_3B: Tensor,
     plan_PS: Tensor,
+    num_kv_heads: int,
     causal: bool,
     window: int,
-    scale: float,
     softcap: float,
     sinks_H: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute the gradients of q, k, v and the sinks. With P = softmax(S), S = scale · q kᵀ, out = P v, in each bucket:
+    """Compute the gradients of q, k, v and the sinks. With P = softmax(S), S = q kᵀ, out = P v, in each bucket:
 
-    dv = Pᵀ dout, dP = dout vᵀ, dS = P ∘ (dP - rowsum(P ∘ dP)), dq = scale · dS k, dk = dSᵀ (scale · q).
+    dv = Pᵀ dout, dP = dout vᵀ, dS = P ∘ (dP - rowsum(P ∘ dP)), dq = dS k, dk = dSᵀ q.
 
     A cap on S multiplies dS by 1 - tanh². A sink with the weight p takes part in the softmax as a key with the value 0:
     the formulas stay, with rows of P that sum to 1 - p, and the sink's gradient is -p · rowsum(P ∘ dP).
     """
-    buckets, queries, keys = open_plan(sizes_3B, plan_PS, q_THK, k_TGK)
-    q, k, v = queries.gather(q_THK).mul_(scale), keys.gather(k_TGK), keys.gather(v_TGK)
+    num_tokens, num_heads, _ = grad_THK.shape
+    buckets, queries, keys = open_plan(sizes_3B, plan_PS, num_tokens, num_heads, num_kv_heads)
     grad = queries.gather(grad_THK).index_fill_(0, queries.padding, 0)
     grad_q, grad_k, grad_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     grad_sinks_H = q.new_zeros(0 if sinks_H is None else len(sinks_H), dtype=torch.float32)
@@ -158,7 +160,7 @@ def bucket_attention_backward(
             grad_scores *= 1 - capped.square_()
         torch.bmm(grad_scores, k_part, out=dq)
         torch.bmm(grad_scores.transpose(1, 2), q_part, out=dk)
-    return queries.scatter(grad_q.mul_(scale)), keys.scatter(grad_k), keys.scatter(grad_v), grad_sinks_H
+    return queries.scatter(grad_q), keys.scatter(grad_k), keys.scatter(grad_v), grad_sinks_H
 
 
 Bucket = tuple[int, int, Tensor]
@@ -245,14 +247,15 @@ def hide(scores_NHLL: Tensor, bucket: Bucket, causal: bool, window: int) -> None
         scores_NHLL[..., shortest:].masked_fill_(padded_N11L, float("-inf"))
 
 
-def open_plan(sizes_3B: Tensor, plan_PS: Tensor, q_THK: Tensor, k_TGK: Tensor) -> tuple[list[Bucket], RowMap, RowMap]:
+def open_plan(
+    sizes_3B: Tensor, plan_PS: Tensor, num_tokens: int, num_heads: int, num_kv_heads: int
+) -> tuple[list[Bucket], RowMap, RowMap]:
     """Read the buckets of a `PackedLayout`, and map the rows of queries and those of keys."""
     sizes = sizes_3B.view(-1, 3).tolist()
     num_slots = sum(num * length for num, length, _ in sizes)
     slots_3P, lengths_S = plan_PS[: 3 * num_slots].view(3, num_slots), plan_PS[3 * num_slots :]
     samples = lengths_S.split([num for num, _, _ in sizes])
     buckets = [(length, shortest, lengths_N) for (_, length, shortest), lengths_N in zip(sizes, samples, strict=True)]
-    (num_tokens, num_heads, _), num_kv_heads = q_THK.shape, k_TGK.shape[1]
     queries = RowMap(buckets, num_heads, num_kv_heads, *map_rows(slots_3P, num_tokens, num_heads))
     if num_kv_heads == num_heads:
         return buckets, queries, queries
@@ -276,27 +279,31 @@ def map_rows(slots_3P: Tensor, num_tokens: int, num_heads: int) -> tuple[Tensor,
 
 
 @bucket_attention.register_fake
-def _(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, sizes_3B: Tensor, plan_PS: Tensor, num_kept: int, *_: Any) -> Any:
-    return q_THK.new_empty(*q_THK.shape[:2], v_TGK.shape[2]), q_THK.new_empty(num_kept)
+def _(
+    q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, sizes: Tensor, plan: Tensor, num_slots: int, num_kept: int, *_: Any
+) -> Any:
+    rows = [x.new_empty(num_slots * x.shape[1], x.shape[2]) for x in (q_THK, k_TGK, v_TGK)]
+    return q_THK.new_empty(*q_THK.shape[:2], v_TGK.shape[2]), q_THK.new_empty(num_kept), *rows
 
 
 @bucket_attention_backward.register_fake
-def _(grad_THK: Tensor, kept_weights: Tensor, q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, *settings: Any) -> Any:
+def _(grad_THK: Tensor, kept_weights: Tensor, q: Tensor, k: Tensor, v: Tensor, *settings: Any) -> Any:
+    (num_tokens, num_heads, _), num_kv_heads = grad_THK.shape, settings[2]
     num_sinks = 0 if settings[-1] is None else len(settings[-1])
-    like = (q_THK.new_empty(q_THK.shape), k_TGK.new_empty(k_TGK.shape), v_TGK.new_empty(v_TGK.shape))
-    return *like, q_THK.new_empty(num_sinks, dtype=torch.float32)
+    shapes = (num_heads, q.shape[1]), (num_kv_heads, k.shape[1]), (num_kv_heads, v.shape[1])
+    return *(q.new_empty(num_tokens, *shape) for shape in shapes), q.new_empty(num_sinks, dtype=torch.float32)
 
 
-def keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Save the softmax weights, q, k, v, the plan and the sinks for the backward pass."""
-    ctx.mark_non_differentiable(output[1])
+def keep_rows(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Save the softmax weights, the rows of q, k and v, the plan and the sinks for the backward pass."""
+    ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)  # else PyTorch would make as many zeros as there are weights
-    *settings, sinks_H = inputs[6:]
-    ctx.save_for_backward(output[1], *inputs[:5], sinks_H)
-    ctx.settings = settings
+    *settings, sinks_H = inputs[7:]
+    ctx.save_for_backward(*output[1:], *inputs[3:5], sinks_H)
+    ctx.settings = inputs[1].shape[1], *settings
 
 
-def bucket_gradients(ctx: Any, grad_THK: Tensor, _: Tensor) -> tuple[Any, ...]:
+def bucket_gradients(ctx: Any, grad_THK: Tensor, *_: Any) -> tuple[Any, ...]:
     """Return the gradients of `bucket_attention`'s eleven arguments: three tensors, seven arguments without a gradient,
     the sinks."""
     *saved, sinks_H = ctx.saved_tensors
@@ -304,4 +311,4 @@ def bucket_gradients(ctx: Any, grad_THK: Tensor, _: Tensor) -> tuple[Any, ...]:
     return *grads, *[None] * 7, None if sinks_H is None else grad_sinks_H.to(sinks_H.dtype)
 
 
-bucket_attention.register_autograd(bucket_gradients, setup_context=keep_inputs)
+bucket_attention.register_autograd(bucket_gradients, setup_context=keep_rows)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
-from biphase.encoder.attention import PackedLayout, lay_out
+from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, PackedLayout, lay_out
 from biphase.flops import CHUNK_LOGITS, PART_LOGITS, FlopCount, training_flops
 from biphase.hub import position_limit
 
@@ -36,8 +36,8 @@ def language_model_loss(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute the cross-entropy of `targets_N` under softmax(hidden @ weight.T + bias), in nats.
 
-    Products are formed in the type of `hidden_ND`, softmax and sums in fp32. Without targets the loss is 0. With
-    `compiles`, logits become losses and gradients in compiled code.
+    Products are formed in the type of `hidden_ND`, softmax and sums in fp32. Rows of `hidden_ND` beyond the targets are
+    padding. Without targets the loss is 0. With `compiles`, logits become losses and gradients in compiled code.
 
     Returns:
         The sum over targets (differentiable), the loss of each target [N], and, if no gradient is formed, whether each
@@ -68,31 +68,36 @@ class ChunkedLoss(torch.autograd.Function):
         weight, device = weight_VD.to(hidden_ND.dtype), hidden_ND.device
         score = torch.compile(token_losses, dynamic=True) if compiles else token_losses
         grad_hidden_ND = torch.empty_like(hidden_ND) if with_grad else None
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if with_grad else None
+        grad_weight_VD = None  # of the chunks so far, in fp32
         grad_bias_V = torch.zeros_like(bias_V) if with_grad and bias_V is not None else None
         losses_N = torch.empty(len(targets_N), dtype=torch.float32, device=device)
         correct_N = None if with_grad else torch.empty(len(targets_N), dtype=torch.bool, device=device)
         # A chunk bounds the memory for logits, and a part of it the memory for their fp32 copies: with V = 128,256 on a
-        # CPU, 261 and 2 targets. After the inner loop `logits` holds dL/dz; the chain rule for z = h @ W.T is two
+        # CPU, 261 and 8 targets. After the inner loop `logits` holds dL/dz; the chain rule for z = h @ W.T is two
         # products.
-        for chunk in slices(len(targets_N), CHUNK_LOGITS[device.type] // len(weight)):
+        for chunk in slices(len(hidden_ND), CHUNK_LOGITS[device.type] // len(weight)):
             hidden, targets, losses = hidden_ND[chunk], targets_N[chunk], losses_N[chunk]
             logits = torch.nn.functional.linear(hidden, weight, bias_V)
             if correct_N is not None:
-                correct_N[chunk] = logits.argmax(1) == targets
+                correct_N[chunk] = logits[: len(targets)].argmax(1) == targets
             for part in slices(len(targets), PART_LOGITS[device.type] // len(weight)):
                 losses[part] = score(logits[part], targets[part, None], softcap, with_grad)
-            if grad_hidden_ND is not None and grad_weight_VD is not None:
+            logits[len(targets) :] = 0
+            if grad_hidden_ND is not None:
                 torch.mm(logits, weight, out=grad_hidden_ND[chunk])
-                if grad_weight_VD.dtype == hidden.dtype:
+                if grad_weight_VD is None:
+                    grad_weight_VD = (logits.T @ hidden).float()
+                elif grad_weight_VD.dtype == hidden.dtype:
                     grad_weight_VD.addmm_(logits.T, hidden)
                 else:
                     grad_weight_VD += logits.T @ hidden
                 if grad_bias_V is not None:
                     grad_bias_V += logits.sum(0)
             del logits  # else they would stay in memory beside the next chunk's
-        if grad_weight_VD is not None:
-            grad_weight_VD = grad_weight_VD.to(weight_VD.dtype)
+        if with_grad:
+            grad_weight_VD = (
+                torch.zeros_like(weight_VD) if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
+            )
         ctx.save_for_backward(grad_hidden_ND, grad_weight_VD, grad_bias_V)
         ctx.mark_non_differentiable(losses_N, *([] if correct_N is None else [correct_N]))
         return losses_N.sum(), losses_N, correct_N
@@ -181,8 +186,12 @@ class PackedModel(nn.Module):
         hidden_TD = packed_hidden(self.network.base_model, inputs_T, positions_T, layout)
         if target_positions_N is None or targets_N is None:
             return hidden_TD
+        is_autocast = torch.is_autocast_enabled(hidden_TD.device.type)
+        if is_autocast:  # a CPU compiles its 16-bit products for each number of rows that it meets
+            num_padding = -len(target_positions_N) % PAD_TO_MULTIPLE_OF
+            target_positions_N = nn.functional.pad(target_positions_N, (0, num_padding))
         hidden_ND = self.head(hidden_TD.index_select(0, target_positions_N))
-        if torch.is_autocast_enabled(hidden_ND.device.type):  # the last norm leaves fp32
+        if is_autocast:  # the last norm leaves fp32
             hidden_ND = hidden_ND.to(torch.get_autocast_dtype(hidden_ND.device.type))
         return language_model_loss(
             hidden_ND, *self.head.weights(), targets_N, self.head.softcap, compiles=self.compiles_loss

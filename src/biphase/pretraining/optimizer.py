@@ -32,9 +32,9 @@ from biphase.errors import InputError
 from biphase.recipe import MATRIX_UPDATES, ComputeConfig, Optimizer
 from biphase.schedule import Schedule
 
-COMPILE_PAYS_AFTER = 300.0
-"""The seconds without compiling from which compiling pays on a CPU in bf16: it takes about 50 s of a core, 10 s with
-PyTorch's cache, and makes a step up to 1.28 times as fast. In fp32 the products take almost all of a step."""
+COMPILE_PAYS_AFTER = 150.0
+"""The seconds without compiling from which compiling pays on a CPU in bf16: it takes 15 to 50 s of a core, 5 to 10 s
+with PyTorch's cache, and makes a step up to 1.4 times as fast. In fp32 the products take almost all of a step."""
 
 UNCOMPILED_SPEED = 2e11
 """The FLOP/s of a thread with bf16 units without compiling, on processors with AVX-512 and with AMX. Nothing is
@@ -70,7 +70,7 @@ def parallelize(model: PackedModel, compute: ComputeConfig, world: World, *, com
         config.recompile_limit = max(config.recompile_limit, MOST_GRAPHS)
         for block in blocks:
             block.compile(dynamic=True)
-        model.compiles_loss = world.device.type == "cuda"  # on a CPU its parts stay in the caches
+        model.compiles_loss = True
     if world.size == 1:
         return model
     if compute.parallel == "ddp":
