@@ -93,7 +93,7 @@ campaigns: fuzz
 	$(BIN)/python tests/campaigns/distributed.py --count 30 --seed $(SEED)
 	$(BIN)/python tests/campaigns/exchanging.py --count 20 --seed $(SEED)
 
-# Every model type of transformers against plain transformers; writes docs/families.md and the README's claim.
+# Every model type of transformers against plain transformers; writes docs/families.md and the sentence of docs/promises.md.
 families: $(VENV)/developer
 	$(BIN)/python -m pytest tests/encoder/test_families.py --update-golden
 

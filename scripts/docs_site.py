@@ -5,12 +5,10 @@ A page asks for it by a comment, `<!-- commands -->`, `<!-- python -->`, `<!-- t
 `hooks` in mkdocs.yml).
 """
 
-import ast
 import importlib
 import inspect
 import json
 import re
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from pydantic import BaseModel
 
 import biphase
 from biphase.cli.app import app
+from biphase.cli.settings import list_sections
 from biphase.tasks.spec import PAPER_TASKS, TASK_SPLITS, Task, task_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -102,106 +101,13 @@ def with_star(signature: inspect.Signature) -> Iterator[str]:
 
 def keys(kind: type[BaseModel]) -> Iterator[str]:
     """A table for a model, and one for each model that it leads to."""
-    schema = kind.model_json_schema()
-    titles = {cls.__name__: key for cls, key in models_below(kind).items()}
-    leads = {key: inspect.getdoc(cls) or "" for cls, key in models_below(kind).items()}
-    for cls, title in models_below(kind).items():
-        own = schema if cls is kind else schema["$defs"][cls.__name__]
-        properties, required = own["properties"], own.get("required", ())
-        yield f"\n### {title}\n" if title else ""
-        yield inspect.cleandoc(cls.__doc__ or "") + "\n"
+    for section in list_sections(kind, "[keys](#{})".format):
+        yield f"\n### {section.title}\n" if section.title else ""
+        yield section.text + "\n"
         yield "| key | value | default | meaning |\n| --- | --- | --- | --- |"
-        meanings = docstrings(cls)
-        for key, form in properties.items():
-            default = "*required*" if key in required else shown_default(form.get("default"))
-            cells = (
-                f"`{key}`",
-                shown_form(form, titles),
-                default,
-                meanings.get(key) or leads.get(key, "").partition(". ")[0],
-            )
-            yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-
-
-def models_below(kind: type[BaseModel]) -> dict[type[BaseModel], str]:
-    """The model and those in its fields, each with the key under which it is met first."""
-    found: dict[type[BaseModel], str] = {}
-
-    def visit(annotation: Any, key: str) -> None:
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            if annotation not in found:
-                found[annotation] = key
-                for name, field in annotation.model_fields.items():
-                    visit(field.annotation, name)
-            return
-        for inner in getattr(annotation, "__args__", ()):
-            visit(inner, key)
-
-    visit(kind, "")
-    return found
-
-
-def docstrings(cls: type[BaseModel]) -> dict[str, str]:
-    """What stands below each field in the source, those of parents included."""
-    found: dict[str, str] = {}
-    for parent in reversed(cls.__mro__):
-        if not issubclass(parent, BaseModel) or parent is BaseModel:
-            continue
-        (node,) = ast.parse(textwrap.dedent(inspect.getsource(parent))).body
-        assert isinstance(node, ast.ClassDef)
-        for field, below in zip(node.body, node.body[1:], strict=False):
-            is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_text:
-                found[alias_of(parent, field.target.id)] = " ".join(str(below.value.value).split())  # type: ignore[attr-defined]
-    return found
-
-
-def alias_of(cls: type[BaseModel], name: str) -> str:
-    field = cls.model_fields.get(name)
-    return (field.alias if field else None) or name
-
-
-def shown_form(form: dict[str, Any], titles: dict[str, str]) -> str:
-    """What may stand there, read off its JSON schema."""
-    if "$ref" in form:
-        title = titles[form["$ref"].rpartition("/")[2]]
-        return f"[keys](#{title})"
-    if "enum" in form or "const" in form:
-        return " · ".join(f"`{value}`" for value in form.get("enum", [form.get("const")]))
-    for several in ("anyOf", "oneOf", "allOf"):
-        if several in form:
-            return ", or ".join(
-                dict.fromkeys(shown_form(one, titles) for one in form[several] if one.get("type") != "null")
-            )
-    match form.get("type"):
-        case "array" if "prefixItems" in form:
-            return ", ".join(shown_form(one, titles) for one in form["prefixItems"])
-        case "array":
-            return f"list of {shown_form(form['items'], titles)}"
-        case "object":
-            return "mapping"
-        case "integer" | "number" as kind:
-            low, above = form.get("minimum"), form.get("exclusiveMinimum")
-            high, below = form.get("maximum"), form.get("exclusiveMaximum")
-            bounds = [f"≥ {low:g}"] if low is not None else [f"> {above:g}"] if above is not None else []
-            if high is not None and high < 2**53:
-                bounds.append(f"≤ {high:g}")
-            bounds += [f"< {below:g}"] if below is not None else []
-            return " ".join([{"integer": "whole number", "number": "number"}[kind], *bounds])
-        case "boolean":
-            return "true or false"
-        case "string":
-            return "text"
-    return "anything"
-
-
-def shown_default(value: Any) -> str:
-    """A default as YAML has it; nothing for none, and for what is a table of its own."""
-    if value is None or value in ("", [], {}) or isinstance(value, dict):
-        return ""
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+        for one in section.settings:
+            words = (f"`{one.key}`", one.value, one.default, one.meaning)
+            yield f"| {' | '.join(word.replace('|', chr(92) + '|') for word in words)} |"
 
 
 # Tasks

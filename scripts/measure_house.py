@@ -36,9 +36,9 @@ PATHS = {
 }
 """Path → the module and the function where it begins."""
 CAPS = {
-    "code": 24_940,
-    "modules": 143,
-    "import lines": 2_696,
+    "code": 25_080,
+    "modules": 144,
+    "import lines": 2_703,
     "longest function": 53,
     "a recipe into train": 87,
     "a cell into its score": 76,

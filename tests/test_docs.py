@@ -83,7 +83,7 @@ def test_shares_of_compute_are_in_the_tables_of_our_studies() -> None:
     tables = "".join(path.read_text() for path in ROOT.glob("studies/results/*/tables/compute-equivalents-*.md"))
     told = [
         (page.name, share)
-        for page in (ROOT / "README.md", ROOT / "docs/how_to/objective.md", ROOT / "src/biphase/studies/rules.yaml")
+        for page in (ROOT / "docs/demo.md", ROOT / "docs/how_to/objective.md", ROOT / "src/biphase/studies/rules.yaml")
         for share in re.findall(r"(?<!\S)\d\.\d\d \[\d\.\d\d, \d\.\d\d\]", " ".join(page.read_text().split()))
     ]
     assert len(told) > 10

@@ -146,15 +146,15 @@ def test_one_module_talks_to_other_processes() -> None:
         assert not names_groups or name_of(path) == "distributed", f"{name_of(path)} imports {names_groups}"
 
 
-def test_every_claim_of_the_readme_names_its_test() -> None:
-    text = (SOURCE.parents[1] / "README.md").read_text(encoding="utf-8")
-    claims = text.partition("## What you can rely on")[2].partition("\n## ")[0].split("\n- ")[1:]
+def test_every_promise_names_its_test() -> None:
+    text = (SOURCE.parents[1] / "docs" / "promises.md").read_text(encoding="utf-8")
+    claims = text.split("\n- ")[1:]
     assert len(claims) >= 6
     for claim in claims:
         named = re.findall(r"`([\w/]+(?:\.py|/))`", claim)
-        assert named, f"a claim of README.md names no test: {claim}"
+        assert named, f"a promise names no test: {claim}"
         for name in named:
-            assert (SOURCE.parents[1] / "tests" / name).exists(), f"README.md names tests/{name}, which is not there"
+            assert (SOURCE.parents[1] / "tests" / name).exists(), f"docs/promises.md: no tests/{name}"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

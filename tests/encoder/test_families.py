@@ -1,7 +1,8 @@
 """Every model type of transformers, tiny and random: equal to plain transformers on each text alone, or refused.
 
 `pytest tests/encoder/test_families.py -m "slow or not slow"` goes through all of them (`make families`), and writes
-docs/families.md anew with `--update-golden`, and the README's claim from it; without `slow`, a few of each kind.
+docs/families.md anew with `--update-golden`, and the sentence of docs/promises.md from it. Without `slow`, a few of
+each kind.
 """
 
 import re
@@ -31,7 +32,7 @@ from biphase.flops import LLAMA_SHAPED, read_shape
 from biphase.hub import output_width
 
 ROOT = Path(__file__).parents[2]
-DOCS, README = ROOT / "docs" / "families.md", ROOT / "README.md"
+DOCS, PROMISES = ROOT / "docs" / "families.md", ROOT / "docs" / "promises.md"
 CLAIM = re.compile(r"- \*\*Correct, or rejected\..*?(?=\n- )", re.DOTALL)
 WAYS = ("packed", "padded", "equal lengths")
 QUICK = (
@@ -201,8 +202,8 @@ def test_every_type_is_right_or_refused(part: int, tmp_path: Path, update_golden
     rows = {name: outcome(name, tmp_path / name) for name in names}
     if update_golden:
         DOCS.write_text(as_page(rows), encoding="utf-8")
-        claimed = CLAIM.sub(lambda _: as_claim(DOCS.read_text(encoding="utf-8")), README.read_text(encoding="utf-8"))
-        README.write_text(claimed, encoding="utf-8")
+        claimed = CLAIM.sub(lambda _: as_claim(DOCS.read_text(encoding="utf-8")), PROMISES.read_text(encoding="utf-8"))
+        PROMISES.write_text(claimed, encoding="utf-8")
     page = DOCS.read_text(encoding="utf-8")
     if f"with transformers {transformers.__version__} and" in page:
         documented = read_rows(page)
@@ -219,12 +220,12 @@ def test_a_tiny_network_has_each_kind_of_layer_of_its_type() -> None:
 
 
 def test_the_table_and_the_claim_are_not_stale() -> None:
-    """The README says what the table says, and the table has the types of the newest transformers that it was tried
+    """The promise says what the table says, and the table has the types of the newest transformers that it was tried
     with. Stale: `make families`."""
     page = DOCS.read_text(encoding="utf-8")
-    found = CLAIM.search(README.read_text(encoding="utf-8"))
+    found = CLAIM.search(PROMISES.read_text(encoding="utf-8"))
     assert found is not None
-    assert found[0] == as_claim(page), "README.md says something else than docs/families.md: make families"
+    assert found[0] == as_claim(page), "docs/promises.md says something else than docs/families.md: make families"
     tried, here = Version(re.findall(r"transformers ([\d.]+) and", page)[0]), Version(transformers.__version__)
     assert here <= tried, f"docs/families.md is of transformers {tried}, and {here} is installed: make families"
     if here == tried:
@@ -239,7 +240,7 @@ def read_rows(page: str) -> dict[str, Row]:
 
 
 def as_claim(page: str) -> str:
-    """The README's sentence, counted in the table."""
+    """The sentence of the promise, counted in the table."""
     rows = read_rows(page).values()
     evaluated = sum(row.evaluate in WAYS for row in rows)
     day, version = re.findall(r"as of ([\d-]+) with transformers ([\d.]+)", page)[0]
@@ -248,7 +249,7 @@ def as_claim(page: str) -> str:
         f"- **Correct, or rejected.** Of the {len(rows)} text model types in transformers {version}, "
         f"{sum(row.pretrain in WAYS for row in rows)} can be pretrained or adapted and "
         f"{evaluated} can be evaluated, each tested to match plain transformers; {refused} are rejected for both, "
-        f"with a reason (as of {day}: [all of them](docs/families.md)). `encoder/test_families.py`"
+        f"with a reason (as of {day}: [all of them](families.md)). `encoder/test_families.py`"
     )
     return textwrap.fill(text, 120, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
 

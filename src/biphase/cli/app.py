@@ -35,7 +35,7 @@ from biphase.errors import (
 from biphase.machine import environment_number, prepare_process, refuse_versions
 
 PATH = {
-    "Get started": ("demo", "init", "doctor"),
+    "Get started": ("demo", "init", "settings", "doctor"),
     "Text and tokens": ("tokenizer", "prepare"),
     "Pretraining": ("pretrain", "inspect", "export", "trim", "check", "push", "convert"),
     "Tasks": ("task", "finetune", "predict", "score", "evaluate"),

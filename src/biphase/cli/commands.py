@@ -27,6 +27,7 @@ from biphase.api.finetuning import to_json
 from biphase.api.studies import OpenStudy
 from biphase.cli import show
 from biphase.cli.doctor import examine
+from biphase.cli.settings import find_settings, show_settings
 from biphase.config import BUNDLED, MOST_REPEATS, OnCommandLine, by_commas, parse_config
 from biphase.corpus.prepare import prepare as prepare_text
 from biphase.deploying import checking
@@ -66,7 +67,9 @@ def in_one_word(read: Callable[[str], Any], description: str) -> Parameter:
 Form = Annotated[
     Literal["text", "json"], Parameter(name="--format", help="Print text for people, or JSON for programs.")
 ]
-KeyValues = Annotated[Sequence[str], Parameter(name="KEY=VALUE", help="Settings to override.")]
+KeyValues = Annotated[
+    Sequence[str], Parameter(name="KEY=VALUE", help="Settings to override; `biphase settings` lists them.")
+]
 DataDir = Annotated[
     Path | None, Parameter(name="--data-dir", help="Read the task's original data from this folder, not from the Hub.")
 ]
@@ -195,6 +198,14 @@ def demo(
     console.err.print("[5/5] report")
     study.report(folder / "report")
     console.out.print(f"encoder: {encoder} · took {console.duration(time.monotonic() - started)}")
+
+
+@like(find_settings, arguments="subject word", shows=show_settings)
+def settings() -> None:
+    """List the settings of a command, or the keys of a file: values, defaults and meanings.
+
+    Example: `biphase settings finetune rate`
+    """
 
 
 @like(examine, arguments="folder", shows=show.print_facts)

@@ -294,7 +294,7 @@ def _(grad_THK: Tensor, kept_weights: Tensor, q: Tensor, k: Tensor, v: Tensor, *
     return *(q.new_empty(num_tokens, *shape) for shape in shapes), q.new_empty(num_sinks, dtype=torch.float32)
 
 
-def keep_rows(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     """Save the softmax weights, the rows of q, k and v, the plan and the sinks for the backward pass."""
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)  # else PyTorch would make as many zeros as there are weights
@@ -311,4 +311,4 @@ def bucket_gradients(ctx: Any, grad_THK: Tensor, *_: Any) -> tuple[Any, ...]:
     return *grads, *[None] * 7, None if sinks_H is None else grad_sinks_H.to(sinks_H.dtype)
 
 
-bucket_attention.register_autograd(bucket_gradients, setup_context=keep_rows)
+bucket_attention.register_autograd(bucket_gradients, setup_context=keep_for_backward)

@@ -63,19 +63,26 @@ class FinetuneConfig(Strict):
     )
 
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5e-5
+    """The rate at its peak, after warm-up. Then it falls to 0 along a straight line."""
     seed: Count = 0
     """The seed of the order of examples, of the head's weights, and of dropout."""
     batch_size: PositiveCount = 32
+    """The examples of an update; in retrieval, pairs of a query and a relevant document."""
     max_steps: PositiveCount = 1000
+    """The most updates."""
     epochs: PositiveCount = 1
     """The most epochs. Training ends after `max_steps` or this many epochs, whichever comes first. With `shots`, 1 sets
     no limit."""
     warmup_ratio: Share = 0.1
+    """The share of the updates in which the rate rises from 0."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
+    """AdamW's decay rates of the mean of the gradients and of their squares."""
     eps: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
+    """AdamW's epsilon. It is large for gradients of small networks, which learn more with 1e-8."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
     """The weight decay of matrices, embeddings included. Norms and biases have none."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """The norm to which longer gradients are cut."""
     class_weights: ClassWeights = None
     """Classification of texts and words: the weight of each class in the loss. Give a mapping, in which missing classes
     weigh 1, or `balanced`, which weighs a class by n / (k · n_c): n training examples, k classes, n_c examples of the
@@ -135,6 +142,7 @@ class FinetuneConfig(Strict):
     """The most tokens to compute at once; a larger batch is computed in parts. This changes memory, not the
     gradient."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes a GPU if there is one."""
     keep_texts: bool = False
     """Whether to store the inputs beside the predictions. A finished cell stays unchanged."""
     tracking: TrackingName | None = None
