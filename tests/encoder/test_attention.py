@@ -104,18 +104,22 @@ def test_packed_is_alone(causal: bool) -> None:
         )
 
 
-def test_buckets_hold_every_sample_once_and_waste_little(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buckets_hold_every_sample_once_and_waste_little() -> None:
     lengths_S = np.random.default_rng(0).integers(1, 2049, 300)
     lengths_S[:40] = np.arange(1, 41)
-    found = make_buckets(lengths_S)
+    found = make_buckets(lengths_S, 2**18)
     assert sorted(np.concatenate(found)) == list(range(300))
     for members in found:
         longest = lengths_S[members].max()
         assert (longest**2 - lengths_S[members] ** 2).sum() <= buckets.BUCKET_WASTE
-        assert len(members) == 1 or len(members) * longest**2 <= buckets.BUCKET_SCORES
-    assert len(make_buckets(lengths_S // 20 + 1)) < 20
-    monkeypatch.setattr(buckets, "BUCKET_SCORES", 1)
-    assert all(len(members) == 1 for members in make_buckets(lengths_S))
+        assert len(members) == 1 or len(members) * longest**2 <= 2**18
+    assert len(make_buckets(lengths_S // 20 + 1, 2**18)) < 20
+    assert all(len(members) == 1 for members in make_buckets(lengths_S, 1))
+    long_ones = bounds_of([512] * 4)
+    assert [len(lay_out(long_ones, causal=True, dtype=each).sizes_3B) for each in (torch.float32, torch.bfloat16)] == [
+        3 * 4,
+        3 * 2,
+    ]
 
 
 @pytest.mark.parametrize("lengths", [[5, 3, 17], [16, 16], [33], [31, 1]])
@@ -141,7 +145,7 @@ def test_small_buckets_change_nothing(causal: bool, window: int, monkeypatch: py
     bounds_S1 = bounds_of(LENGTHS)
     once = attend_with_gradients(bounds_S1, causal, window)
     assert len(lay_out(bounds_S1, causal=causal).sizes_3B) == 3 * 2
-    monkeypatch.setattr(buckets, "BUCKET_SCORES", 3000)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 4 * 3000)
     monkeypatch.setattr(buckets, "BUCKET_WASTE", 400)
     assert len(lay_out(bounds_S1, causal=causal).sizes_3B) == 3 * 7
     torch.testing.assert_close(attend_with_gradients(bounds_S1, causal, window), once, rtol=1e-5, atol=1e-6)

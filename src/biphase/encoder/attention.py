@@ -102,7 +102,7 @@ def lay_out(
     lengths_F = np.diff(bounds_F1)
     assert (lengths_F > 0).all(), "a sample without tokens"
     # `varlen` and `sdpa` need a plan too, for layers that they cannot compute.
-    sizes_3B, plan_PS = plan_buckets(bounds_F1[:1] if backend == "reference" else bounds_F1)
+    sizes_3B, plan_PS = plan_buckets(bounds_F1[:1] if backend == "reference" else bounds_F1, dtype.itemsize)
     return PackedLayout(
         causal=causal,
         backend=backend,

@@ -27,18 +27,20 @@ from torch import Tensor
 
 BUCKET_WASTE = 2**13
 """The most scores per head that padding may add to a bucket with shorter samples: about the cost of another bucket."""
-BUCKET_SCORES = 2**18
-"""The most attention scores (N · L²) per head of a bucket: more would leave the cache between two operations."""
+BUCKET_BYTES = 2**20
+"""The most bytes of attention scores (N · L²) per head of a bucket: more would leave the cache between two
+operations."""
 LENGTHS_STEP = 16
 """The step between lengths of buckets: they are multiples of it, so that sizes recur, and rows of scores fill a CPU's
 registers."""
 
 
-def plan_buckets(bounds_S1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compute `sizes_3B` and `plan_PS` of a `PackedLayout` for the samples between `bounds_S1`."""
+def plan_buckets(bounds_S1: np.ndarray, score_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Compute `sizes_3B` and `plan_PS` of a `PackedLayout` for the samples between `bounds_S1`, whose scores have so
+    many bytes each."""
     lengths_S = np.diff(bounds_S1)
     padded_S = -(-lengths_S // LENGTHS_STEP) * LENGTHS_STEP
-    buckets = make_buckets(padded_S)
+    buckets = make_buckets(padded_S, BUCKET_BYTES // score_bytes)
     sizes = [(len(members), padded_S[members[0]], lengths_S[members].min()) for members in buckets]
     order = np.concatenate([np.zeros(0, np.int64), *buckets])
     widths_S, starts_S = np.zeros_like(lengths_S), np.zeros_like(lengths_S)
@@ -54,16 +56,16 @@ def plan_buckets(bounds_S1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.array(sizes, dtype=np.int64).ravel(), plan_PS
 
 
-def make_buckets(lengths_S: np.ndarray) -> list[np.ndarray]:
-    """Group the indices of samples by about equal length, longest first."""
+def make_buckets(lengths_S: np.ndarray, most_scores: int) -> list[np.ndarray]:
+    """Group the indices of samples by about equal length, longest first; `most_scores` per head of a bucket."""
     order = np.argsort(-lengths_S, kind="stable")
     squares = lengths_S[order].astype(np.int64) ** 2
     buckets: list[np.ndarray] = []
     begin = 0
     while begin < len(order):
         # The longest one left sets the bucket's length L. Shorter ones join it, longest first, until padding has added
-        # BUCKET_WASTE scores a head (a sample of length l adds L² - l²), or until N · L² would pass BUCKET_SCORES.
-        most = max(1, BUCKET_SCORES // int(squares[begin]))
+        # BUCKET_WASTE scores a head (a sample of length l adds L² - l²), or until N · L² would pass `most_scores`.
+        most = max(1, most_scores // int(squares[begin]))
         waste = np.cumsum(squares[begin] - squares[begin : begin + most])
         end = begin + int(np.searchsorted(waste, BUCKET_WASTE, side="right"))
         buckets.append(order[begin:end])
