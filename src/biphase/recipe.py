@@ -183,8 +183,8 @@ class ComputeConfig(Strict):
     """The type of the arithmetic. Master weights are always fp32. `auto`: bf16 if the device has units for it, else
     fp32."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile for the blocks and, on CUDA, for the loss. `auto`: on CUDA and in long bf16 runs on a CPU, wherever
-    there is a compiler."""
+    """torch.compile for the blocks and the loss. `auto`: on CUDA, and in bf16 runs of minutes on a CPU, wherever there
+    is a compiler."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """With several processes: `ddp` keeps all weights in each; `fsdp` divides weights, gradients and moments among them
     (FSDP2)."""
