@@ -236,9 +236,10 @@ def test_no_index_lies_in_its_own_text(encoder_folder: Path, tmp_path: Path) -> 
 
 
 def test_a_model_of_dot_products_is_asked_by_them(
-    encoder_folder: Path, beir: Path, documents: list[str], tmp_path: Path
+    encoder_folder: Path, beir: Path, documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lengths of embeddings count, in an index and in scores."""
+    monkeypatch.setattr("biphase.device.has_bf16_units", lambda device: False)  # sentence-transformers takes fp32
     pytest.importorskip("bm25s")
     plain = SentenceTransformer(str(encoder_folder))
     SentenceTransformer(modules=list(plain), similarity_fn_name="dot").save_pretrained(str(tmp_path / "dot"))
@@ -549,6 +550,7 @@ def test_embeddings_that_find_no_passage_by_its_own_words_do_not_rank(
     encoder_folder: Path, documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """Unless one asks for them; how many they find is counted as sentence-transformers embeds and compares."""
+    monkeypatch.setattr("biphase.device.has_bf16_units", lambda device: False)  # sentence-transformers takes fp32
     pytest.importorskip("bm25s")
     texts = [" ".join(document.split()[:100]) for document in documents[:30]]
     asked: dict[str, Any] = {"model": encoder_folder, "index": tmp_path / "i"}

@@ -388,7 +388,7 @@ let errors = 0;
 addEventListener("error", () => { errors += 1; });
 addEventListener("load", () => {
   const table = document.querySelector("table.sortable");
-  const sorted = 5;
+  const sorted = 6;
   const shown = () => [...table.tBodies[0].rows].map((row) => parseFloat(row.cells[sorted].textContent)).join(" ");
   const button = table.tHead.rows[0].cells[sorted].querySelector("button");
   const states = [shown()];
