@@ -347,7 +347,8 @@ print(json.dumps({"run": str(run.path), "graphs": counters["stats"]["unique_grap
 @pytest.mark.slow
 @pytest.mark.minutes
 def test_compiling_changes_no_number(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """Four graphs: with and without gradients, causal and not. More would be batches that do not fit one graph.
+    """Four graphs of blocks, with and without gradients, causal and not, and two of losses. More would be batches that
+    do not fit one graph.
 
     A process of its own compiles, as a user's does: beside it, a compiler for each core takes half a gigabyte.
     """
@@ -357,7 +358,7 @@ def test_compiling_changes_no_number(tiny_recipe: MakeRecipe, tmp_path: Path) ->
     answer = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
     compiled = json.loads(answer.stdout.splitlines()[-1])
     run = Run(Path(compiled.pop("run")))
-    assert compiled == {"graphs": 4}, "a graph for each direction, and none of them broken"
+    assert compiled == {"graphs": 6}, "a graph for each direction, and none of them broken"
     assert losses(run) == pytest.approx(losses(train(tiny_recipe(*FEW), tmp_path / "plain")), rel=1e-5)
 
 
