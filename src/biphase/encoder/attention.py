@@ -37,8 +37,9 @@ KEPT_KEYS = 512
 would outweigh everything else that a block stores, so the backward pass recomputes them."""
 
 PAD_TO_MULTIPLE_OF = 32
-"""The multiple to which training and evaluation pad the tokens of a batch, once, at its end. So sizes recur: allocators
-find blocks that fit, and a CPU's bf16 products find code compiled for their size."""
+"""The multiple to which training and evaluation pad the tokens of a batch, once, at its end, and in 16 bits the targets
+of pretraining. So sizes recur: allocators find blocks that fit, and a CPU's bf16 products find code compiled for their
+size."""
 
 WIDEST_VARLEN = 256
 """The widest heads of flash attention."""

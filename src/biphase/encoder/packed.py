@@ -82,8 +82,8 @@ class ChunkedLoss(torch.autograd.Function):
                 correct_N[chunk] = logits[: len(targets)].argmax(1) == targets
             for part in slices(len(targets), PART_LOGITS[device.type] // len(weight)):
                 losses[part] = score(logits[part], targets[part, None], softcap, with_grad)
-            logits[len(targets) :] = 0
             if grad_hidden_ND is not None:
+                logits[len(targets) :] = 0
                 torch.mm(logits, weight, out=grad_hidden_ND[chunk])
                 if grad_weight_VD is None:
                     grad_weight_VD = (logits.T @ hidden).float()
