@@ -67,7 +67,6 @@ embed embed.yaml out=full                         | full has files that biphase 
 embed embed.yaml stages.0.data.0.path=no.csv      | no.csv does not exist
 embed embed.yaml stages.0.data.0.columns=[a,b]    | no column 'b'; it has a, c
 embed embed.yaml evaluation=[nowhere]             | evaluation: nowhere does not exist
-search text.txt asked                             | text.txt has no index yet
 search nowhere.txt asked --model encoder          | nowhere.txt does not exist
 search text.txt asked --where year --model encoder | where 'year': give a column and a value
 search text.txt                                   | no question is given: give one, or a file of them as questions

@@ -29,7 +29,7 @@ from biphase.api.networks import open_index, run_zero_shot, search
 from biphase.embedding import model as embedders
 from biphase.embedding.evaluation import read_judged_set, score_arms, score_bm25, score_embedder
 from biphase.embedding.model import embed_pieces, load_embedder
-from biphase.embedding.questions import Filter, parse_filter
+from biphase.embedding.questions import By, Filter, parse_filter
 from biphase.errors import InputError
 from biphase.files import MARK
 
@@ -143,8 +143,6 @@ def test_search_answers_and_knows_its_model(
     text.mkdir()
     for number, document in enumerate(documents[:6]):
         (text / f"{number}.txt").write_text(document, encoding="utf-8")
-    with pytest.raises(InputError, match="name an embedding model"):
-        search(text, "what did Tip make?", top=2)
     found = search(text, "what did Tip make?", model=encoder_folder, top=2, by="both")
     assert list(found["by"]) == [f"{encoder_folder} + BM25"] * 2 and found["id"].str.contains(".txt#").all()
     assert search(f"{text}.index", "what did Tip make?", top=2, by="both").equals(found)
@@ -320,6 +318,41 @@ def test_an_open_index_answers_as_search_does_and_opens_once(
     assert len(loaded) == 2, "once for the searcher, once for the search that updated the index"
     with pytest.raises(InputError, match="no question is given"):
         searcher.search()
+
+
+def test_words_alone_rank_until_a_model_adds_embeddings(encoder_folder: Path, papers: Path) -> None:
+    """An update without a model keeps it so; with one, the index is as if it had been built with it."""
+    index = Path(f"{papers}.index")
+    found = search(papers, "flow")
+    assert list(found["by"]) == ["BM25"] * 2 and not (index / "embeddings.npy").exists()
+    for by in ("both", "embeddings"):
+        with pytest.raises(InputError, match=rf"no embeddings: search its text, {papers}, with an embedding model"):
+            search(index, "flow", by=by)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=rf"no embeddings: search its text, {papers}, with {encoder_folder}"):
+        search(index, "flow", model=encoder_folder)
+    write_rows(papers, [*PAPERS, {"id": "e", "text": "The flow of heat in a slender rod."}])
+    assert "e#0" in set(search(papers, "flow")["id"])
+    found = search(papers, "flow", model=encoder_folder, by="both")
+    assert set(found["by"]) == {f"{encoder_folder} + BM25"}
+    pandas.testing.assert_frame_equal(found, search(index, "flow", by="both"))
+    pandas.testing.assert_frame_equal(found, search(papers, "flow", model=encoder_folder, by="both", rebuild=True))
+
+
+@pytest.mark.parametrize("by", ["bm25", "embeddings", "both"])
+def test_each_document_is_answered_once_by_its_best_passage(by: By, encoder_folder: Path, tmp_path: Path) -> None:
+    """As many as are asked for, though the passages of one document are better than those of all others."""
+    pytest.importorskip("bm25s")
+    long = " ".join(f"flow flow flow number{number}" for number in range(1000))  # 34 passages
+    rows = [{"id": "long", "text": long}, {"id": "#1", "text": "One flow here."}, {"id": "b", "text": "Flow it does."}]
+    asked: Any = {"model": encoder_folder, "language": "none", "by": by}
+    texts = write_rows(tmp_path / "texts.jsonl", rows)
+    passages = search(texts, "flow", top=100, **asked)
+    found = search(texts, "flow", top=3, documents=True, **asked)
+    assert len(passages) == 36 or by == "bm25"
+    best = passages.assign(id=passages["id"].str.rpartition("#")[0]).drop_duplicates("id")
+    assert list(found["id"]) == list(best["id"]) and set(found["id"]) == {"long", "#1", "b"}
+    assert list(found["text"]) == list(best["text"]) and list(found["rank"]) == [1, 2, 3]
+    assert len(search(texts, "flow", top=5, documents=True, **asked)) == 3
 
 
 def test_both_rankings_are_fused_by_their_scores(encoder_folder: Path, papers: Path) -> None:

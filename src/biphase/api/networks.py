@@ -1,6 +1,7 @@
 """Train a tokenizer, pretrain a network, export and trim it, embed texts with it, turn it into an embedding model, and
 search with that."""
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from biphase.machine import needs_extra
 from biphase.presets import find_preset
 from biphase.recipe import Recipe
 from biphase.run import find_checkpoint, name_run, split_reference
+from biphase.studies.cost import refuse_lack_of_memory
 from biphase.tasks.bm25 import check_language
 
 if TYPE_CHECKING:
@@ -85,6 +87,7 @@ def pretrain(
     init, text = settings.init, open_text(settings.data)
     if init.preset is not None:
         find_preset(init.preset)
+    refuse_lack_of_memory(settings, text.main.manifest.vocab_size, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     model = None if init.model is None else fetch_model(init.model, init.revision)
     from biphase.pretraining.loop import train
 
@@ -385,6 +388,7 @@ def search(
     by: By | None = None,
     rerank: ModelName | None = None,
     where: Annotated[list[str] | str | None, OnCommandLine(list[str] | None)] = None,
+    documents: bool = False,
     language: str | None = None,
     top: int = 5,
     rebuild: bool = False,
@@ -400,7 +404,8 @@ def search(
         question: The question.
         questions: A file of questions, instead of QUESTION: a .txt file with one per line, or rows with a column
             `question`, `query` or `text`.
-        model: An embedding model: a folder or a Hub id. Not needed for an existing index.
+        model: An embedding model: a folder or a Hub id. Without one, a new index ranks by BM25 alone, and a later
+            search that names a model adds its embeddings. An existing index knows its model.
         index: The folder of the index; SOURCE.index by default.
         by: The ranking: bm25, embeddings or both (fused). By default both, or bm25 if the embeddings fail a
             self-test (finding passages by their own words).
@@ -409,7 +414,9 @@ def search(
         where: A filter on a column of the documents, such as year>=2020 or source=news; all filters must pass.
         language: The language of BM25's stop words and stems, such as en; none leaves words unchanged. Detected by
             default.
-        top: The number of passages.
+        documents: Answer with documents, each by its best passage. A document may otherwise have several passages among
+            the answers.
+        top: The number of passages, or of documents.
         rebuild: Build the index again.
         text_field: The JSON field or column that holds the text.
 
@@ -417,7 +424,7 @@ def search(
         `id`, `text`, and the other columns of its document. For several questions, `question_id` (their `id` or number)
         and `question` come first.
     """
-    request = read_request(question, questions, top, by, where, rerank)
+    request = read_request(question, questions, top, by, where, rerank, documents)
     opened = find_index(source, model, index, language, rebuild, text_field)
     import pandas
 
@@ -438,8 +445,8 @@ def open_index(
     """Open an index for many searches, or build it: `biphase.open_index("texts.index").search("a question")`.
 
     A `biphase.search` spends nearly all of its time on opening. The arguments are those of `biphase.search`; the
-    result's `search` takes its others (`questions`, `by`, `rerank`, `where`, `top`), and answers from the state of the
-    index at this moment.
+    result's `search` takes its others (`questions`, `by`, `rerank`, `where`, `documents`, `top`), and answers from the
+    state of the index at this moment.
     """
     from biphase.embedding.index import Searcher
 
@@ -467,12 +474,10 @@ def find_index(
         find_folder(embedder)
     has_index = (folder / "index.json").exists() and not rebuild
     if not has_index:
-        if embedder is None:
-            raise InputError(f"{name} has no index yet: name an embedding model as `model`")
         refuse_foreign(folder, "search index")
     with needs_extra("embeddings", "biphase search"):
         check_language(language)
         from biphase.embedding.index import build_index, open_index
     if has_index:
         return open_index(folder, embedder, text, text_field, language)
-    return build_index(name, str(embedder), folder, text_field, language)
+    return build_index(name, embedder or "", folder, text_field, language)

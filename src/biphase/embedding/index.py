@@ -2,9 +2,10 @@
 
 INDEX/  index.json  passages.jsonl  lines.npy (where each begins)  embeddings.npy (fp32, [N, D])  words/ (BM25's)
 
-An index belongs to one model and refuses any other. It follows its text: an update embeds new passages, and rebuilds
-BM25's part. BM25, the embeddings, or both rank the passages; two rankings are fused. A cross-encoder may reorder the
-best. If embeddings do not find passages by their own words, BM25 alone ranks.
+An index has the embeddings of one model and refuses any other, or none: BM25 alone ranks until a model adds them. It
+follows its text: an update embeds new passages, and rebuilds BM25's part. BM25, the embeddings, or both rank the
+passages; two rankings are fused. A cross-encoder may reorder the best. If embeddings do not find passages by their own
+words, BM25 alone ranks.
 
 Letters: Q questions, N passages, D width.
 """
@@ -68,11 +69,15 @@ SAMPLE = "A word, and 永和九年 歲在癸丑 คำไทย\nat last. " * 40
 """A text whose passages reveal a change in the way that texts are cut."""
 
 
+Hit = tuple[int, float]
+"""The row of a passage in the index, and its score."""
+
+
 class IndexManifest(Strict):
     """The `index.json` of an index: its model, its text and the way it was built."""
 
     model: str
-    """The name of the embedding model."""
+    """The name of the embedding model; empty for an index of words alone."""
     model_hash: str
     text: str
     text_hash: str
@@ -101,7 +106,7 @@ class Index:
     folder: Path
     manifest: IndexManifest
     model: str
-    """The path or Hub id of its model."""
+    """The path or Hub id of its model; empty for an index of words alone."""
     stamp: Stamp
     """The stamp of its `index.json`, from before it was read."""
     embedder: SentenceTransformer | None = None
@@ -124,7 +129,7 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str,
         text_hash = hash_text(name, find_text_sources([name], manifest.sources))
     # 2. Differences that only a rebuild removes.
     difference = None
-    if embedders.hash_embedder(model_path) != manifest.model_hash:
+    if manifest.model and embedders.hash_embedder(model_path) != manifest.model_hash:
         other_model = "which has changed since" if model in (None, manifest.model) else f"not by {model}"
         difference = f"by {manifest.model}, {other_model}"
     elif text and manifest.text_field != text_field:
@@ -139,9 +144,12 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str,
     if is_other_language and not text:
         message = f"{path} has the words of language '{manifest.language}', not of '{language}'"
         raise InputError(f"{message}: search its text, {manifest.text}, with that language")
+    lacks_vectors = model is not None and not manifest.model
+    if lacks_vectors and not text:
+        raise InputError(f"{path} has no embeddings: search its text, {manifest.text}, with {model}, which adds them")
     index = Index(path, manifest, model_path, stamp)
     has_changed = text_hash != manifest.text_hash
-    if text and (has_changed or is_other_language):
+    if text and (has_changed or is_other_language or lacks_vectors):
         return build_index(text, model_path, path, text_field, language, index)
     if has_changed:
         console.err.print(f"{name} has changed since {path} was built: search {name}, and the index follows")
@@ -160,6 +168,11 @@ def cut_document(document: Document) -> Iterator[Row]:
         yield {"id": f"{document.id}#{index}", "text": join_words(words), **columns}
 
 
+def document_of(passage: Row) -> str:
+    """Return the id of a passage's document."""
+    return passage["id"].rpartition("#")[0]
+
+
 def cutting_hash() -> str:
     """Hash the way in which texts are cut."""
     return content_hash(list(cut_document(Document("sample", SAMPLE))))[:16]
@@ -171,6 +184,7 @@ def build_index(
     """Build an index of the passages of a text. The folder appears whole, and replaces only an index.
 
     Args:
+        model: the embedding model; empty for an index of words alone.
         language: the language of stop words and stems. None: the language of `old`, or of a sample of passages.
         old: the index of an earlier state of the text, whose embeddings are copied.
     """
@@ -182,12 +196,9 @@ def build_index(
     text_hash = hash_text(text, sources)  # hashed before it is read, so that a change in between counts as another text
     with own_folder(index, "search index") as part:
         # 1. Passages.
-        with unreplaced(find_folder(model)):
-            model_hash, embedder = embedders.hash_embedder(model), embedders.load_for_inference(model)
+        model_hash, embedder = open_model(model) if model else ("", None)
         old_rows_N, columns = write_passages(part, sources, text_field, old)
-        num_passages = len(old_rows_N)
-        new_rows = np.flatnonzero(old_rows_N < 0)
-        num_new = len(new_rows)
+        num_passages, num_new = len(old_rows_N), int((old_rows_N < 0).sum())
         if not num_passages:
             raise InputError(f"{text} holds no text to search")
         if old is not None and num_new == num_passages:
@@ -199,31 +210,28 @@ def build_index(
             words = index_bm25(read_texts(part), stems_of(language))
             if words is not None:
                 words.save(part / WORDS)
-        # 3. Embeddings: copies from the old index, then the new ones.
-        rows_ND = embedders.create_vectors(part / VECTORS, num_passages, embedders.width_of(embedder))
-        if old is not None:
-            np.take(open_vectors(old.folder), old_rows_N, axis=0, out=rows_ND, mode="clip")
-        new_texts = compress(read_texts(part), old_rows_N < 0)
-        embedders.embed_into(rows_ND, new_rows, embedders.fast_encoder_of(embedder, "document"), new_texts, "index")
+        # 3. Embeddings.
+        vectors_ND = None if embedder is None else write_vectors(part, embedder, old_rows_N, old)
         manifest = IndexManifest(
-            model=model if old is None else old.manifest.model,
+            model=old.manifest.model if old is not None and old.manifest.model else model,
             model_hash=model_hash,
             text=text,
             text_hash=text_hash,
             num_passages=num_passages,
-            width=embedders.width_of(embedder),
+            width=0 if vectors_ND is None else vectors_ND.shape[1],
             text_field=text_field,
             model_place=str(Path(model).absolute()) if is_here(model) else "",
             cutting=cutting_hash(),
             sources=[source.record_name for source in sources if source.path is None],
             language=language,
             columns=columns,
-            found_share=share_found(embedder, rows_ND, read_texts(part)),
+            found_share=1.0 if vectors_ND is None else share_found(embedder, vectors_ND, read_texts(part)),
         )
         write_json(part / "index.json", manifest.model_dump())
         stamp = stamp_of(part / "index.json")
     change = "" if old is None else f", {num_new:,} of them new"
-    console.err.print(f"{index}: {num_passages:,} passages{change}; BM25 language: {language}")
+    alone = "" if model else "; words alone rank them until you name an embedding model (--model)"
+    console.err.print(f"{index}: {num_passages:,} passages{change}; BM25 language: {language}{alone}")
     return Index(index, manifest, model, stamp, embedder)
 
 
@@ -250,19 +258,32 @@ def write_passages(
     return np.array(old_rows, dtype=np.int64), tuple(columns)
 
 
-def share_found(embedder: SentenceTransformer, rows_ND: np.ndarray, texts: Iterator[str]) -> float:
+def write_vectors(part: Path, embedder: SentenceTransformer, old_rows_N: np.ndarray, old: Index | None) -> np.ndarray:
+    """Write the embeddings of the passages of an index, [N, D]: copies from the old index, if it has any, then the
+    others."""
+    vectors_ND = embedders.create_vectors(part / VECTORS, len(old_rows_N), embedders.width_of(embedder))
+    if old is not None and old.manifest.model:
+        np.take(open_vectors(old.folder), old_rows_N, axis=0, out=vectors_ND, mode="clip")
+    else:
+        old_rows_N = np.full_like(old_rows_N, -1)
+    encode, new_texts = embedders.fast_encoder_of(embedder, "document"), compress(read_texts(part), old_rows_N < 0)
+    embedders.embed_into(vectors_ND, np.flatnonzero(old_rows_N < 0), encode, new_texts, "index")
+    return vectors_ND
+
+
+def share_found(embedder: SentenceTransformer, vectors_ND: np.ndarray, texts: Iterator[str]) -> float:
     """Search some passages by their own words (a dozen from the middle, at most half of the passage), and return the
     share that ranks first among these passages. Every index tries the same number, at equal distances, so its size does
     not matter."""
-    step = max(1, len(rows_ND) // TRIED_PASSAGES)
-    tried = np.arange(len(rows_ND))[::step][:TRIED_PASSAGES]
+    step = max(1, len(vectors_ND) // TRIED_PASSAGES)
+    tried = np.arange(len(vectors_ND))[::step][:TRIED_PASSAGES]
     questions = []
     for text in islice(texts, 0, step * len(tried), step):
         words = next(iter(cut_words(text, PASSAGE_WORDS)))
         middle = len(words) // 2
         questions.append(join_words(words[middle : middle + max(1, min(TRIED_WORDS, middle))]))
     queries_QD = embedders.encode_batch(embedders.fast_encoder_of(embedder, "query"), questions).cpu()
-    hits_Q = embedders.find_similar(embedder, queries_QD, torch.from_numpy(rows_ND), 1, tried)
+    hits_Q = embedders.find_similar(embedder, queries_QD, torch.from_numpy(vectors_ND), 1, tried)
     return float(np.mean([row == hit for row, [(hit, _)] in zip(tried, hits_Q, strict=True)]))
 
 
@@ -291,7 +312,8 @@ class IndexFiles:
     """The passages, one on each line."""
     offsets_N: np.ndarray
     """The offset of each passage's line."""
-    rows_ND: np.ndarray
+    vectors_ND: np.ndarray | None
+    """The embeddings; None in an index of words alone."""
     words: Any
     """BM25's part; None without words."""
 
@@ -308,7 +330,8 @@ def open_files(index: Index) -> IndexFiles:
         with open(folder / PASSAGES, "rb") as file:
             lines = mmap(file.fileno(), 0, access=ACCESS_READ)
         offsets_N = np.load(folder / LINES, mmap_mode="r", allow_pickle=False)
-        files = IndexFiles(lines, offsets_N, open_vectors(folder), open_bm25(folder / WORDS))
+        vectors_ND = open_vectors(folder) if index.manifest.model else None
+        files = IndexFiles(lines, offsets_N, vectors_ND, open_bm25(folder / WORDS))
         if stamp_of(folder / "index.json") != index.stamp:
             raise InputError(f"{folder} was replaced while it was opened: run the command again")
     return files
@@ -338,20 +361,22 @@ class Searcher:
         by: By | None = None,
         rerank: Any = None,
         where: Sequence[str] | str | None = None,
+        documents: bool = False,
         top: int = 5,
     ) -> "pandas.DataFrame":
         """Find passages, as `biphase.search` does, whose arguments these are."""
         import pandas
 
-        return pandas.DataFrame(self.answer(read_request(question, questions, top, by, where, rerank)))
+        return pandas.DataFrame(self.answer(read_request(question, questions, top, by, where, rerank, documents)))
 
     def answer(self, request: Request) -> list[Row]:
         """Find the best passages of each question: a row for each passage, with the columns of its document. Raises
         `InputError` for a filter on a column that no document has."""
-        # 1. Rank.
+        # 1. Rank. A cross-encoder orders more than it has to return.
         model, by = self.index.manifest.model, self.settle_by(request.by)
         name = {"bm25": "BM25", "embeddings": model, "both": f"{model} + BM25"}[by]
-        hits_Q = self.rank(request, by)
+        num_hits = request.top if request.ranker is None else max(request.top, RERANKED_PASSAGES)
+        hits_Q = (self.rank_documents if request.documents else self.rank)(request, by, num_hits)
         ranker = None if request.ranker is None else self.load_ranker(request.ranker)
         # 2. Read the passages, reorder them, and give each its rank.
         answers: list[Row] = []
@@ -363,15 +388,30 @@ class Searcher:
             named = {"question_id": question.id, "question": question.text} if question.id else {}
             for rank, passage in enumerate(passages[: request.top], start=1):
                 columns = passage.pop("columns", {})
+                if request.documents:
+                    passage["id"] = document_of(passage)
                 answer = named | passage | {"rank": rank}
                 answers.append(answer | {column: columns[column] for column in columns if column not in answer})
         return answers
 
-    def rank(self, request: Request, by: By) -> list[list[tuple[int, float]]]:
+    def rank_documents(self, request: Request, by: By, num_hits: int) -> list[list[Hit]]:
+        """Rank the documents for each question: the rows and scores of their best passages, best first."""
+        num_passages = num_hits
+        while True:
+            num_passages *= 4  # until there are enough documents
+            hits_Q = []
+            for hits in self.rank(request, by, num_passages):
+                best = dict[str, Hit]()
+                for row, score in hits:
+                    best.setdefault(document_of(self.files.read(row)), (row, score))
+                hits_Q.append([*best.values()][:num_hits])
+            if num_passages >= len(self.files.offsets_N) or all(len(hits) == num_hits for hits in hits_Q):
+                return hits_Q
+
+    def rank(self, request: Request, by: By, num_hits: int) -> list[list[Hit]]:
         """Rank the passages for each question: their rows in the index and scores, best first."""
         files, texts = self.files, [question.text for question in request.questions]
         is_searched_N = self.check_passages(tuple(request.filters)) if request.filters else None
-        num_hits = request.top if request.ranker is None else max(request.top, RERANKED_PASSAGES)
         num_each = max(num_hits, FUSED_PASSAGES) if by == "both" else num_hits
         rankings = []
         if by != "embeddings":
@@ -380,16 +420,23 @@ class Searcher:
         if by != "bm25":
             queries_QD = embedders.encode_batch(embedders.fast_encoder_of(self.embedder, "query"), texts).cpu()
             searched = None if is_searched_N is None else np.flatnonzero(is_searched_N)
-            rows_ND = torch.from_numpy(files.rows_ND)
-            rankings.append(embedders.find_similar(self.embedder, queries_QD, rows_ND, num_each, searched))
+            vectors_ND = torch.from_numpy(files.vectors_ND)
+            rankings.append(embedders.find_similar(self.embedder, queries_QD, vectors_ND, num_each, searched))
         if by != "both":
             return rankings[0]
         return [fuse_rankings(words, vectors, num_hits, lowest=0.0) for words, vectors in zip(*rankings, strict=True)]
 
 
 def settle_by(index: Index, files: IndexFiles, by: By | None) -> By:
-    """Choose the ranking: the user's choice, else both, or BM25 alone if the embeddings find too few passages by their
-    own words. Prints a line about such embeddings."""
+    """Choose the ranking: the user's choice, else both, or BM25 alone without embeddings, or if they find too few
+    passages by their own words. Prints a line about such embeddings. Raises `InputError` for missing ones."""
+    if not index.manifest.model:
+        if by in (None, "bm25"):
+            return "bm25"
+        text = index.manifest.text
+        raise InputError(
+            f"{index.folder} has no embeddings: search its text, {text}, with an embedding model (--model)"
+        )
     found_share = index.manifest.found_share
     if by == "bm25" or found_share >= LEAST_FOUND or files.words is None:
         return by or "both"
@@ -399,9 +446,7 @@ def settle_by(index: Index, files: IndexFiles, by: By | None) -> By:
     return by or "bm25"
 
 
-def fuse_rankings(
-    first: Sequence[tuple[int, float]], second: Sequence[tuple[int, float]], top: int, lowest: float | None = None
-) -> list[tuple[int, float]]:
+def fuse_rankings(first: Sequence[Hit], second: Sequence[Hit], top: int, lowest: float | None = None) -> list[Hit]:
     """Fuse two rankings of one query: each contributes half of a document's score, scaled to 0..1 (a convex
     combination, Bruch et al. 2023, arXiv:2210.11934).
 
@@ -420,12 +465,18 @@ def fuse_rankings(
     return sorted(fused.items(), key=lambda hit: (-hit[1], hit[0]))[:top]
 
 
+def open_model(name: str) -> tuple[str, SentenceTransformer]:
+    """Load an embedding model, with its hash."""
+    with unreplaced(find_folder(name)):
+        return embedders.hash_embedder(name), embedders.load_for_inference(name)
+
+
 def load_index_model(index: Index) -> SentenceTransformer:
     """Load the model of an index. Raises `InputError` if it has changed since the index was opened."""
-    with unreplaced(find_folder(index.model)):
-        if embedders.hash_embedder(index.model) != index.manifest.model_hash:
-            raise InputError(f"{index.model} was replaced after {index.folder} was opened: run the command again")
-        return embedders.load_for_inference(index.model)
+    model_hash, embedder = open_model(index.model)
+    if model_hash != index.manifest.model_hash:
+        raise InputError(f"{index.model} was replaced after {index.folder} was opened: run the command again")
+    return embedder
 
 
 def check_passages(index: Index, files: IndexFiles, filters: Sequence[Filter]) -> np.ndarray:

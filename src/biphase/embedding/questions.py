@@ -59,16 +59,20 @@ class Request:
 
     questions: Sequence[UserQuestion]
     top: int
-    """The number of passages for each question."""
+    """The number of passages, or of documents, for each question."""
     by: By | None
     """The ranking; None leaves the choice to the index."""
     filters: Sequence[Filter]
     """The filters that the document of a passage must meet."""
     ranker: str | None
     """The cross-encoder that reorders the best passages."""
+    documents: bool = False
+    """Whether to answer with each document once, by its best passage."""
 
 
-def read_request(question: Any, questions: Any, top: int, by: By | None, where: Any, rerank: Any) -> Request:
+def read_request(
+    question: Any, questions: Any, top: int, by: By | None, where: Any, rerank: Any, documents: bool
+) -> Request:
     """Check a search (the arguments of `api.networks.search`). Raises `InputError` for one that no index could
     answer."""
     if question is not None and questions is not None:
@@ -88,7 +92,7 @@ def read_request(question: Any, questions: Any, top: int, by: By | None, where: 
     filters = [parse_filter(text) for text in ([where] if isinstance(where, str) else where or ())]
     if rerank is not None:
         find_ranker(str(rerank))
-    return Request(asked, top, by, filters, None if rerank is None else str(rerank))
+    return Request(asked, top, by, filters, None if rerank is None else str(rerank), documents)
 
 
 def read_questions(questions: Any) -> Iterator[UserQuestion]:
