@@ -100,6 +100,22 @@ def test_cores_of_a_control_group(groups: str, files: dict[str, str], quota: flo
     assert machine.cpu_quota(tmp_path / "elsewhere") == math.inf
 
 
+@pytest.mark.parametrize(
+    ("groups", "files", "limit"),
+    [
+        ("0::/", {"memory.max": "max"}, math.inf),
+        ("0::/a/b", {"a/memory.max": "8589934592", "a/b/memory.max": "17179869184"}, 2**33),
+        ("4:memory:/a\n2:cpu:/", {"memory/a/memory.limit_in_bytes": "1048576"}, 2**20),
+        ("0::/", {}, math.inf),
+    ],
+)
+def test_memory_of_a_control_group(groups: str, files: dict[str, str], limit: float, tmp_path: Path) -> None:
+    for name, text in ({"proc/self/cgroup": groups} | {f"sys/fs/cgroup/{key}": files[key] for key in files}).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert machine.memory_limit(tmp_path) == limit
+
+
 def test_a_part_of_a_core_counts_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     for quota, cores in ((math.inf, 8), (2.5, 3), (0.2, 1), (64, 8)):

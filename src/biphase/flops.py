@@ -84,6 +84,10 @@ if it is unknown. MI250 and MI250X: one of their two dies, each a device to prog
 CPU: one core, fp32 with AVX2 as measured on an EPYC (a core with bf16 matrix units reaches 20 times as much); its
 memory is the machine's."""
 
+EFFICIENCY, CPU_EFFICIENCY = 0.4, 0.6
+"""The share of a device's peak that training reaches. For GPUs it is a round figure for good bf16 training, not
+measured; for CPUs it is that of our own runs (docs/LOG.md)."""
+
 WATTS = {name: watts for name, (_, _, watts) in DEVICES.items()}
 PEAK_FLOPS = {name: peak for name, (peak, _, _) in DEVICES.items()}
 

@@ -54,27 +54,43 @@ def num_cores() -> int:
 
 
 def total_memory() -> int:
-    """Return the bytes of the machine's memory; 0 if the system does not say."""
-    is_known = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", ())
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if is_known else 0
+    """Return the bytes of the machine's memory, or of a container's limit; 0 if the system does not say."""
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
+        return 0
+    return int(min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), memory_limit()))
+
+
+def memory_limit(root: Path = Path("/")) -> float:
+    """Read the most bytes that this process's control groups may use; infinite without a limit."""
+    limits = [math.inf]
+    for folder in control_groups("memory", root):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with suppress(OSError, ValueError):  # "max" is no number
+                limits.append(float((folder / name).read_text()))
+    return min(limits)
 
 
 def cpu_quota(root: Path = Path("/")) -> float:
-    """Read the quota of cores from this process's control groups, version 2 or 1; infinite without a limit."""
+    """Read the quota of cores from this process's control groups; infinite without a limit."""
     limits = [math.inf]
+    for folder in control_groups("cpu", root):
+        names = ("cpu.max",) if (folder / "cpu.max").exists() else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        with suppress(OSError, ValueError, ZeroDivisionError):
+            quota, period = map(float, " ".join((folder / name).read_text() for name in names).split())
+            limits += [quota / period] if quota > 0 else []
+    return min(limits)
+
+
+def control_groups(controller: str, root: Path) -> Iterator[Path]:
+    """Yield the folders of this process's control groups and of their parents, version 2 or 1."""
     with suppress(OSError, ValueError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, group_name = line.split(":", 2)
-            base = root / "sys/fs/cgroup" / ("cpu" if "cpu" in controllers.split(",") else "")
-            if controllers and base.name != "cpu":
+            base = root / "sys/fs/cgroup" / (controller if controller in controllers.split(",") else "")
+            if controllers and base.name != controller:
                 continue
             group = base / group_name.lstrip("/")  # in a container it may lie outside, and only / is visible
-            for folder in (group, *group.parents):
-                names = ("cpu.max",) if (folder / "cpu.max").exists() else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-                with suppress(OSError, ValueError, ZeroDivisionError):
-                    quota, period = map(float, " ".join((folder / name).read_text() for name in names).split())
-                    limits += [quota / period] if quota > 0 and folder.is_relative_to(base) else []
-    return min(limits)
+            yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(base))
 
 
 def has_bf16_cores() -> bool:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from biphase.config import BUNDLED, parse_config
+from biphase.config import BUNDLED, parse_config, read_settings
 from biphase.errors import InputError
 from biphase.flops import Shape, shape_of
 from biphase.presets import SHAPE_KEYS
-from biphase.recipe import Data, Init
+from biphase.recipe import Data, Init, Recipe
 from biphase.run import Run
 from biphase.studies import cost
 from biphase.studies.cost import (
@@ -23,6 +23,7 @@ from biphase.studies.cost import (
     find_machine,
     measure_sizes,
     model_shape,
+    refuse_lack_of_memory,
     study_machine,
     task_size,
 )
@@ -318,6 +319,43 @@ def test_a_plan_for_a_cpu_says_what_memory_it_needs(here: int, is_told: bool, mo
     lines = [line for line in estimate(plan, find_machine("CPU")).assumptions if "GiB" in line]
     assert len(lines) == 3 and all("per process on a CPU" in line and "GPU" not in line for line in lines)
     assert all(("more than the 1.0 GiB of this machine" in line) == is_told for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("preset", "gib", "processes", "told"),
+    [
+        (
+            "210m",
+            4,
+            1,
+            r"tiny needs 18 GiB of memory, and this machine has 4\.0 GiB; what fits: compute\.mic.*, or preset",
+        ),
+        ("1b", 4, 1, r"has 4\.0 GiB; what fits: preset [0-9]+m$"),
+        ("1m", 4, 40, r"what fits: fewer processes, or preset [0-9]+m$"),
+        ("1m", 8, 1, None),
+        ("210m", 0, 1, None),  # the system does not say
+    ],
+)
+def test_a_training_that_the_memory_cannot_hold_is_refused(
+    preset: str, gib: int, processes: int, told: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU, whose system would kill it; the settings that are named do fit."""
+    monkeypatch.setattr(cost, "total_memory", lambda: gib * 2**30)
+    monkeypatch.setattr(cost, "visible_gpus", list)
+    monkeypatch.setattr("biphase.flops.has_bf16_cores", lambda: False)
+    changes = [f"init.preset={preset}", "compute.microbatch_tokens=16384", "batch_tokens=16384"]
+    recipe = read_settings(Recipe, "tiny", changes)
+    if told is None:
+        return refuse_lack_of_memory(recipe, 32_768, processes)
+    with pytest.raises(InputError, match=told) as refused:
+        refuse_lack_of_memory(recipe, 32_768, processes)
+    ways = str(refused.value).rpartition("what fits: ")[2].split(", or ")
+    fitting = ways[0].split() if ways[0].startswith("compute") else []
+    for fits in (fitting, [f"init.preset={ways[-1].split()[-1]}"]):
+        if fits:
+            refuse_lack_of_memory(read_settings(Recipe, "tiny", [*changes, *fits]), 32_768, 1)
+    monkeypatch.setattr(cost, "visible_gpus", lambda: ["0"])
+    refuse_lack_of_memory(recipe, 32_768, processes)
 
 
 def test_a_task_of_ones_own_is_as_large_as_its_files_or_as_is_typical(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from biphase.console import Send, Tracker, err, open_tracking, plain_number, track
+from biphase.console import Send, Tracker, duration, err, open_tracking, plain_number, track
 from biphase.corpus.packing import Batches, PackedSet, TrainingText, make_samples
 from biphase.corpus.shards import ShardSet
 from biphase.curriculum import Phase
@@ -31,7 +31,7 @@ from biphase.distributed import join_world
 from biphase.encoder.attention import explain_computing
 from biphase.encoder.proofs import prove_causality
 from biphase.errors import InputError, StoppedError, first_of
-from biphase.flops import FlopCount, SampleLengths, flops_between
+from biphase.flops import CPU_EFFICIENCY, EFFICIENCY, FlopCount, SampleLengths, flops_between
 from biphase.machine import stop_signals
 from biphase.pretraining.job import Job, State, hold_run, load_state, open_job, refuse_other_weights, save_state
 from biphase.pretraining.objectives import Microbatch, make_microbatches, make_steps
@@ -369,4 +369,8 @@ def open_log(job: Job, batches: Batches, flops: FlopCount, rest: Rest) -> Iterat
         mean = batches.num_tokens / batches.num_samples
         lengths = SampleLengths(mean, mean, "all samples as long as the mean")
         work_left = partial(flops_between, job.recipe, flops, lengths, stop=rest.stop, origin_step=job.origin.step)
+        efficiency = CPU_EFFICIENCY if job.world.device.type == "cpu" else EFFICIENCY
+        work = sum(work_left(rest.begin).values())
+        expected, speed = duration(work / (efficiency * peak)), f"{efficiency:.0%} of the peak of {peak / 1e9:,.0f}"
+        err.print(f"{work:.2g} FLOPs: about {expected} at {speed} GFLOP/s")
         yield MetricsLog(job.run, progress, peak, is_written, work_left, send)

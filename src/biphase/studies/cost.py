@@ -24,7 +24,9 @@ from biphase.errors import InputError, nearest
 from biphase.files import read_json, read_json_as
 from biphase.finetuning.scores import measure_trainings
 from biphase.flops import (
+    CPU_EFFICIENCY,
     DEVICES,
+    EFFICIENCY,
     FLOAT32,
     LLAMA_SHAPED,
     WATTS,
@@ -38,7 +40,7 @@ from biphase.flops import (
     shape_of,
     update_flops,
 )
-from biphase.machine import total_memory
+from biphase.machine import total_memory, visible_gpus
 from biphase.presets import PRESETS, SHAPE_KEYS
 from biphase.recipe import Data, Init, Recipe
 from biphase.report.formats import show_count, show_estimate, show_list, show_power
@@ -51,10 +53,6 @@ from biphase.tasks.families import KINDS, TaskSize
 from biphase.tasks.sources import HUB, TaskSource, dir_of, find_source
 from biphase.tasks.spec import find_task, name_tests
 from biphase.tasks.splits import TaskData
-
-EFFICIENCY, CPU_EFFICIENCY = 0.4, 0.6
-"""The share of a device's peak that training reaches. For GPUs it is a round figure for good bf16 training, not
-measured; for CPUs it is that of our own runs (docs/LOG.md)."""
 
 
 @dataclass(frozen=True)
@@ -330,8 +328,7 @@ def tell_misfit(model: str, shape: Shape, recipe: Recipe, machine: Machine) -> s
     ways = []
     for devices in (1, 2, 4, 8):
         if fitted := fit_memory(shape, recipe, replace(machine, devices=devices)):
-            changes = [(key, value) for key, value in fitted.compute if value != getattr(recipe.compute, key)]
-            keys = " ".join(f"recipe.compute.{key}={str(value).lower()}" for key, value in changes)
+            keys = " ".join(f"recipe.{change}" for change in list_changes(recipe, fitted))
             ways.append(keys + (f" on {devices} of them" if devices > 1 else ""))
             break
     smaller = [name for name in PRESETS if fits(shape_of(name, {}, shape.vocab_size), recipe, machine)]
@@ -339,6 +336,31 @@ def tell_misfit(model: str, shape: Shape, recipe: Recipe, machine: Machine) -> s
     needed = show_gib(plan_memory(shape, recipe)["total"])
     lack = f"{model} does not fit into the {show_gib(machine.memory)} of one {machine.name} (up to {needed} are needed)"
     return f"{lack}; what fits: {', or '.join(ways)}" if ways else lack
+
+
+def list_changes(recipe: Recipe, fitted: Recipe) -> list[str]:
+    """List the settings of `compute` in which two recipes differ, as `KEY=VALUE` of the second."""
+    changes = [(key, value) for key, value in fitted.compute if value != getattr(recipe.compute, key)]
+    return [f"compute.{key}={str(value).lower()}" for key, value in changes]
+
+
+def refuse_lack_of_memory(recipe: Recipe, vocab_size: int, processes: int) -> None:
+    """Raise `InputError` for a training by so many processes on a CPU that needs more memory than the machine has: its
+    system would kill them without a word. A GPU says itself what it lacks."""
+    is_on_cpu = recipe.compute.device == "cpu" or (recipe.compute.device == "auto" and not visible_gpus())
+    shape, installed = model_shape(recipe.init, vocab_size), total_memory()
+    if shape is None or not installed or not is_on_cpu:
+        return
+    needed = processes * plan_memory(shape, recipe, on_cpu=True)["total"]
+    if needed <= installed:
+        return
+    alone = find_machine("CPU")
+    fitted = fit_memory(shape, recipe, alone)
+    ways = [] if fitted is None else [" ".join(list_changes(recipe, fitted)) or "fewer processes"]
+    ways += [f"preset {name}" for name in PRESETS if fits(shape_of(name, {}, vocab_size), recipe, alone)][:1]
+    remedy = f"; what fits: {', or '.join(ways)}" if ways else ""
+    lack = f"{recipe.name} needs {show_gib(needed)} of memory, and this machine has {show_gib(installed)}"
+    raise InputError(f"{lack}{remedy}")
 
 
 def show_gib(num_bytes: float) -> str:
