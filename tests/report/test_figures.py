@@ -31,7 +31,7 @@ from biphase.report.figures import (
 )
 from biphase.report.paper import read_reference
 from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
-from biphase.style import CURVE_POINTS, LOOKS, SERIES, plot_losses, thin
+from biphase.style import CURVE_POINTS, LOOKS, SERIES, look_of, plot_losses, thin
 
 LOSSES = {
     "clm-100": [{"kind": "train", "step": step, "objective": "clm", "loss": 9 - step / 20} for step in range(1, 101)],
@@ -245,7 +245,7 @@ def test_colours_differ_from_each_other() -> None:
 
 def test_losses_have_axes_for_each_objective() -> None:
     axes = Figure().add_subplot()
-    curves = list(share_out_curves(LOSSES))
+    curves = list(share_out_curves(LOSSES, {}))
     assert len(curves) == 2
     curves[1](axes)
     assert axes.get_title(loc="left") == "MLM" or axes.get_title() == "MLM"
@@ -255,21 +255,37 @@ def test_losses_have_axes_for_each_objective() -> None:
     assert train.get_label() == "clm-50-mlm-100"
 
 
-def test_neighbours_share_a_panel_and_an_arm_has_one_colour() -> None:
-    """Five arms to a panel at most; the second chunk has no CLM of its first arm."""
-    losses = {f"run-{index}": LOSSES["clm-50-mlm-100"] for index in range(7)}
+def test_all_arms_share_a_panel_and_an_arm_has_one_look() -> None:
+    """That of its objective, with a line of its own; ten arms to a panel at most, which begins at step 0."""
+    losses = {f"run-{index}": LOSSES["clm-50-mlm-100"] for index in range(12)}
     losses["run-5"] = [row for row in losses["run-5"] if row["objective"] == "mlm"]
-    shown, colors = [], dict[str, set[str]]()
-    for plot in share_out_curves(losses):
+    arms = {name: ReportArm(name, objective="clm+mlm") for name in losses}
+    arms["run-0"] = ReportArm("run-0", objective="mlm")
+    arms["run-1"] = ReportArm("run-1", objective="clm+mlm", curriculum="MEAP → MLM", phases=(("MEAP", 5), ("MLM", 5)))
+    del arms["run-2"]
+    shown, looks = [], dict[str, set[tuple[Any, ...]]]()
+    for plot in share_out_curves(losses, arms):
         axes = Figure().add_subplot()
         plot(axes)
+        assert axes.get_xlim()[0] == 0
         shown.append([text.get_text() for text in axes.get_legend().get_texts()])
         for line in axes.lines:
             if line.get_label() in losses:
-                colors.setdefault(line.get_label(), set()).add(line.get_color())
-    first = [f"run-{index}" for index in range(5)]
-    assert shown == [first, ["run-6"], first, ["run-5", "run-6"]]
-    assert colors["run-6"] == {SERIES[1].color} and {len(of_arm) for of_arm in colors.values()} == {1}
+                looks.setdefault(str(line.get_label()), set()).add((line.get_color(), line.get_linestyle()))
+    names, with_clm = [*losses], [name for name in losses if name != "run-5"]
+    assert shown == [with_clm[:10], with_clm[10:], names[:10], names[10:]]
+    assert {len(of_arm) for of_arm in looks.values()} == {1}
+    colors = {name: of_arm.pop()[0] for name, of_arm in looks.items()}
+    kinds = {"run-0": LOOKS["mlm"], "run-1": LOOKS["meap"], "run-2": SERIES[0]}
+    assert colors == {name: kinds.get(name, LOOKS["clm+mlm"]).color for name in losses}
+
+
+@pytest.mark.parametrize("objective", ["", "curriculum", *LOOKS])
+def test_several_series_of_an_objective_differ_in_black_and_white(objective: str) -> None:
+    looks = [look_of(objective, rank) for rank in range(3)]
+    for key in ("marker", "line", "hatch"):
+        assert len({getattr(look, key) for look in looks}) == 3
+    assert len({look.color for look in looks}) == (1 if objective in LOOKS else 3)
 
 
 def test_long_curves_are_thinned_by_means() -> None:

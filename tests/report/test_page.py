@@ -1,6 +1,7 @@
 """The page is complete in itself, escapes what it is given, shows everything, and sorts (in Chromium, if there)."""
 
 import csv
+import math
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from functools import partial
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +27,9 @@ from biphase.report.page import (
     PageText,
     arm_labels,
     count_verdicts,
+    find_ticks,
     inline_svg,
+    list_effects,
     list_leads,
     split_stubs,
     tell_arm,
@@ -33,7 +37,7 @@ from biphase.report.page import (
     write_report,
 )
 from biphase.report.paper import judge_paper, measure_findings, read_reference, report_paper
-from biphase.report.results import ReportArm, ResultSet
+from biphase.report.results import ReportArm, Result, ResultSet
 from biphase.report.statistics import Interval
 from biphase.report.tables import wide_table
 from biphase.style import SERIES
@@ -336,6 +340,54 @@ def test_the_first_screen_has_each_verdict_once_and_arms_in_words() -> None:
     assert verdicts[1].startswith(lead) and lead.endswith("6 findings tested.") and "F1" not in lead
     assert tell_evidence(declared[0]).startswith("+") and declared[0].statement not in tell_evidence(declared[0])
     assert count_verdicts(declared) == "Of 8 hypotheses, 2 are supported, none is contradicted and 6 are undecided."
+
+
+def test_a_picture_shows_all_hypotheses_on_one_scale() -> None:
+    """Each by the difference that its verdict rests on; a few also by task."""
+    declared = judge_claims(measure_findings(read_reference()))
+    effects, ends = list_effects(declared)
+    assert [len(rows) for rows in effects] == [int(finding.least is not None) for finding in declared]
+    for finding, rows in zip(declared, effects, strict=True):
+        for row in rows:
+            assert f"{show_points(row.estimate)} points" in tell_evidence(finding)
+            assert ends[0] <= row.interval.low <= row.interval.high <= ends[1] and ends[0] <= min(0, row.bound)
+    split = next(finding for finding in declared if finding.least and len(finding.least.by_task) > 1)
+    (mean, *of_tasks), *_ = list_effects([split])[0]
+    assert not mean.task and [row.task for row in of_tasks] == [*split.least.by_task]
+    assert {row.bound for row in of_tasks} == {mean.bound}
+    assert list_effects([replace(declared[0], claims=())]) == ([[]], pytest.approx((math.nan, math.nan), nan_ok=True))
+
+
+@pytest.mark.parametrize(
+    ("ends", "ticks"),
+    [
+        ((-0.172, 0.109), [-0.15, -0.1, -0.05, 0, 0.05, 0.1]),
+        ((0.0, 0.02), [0, 0.005, 0.01, 0.015, 0.02]),
+        ((-0.004, 0.6), [0, 0.2, 0.4, 0.6]),
+        ((0.0, 0.0), []),
+        ((math.nan, math.nan), []),
+    ],
+)
+def test_ticks_are_round_and_few(ends: tuple[float, float], ticks: list[float]) -> None:
+    assert find_ticks(ends) == pytest.approx(ticks, abs=1e-12)
+
+
+def test_the_control_does_not_stretch_the_scale_of_scores(tmp_path: Path) -> None:
+    """It has a mark at its end instead; and the page says what was compared, and what is not shown."""
+
+    def result(name: str, objective: Any, score: float) -> Result:
+        arm = ReportArm(name, "ratio", "1m", objective, pretrain_steps=100, tokens=2e6 if objective != "none" else None)
+        return Result(arm, "SC", "genre", "standard", (score, score + 0.01), seeds=(0, 1))
+
+    results = ResultSet((result("a-1", "mlm", 0.8), result("b-1", "clm", 0.82), result("r-1", "none", 0.3)))
+    page = parse(
+        write_report(with_averages(results), tmp_path / "report", PageText("t", "q", facts=[("cost", "2 h")]))[0]
+    )
+    (axis,) = [svg["aria-label"] for svg in page.all("svg", role="img") if "to" in svg["aria-label"]]
+    assert float(re.findall(r"[\d.]+", axis)[0]) > 60 and page.words.count("◂") == 1
+    text = " ".join(" ".join(page.words).split())
+    assert "compared 3 models on 1 dataset" in text and "training 2M tokens" in text and "cost 2 h" in text
+    assert "not shown how another pretraining would come out: each model was pretrained once; anything after" in text
 
 
 def test_an_arm_is_told_in_words() -> None:

@@ -84,7 +84,7 @@ def test_pretrainings_are_pooled() -> None:
     assert pooled.interval.half_width == pytest.approx(12.7062 * 0.05, rel=1e-4)
     assert pool(parts[:1]) is parts[0]
     told = describe_results(with_averages(ResultSet([pooled, Result(MLM, "SC", "a", "standard", (0.5, 0.7))])))
-    assert told[2:4] == ["2 pretraining seeds", "2 fine-tuning seeds"]
+    assert dict(told)["repeats"] == "2 pretraining seeds, 2 fine-tuning seeds"
 
 
 def test_single_seeds_are_tested_at_the_rate_that_other_pretrainings_choose(write_cell: Any) -> None:

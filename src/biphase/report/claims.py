@@ -181,6 +181,12 @@ class Finding:
             yield from claim.inequalities
 
     @property
+    def least(self) -> Inequality | None:
+        """The inequality whose estimate lies least above its bound; None without scores."""
+        measured = [inequality for inequality in self.inequalities if not math.isnan(inequality.estimate)]
+        return min(measured, key=lambda inequality: inequality.margin, default=None)
+
+    @property
     def num_tests(self) -> int:
         """The number of its inequalities that have a test."""
         return sum(not math.isnan(inequality.sides[1]) for inequality in self.inequalities)
@@ -317,14 +323,13 @@ def tell_finding(finding: Finding) -> str:
     p = 0.004.`"""
     scope = f" ({finding.scope})" if finding.scope else ""
     told = f"{tell_verdict(finding.verdict, finding.inequalities).capitalize()}{scope}: {finding.statement}"
-    measured = [inequality for inequality in finding.inequalities if not math.isnan(inequality.estimate)]
-    if not measured:
+    least, num_measured = finding.least, sum(not math.isnan(one.estimate) for one in finding.inequalities)
+    if least is None:
         return f"{told}."
-    least = min(measured, key=lambda inequality: inequality.margin)
     bound = f" {'within' if least.is_equivalence else 'against'} {least.told_bound}" if least.bound else ""
     beside = f" beside {least.beside}" if least.beside else ""
-    smallest = "smaller" if len(measured) == 2 else "smallest"
-    of_several = f" for the {smallest} of {len(measured)} differences" if len(measured) > 1 else ""
+    smallest = "smaller" if num_measured == 2 else "smallest"
+    of_several = f" for the {smallest} of {num_measured} differences" if num_measured > 1 else ""
     corrected = " after correction" if least.adjusted > least.p_value / least.num_asked else ""
     p_value = "" if math.isnan(least.adjusted) else f", {tell_p_value(least.adjusted)}{corrected}"
     gap = f"{show_difference(least.interval)}{bound}{beside}{of_several}{least.compute}{least.seeds}{p_value}"

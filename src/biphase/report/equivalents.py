@@ -19,11 +19,11 @@ from scipy import optimize
 
 from biphase.errors import InputError, first_of
 from biphase.report.contrasts import Contrast, Noise, Terms, average, contrast
-from biphase.report.figures import MARKER_SIZE, Panel, name_training, round_ticks
+from biphase.report.figures import MARKER_SIZE, Panel, name_looks, name_training, round_ticks
 from biphase.report.formats import MISSING, show_difference, show_estimate, show_list, show_noise, show_steps
 from biphase.report.results import AVERAGE, FAMILY_NAMES, ReportArm, Result, ResultSet, read_words, reference_mask
 from biphase.report.tables import RELATIVE, SIMILAR, Cell, Table, TableRow, interval_cell, relative_flops
-from biphase.style import LOOKS, SERIES
+from biphase.style import SERIES
 
 Compute = Literal["flops", "tokens"]
 """A unit of compute, named as its field in `ReportArm`."""
@@ -500,8 +500,11 @@ def ladder_panel(price_list: PriceList) -> Panel:
     for (compute, score), height in zip(first.ladder.items(), first.heights, strict=True):
         # Where the curve was made monotone, the interval is still that of the measured score.
         marks.append((compute, replace(score.interval, value=height), MARKER_SIZE))
-    series = [(f"{price_list.label} alone", LOOKS["mlm"], marks)]
-    for equivalent, look in zip(compared, SERIES, strict=False):
+    labels = [f"{price_list.label} alone", *(equivalent.score.arm.name for equivalent in compared)]
+    objectives = [price_list.baseline[0].look or "mlm", *(equivalent.score.arm.look for equivalent in compared)]
+    (named, own), *looks = name_looks(labels, objectives)
+    series = [(named, own, marks)]
+    for equivalent, (_, look) in zip(compared, looks, strict=True):
         compute, score = equivalent.compute, equivalent.score
         words, name = name_training(score.arm), score.arm.name
         label = f"{words} ({name}): {show_multiple(equivalent)}" if words else f"{name}: {show_multiple(equivalent)}"

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from biphase.report.contrasts import difference
 from biphase.report.formats import group_measures, show_list, show_steps
 from biphase.report.results import FAMILY_NAMES, ReportArm, ResultSet, num_parameters, read_words
 from biphase.report.statistics import Interval, rate_spread, stability_rates
-from biphase.style import INK, LOOKS, PLOT_STYLE, SERIES, Look, plot_losses
+from biphase.style import INK, PLOT_STYLE, Look, look_of, plot_losses
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,7 +84,7 @@ class FigureRow:
     """The field of an arm that gives its place on the x axis; bars and names are equally spaced."""
     kind: PanelKind = "lines"
     look: str = "objective"
-    """The field of an arm that names the look of its series; if empty, series take the looks of `SERIES` in turn."""
+    """The field of an arm that names the look of its series; if empty, series take looks without objective in turn."""
     by_size: bool = False
     """Whether sizes have series of their own."""
     is_logarithmic: bool = False
@@ -182,7 +183,7 @@ FIGURES: dict[str, FigureRow] = {
         choose_undecayed, name_objective, "pretrain_steps", by_size=True, is_logarithmic=True, dodge=-0.04
     ),
     "rate-spread": FigureRow(choose_objectives, name_objective, "size", "points", dodge=0.12),
-    "splits": FigureRow(choose_splits, name_share, "pretrain_steps", "bars", "", by_size=True),
+    "splits": FigureRow(choose_splits, name_share, "pretrain_steps", "bars", "look", by_size=True),
     "masking-after-clm": FigureRow(choose_masks_after_clm, name_split, "mask_percent", by_size=True, dodge=0.5),
     "continued": FigureRow(choose_continued, lambda arm: f"{arm.size}, from CLM − from MLM", "cpt_steps", "bars", ""),
     "continued-steps": FigureRow(choose_cpt, lambda arm: f"from {arm.objective.upper()}", "cpt_steps", by_size=True),
@@ -225,7 +226,7 @@ def list_figures(
             plots[name] = told
         elif panels and not any(marks for panel in panels for _, _, marks in panel.series):
             lacking.append(f"“{words[name]['title']}” needs {words[name]['needs']}")
-    if curves := [*share_out_curves(losses or {})]:
+    if curves := [*share_out_curves(losses or {}, {arm.name: arm for arm in results.arms})]:
         plots["losses"] = curves
     return plots, lacking
 
@@ -295,13 +296,16 @@ def list_series(row: FigureRow, rows: Sequence[Arms]) -> list[tuple[str, Look, l
     for arm, *baseline in rows:
         name = row.series(arm) + (f", {arm.size}" if has_sizes else "")
         groups.setdefault(name, []).append((arm, *baseline))
-    series, used = [], {""}
-    for number, (name, group) in enumerate(groups.items()):
-        objective = getattr(group[0][0], row.look) if row.look else ""
-        look = SERIES[number % len(SERIES)] if objective in used else LOOKS[objective]
-        used.add(objective)
-        series.append((name, look, group))
-    return series
+    objectives = [getattr(group[0][0], row.look) if row.look else "" for group in groups.values()]
+    return [(*item, group) for item, group in zip(name_looks(groups, objectives), groups.values(), strict=True)]
+
+
+def name_looks(names: Iterable[str], objectives: Iterable[str]) -> Iterator[tuple[str, Look]]:
+    """Give each series the look of its objective, and tell those of one objective apart."""
+    used = Counter[str]()
+    for name, objective in zip(names, objectives, strict=True):
+        yield name, look_of(objective, used[objective])
+        used[objective] += 1
 
 
 def measure_arms(row: FigureRow, results: ResultSet, family: str, arms: Arms) -> Interval | None:
@@ -411,18 +415,20 @@ def plot_bars(panel: Panel, axes: "Axes") -> None:
     axes.grid(False, axis="x")
 
 
-def share_out_curves(losses: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[Callable[["Axes"], object]]:
-    """Yield plots of at most five arms each, in the order of the study. Each objective has plots of its own, because
-    losses of different objectives differ in scale. An arm has the same look in all plots."""
-    arms = [*losses.items()]
+MOST_CURVES = 10
+
+
+def share_out_curves(
+    losses: Mapping[str, Sequence[Mapping[str, Any]]], arms: Mapping[str, ReportArm]
+) -> Iterator[Callable[["Axes"], object]]:
+    """Yield a plot of all arms for each objective, because losses of different objectives differ in scale; several, if
+    it has more than `MOST_CURVES`. An arm has the same look in all plots."""
+    looks = dict(name_looks(losses, [arms[name].look if name in arms else "" for name in losses]))
     for objective in dict.fromkeys(row["objective"] for rows in losses.values() for row in rows):
-        for begin in range(0, len(arms), len(SERIES)):
-            chosen = []
-            for (name, records), look in zip(arms[begin : begin + len(SERIES)], SERIES, strict=False):
-                if rows := [row for row in records if row["objective"] == objective]:
-                    chosen.append((name, rows, look))
-            if chosen:
-                yield partial(plot_loss_curves, chosen, objective)
+        logged = {name: [row for row in rows if row["objective"] == objective] for name, rows in losses.items()}
+        curves = [(name, rows, looks[name]) for name, rows in logged.items() if rows]
+        for begin in range(0, len(curves), MOST_CURVES):
+            yield partial(plot_loss_curves, curves[begin : begin + MOST_CURVES], objective)
 
 
 def plot_loss_curves(
@@ -431,7 +437,8 @@ def plot_loss_curves(
     for name, records, look in curves:
         plot_losses(records, look, (name, None), axes)
     axes.set_title(OBJECTIVES[objective].title)
-    axes.legend(loc="upper right", fontsize="small")
+    axes.set_xlim(left=0)
+    axes.legend(loc="upper right", fontsize="small", ncols=1 + len(curves) // 6)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from biphase.report import contrasts, formats, tables
 from biphase.report.claims import Finding, Verdicts, count_tested, tell_finding, tell_verdict
 from biphase.report.equivalents import ladder_panel, list_prices, price_sentence, price_tables, tell_compute
 from biphase.report.figures import FigurePart, figure_pool, list_figures, plot_panel, save_figure
-from biphase.report.formats import MISSING, show_count, show_list, show_share, show_steps, tell_p_value
+from biphase.report.formats import MISSING, show_count, show_list, show_share, show_steps, show_tokens, tell_p_value
 from biphase.report.results import ALL_TASKS, FAMILY_NAMES, ReportArm, Result, ResultSet, find_flaws, read_words
 from biphase.report.statistics import SIGNIFICANCE, Interval, is_significant
 from biphase.report.verdicts import LOOKS_OF_VERDICTS, compare_words
@@ -181,6 +181,8 @@ class PageText:
     """Tables with verdicts on methods."""
     notes: Sequence[str] = ()
     """Sentences to read before comparing models."""
+    facts: Sequence[tuple[str, str]] = ()
+    """What was compared, and at what cost, beyond what scores show: a name and words for each fact."""
     costs: Sequence[Mapping[str, object]] = ()
     commands: Sequence[str] = ()
     words: Sequence[Score] = ()
@@ -240,7 +242,7 @@ def write_report(results: ResultSet, out: Path, page_text: PageText, pool: Execu
         page_text = replace(page_text, notes=[*page_text.notes, *flaws.edges], missing=missing)
         sentences = [*tell_answer(results, price_sentences, page_text), *(row.sentence for row in beside)]
         html = render(
-            facts=describe_results(results),
+            limits=[*list_limits(results)],
             sentences=list_leads(sentences, page_text),
             label=arm_labels(results.arms),
             checks=flaws.averages,
@@ -249,7 +251,7 @@ def write_report(results: ResultSet, out: Path, page_text: PageText, pool: Execu
             figures=figures,
             tables=printed,
             drawn=dict(zip(plots, drawn, strict=True)),
-            **vars(page_text),
+            **vars(page_text) | {"facts": [*describe_results(results), *page_text.facts]},
         )
         for name, text in {**texts, "index.html": html}.items():
             (folder / name).parent.mkdir(exist_ok=True)
@@ -295,7 +297,7 @@ def render(drawn: Mapping[str, Sequence[FigurePart]], plan_svg: str, **contents:
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.globals |= {name: show for name, show in vars(formats).items() if name.startswith("show_")}
     counts, tells = (count_tested, count_verdicts), (tell_arm, tell_evidence, tell_verdict)
-    for function in (*counts, *tells, find_ends, locate, split_stubs, tables.show_signal):
+    for function in (*counts, *tells, find_ends, find_ticks, list_effects, locate, split_stubs, tables.show_signal):
         environment.globals[function.__name__] = function
     return environment.get_template("page.html.j2").render(
         contents,
@@ -309,8 +311,9 @@ def render(drawn: Mapping[str, Sequence[FigurePart]], plan_svg: str, **contents:
     )
 
 
-def describe_results(results: ResultSet) -> list[str]:
-    """Return the numbers of models, datasets and seeds in words, and the metrics of verdicts and figures."""
+def describe_results(results: ResultSet) -> list[tuple[str, str]]:
+    """Return what was compared: the numbers of models and data sets, sizes, tokens and seeds, and the metrics of
+    verdicts and figures."""
     metric = results.primary_metric
     pretrained = [result for result in results.results if result.arm.setup != "control"] or results.results
     seeds = sorted({result.num // result.num_pretrainings for result in pretrained})
@@ -318,14 +321,33 @@ def describe_results(results: ResultSet) -> list[str]:
     num_datasets = sum(map(len, results.datasets.values()))
     of_each = "" if num_pretrainings == 1 or contrasts.have_one_seed(pretrained) else " per pretraining seed"
     span = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    facts = [
-        f"{len({arm.name for arm in results.arms})} models",
-        show_count(num_datasets, "dataset"),
-        *([f"{num_pretrainings} pretraining seeds"] if num_pretrainings > 1 else []),
-        f"{span} fine-tuning seeds" if span != "1" else f"1 fine-tuning seed{of_each}",
-    ]
-    on = f"verdicts and figures use the {'standard' if metric == 'standard' else 'paper’s own'} metrics"
-    return facts if results.is_foreign else [*facts, on]
+    tuned = f"{span} fine-tuning seeds" if span != "1" else f"1 fine-tuning seed{of_each}"
+    pretrained_by = "" if results.is_foreign else f"{show_count(num_pretrainings, 'pretraining seed')}, "
+    models = show_count(len({arm.name for arm in results.arms}), "model")
+    facts = [("compared", f"{models} on {show_count(num_datasets, 'dataset')}")]
+    facts += [("networks", show_list(results.sizes))] if any(results.sizes) else []
+    facts += [("training", tokens)] if (tokens := tell_tokens(results)) else []
+    facts += [("repeats", f"{pretrained_by}{tuned}")]
+    metrics = [("metrics", "the standard ones" if metric == "standard" else "the paper’s own")]
+    return facts if results.is_foreign else facts + metrics
+
+
+def tell_tokens(results: ResultSet) -> str:
+    """Write the tokens of the shortest and of the longest pretraining; empty if they are unknown."""
+    tokens = sorted({arm.tokens for arm in results.arms if arm.tokens})
+    ends = [show_tokens(num) for num in dict.fromkeys((tokens[0], tokens[-1]))] if tokens else []
+    return f"{' to '.join(dict.fromkeys(ends))} tokens" if ends else ""
+
+
+def list_limits(results: ResultSet) -> Iterator[str]:
+    """Yield what the results of a study do not show."""
+    if results.is_foreign:
+        return
+    if max(result.num_pretrainings for result in results.results) == 1:
+        yield "how another pretraining would come out: each model was pretrained once"
+    scope = [f"after more than {tokens.rpartition(' to ')[2]}"] if (tokens := tell_tokens(results)) else []
+    scope += [f"with networks other than {show_list(results.sizes)}"] if any(results.sizes) else []
+    yield f"anything {' or '.join([*scope, 'on other tasks'])}"
 
 
 def tell_evidence(finding: Finding) -> str:
@@ -361,6 +383,47 @@ def find_ends(intervals: Iterable[Interval], *others: float) -> tuple[float, flo
     ends = [*others, *chain(*((interval.low, interval.value, interval.high) for interval in intervals))]
     known = [end for end in ends if not math.isnan(end)]
     return (min(known), max(known)) if len(known) > 1 else (math.nan, math.nan)
+
+
+class Effect(NamedTuple):
+    """A difference in the picture of all hypotheses."""
+
+    task: str
+    estimate: float
+    interval: Interval
+    bound: float
+
+
+MOST_SPLIT = 2
+"""The most hypotheses whose picture has a row for each task."""
+
+
+def list_effects(findings: Sequence[Finding]) -> tuple[list[list[Effect]], tuple[float, float]]:
+    """Return the rows of each hypothesis in the picture of all, and the ends of its scale, in points.
+
+    The first row is the difference that is least above its bound, corrected as its verdict is. If there are few
+    hypotheses, rows for the tasks follow, with 95 % intervals. A difference of losses has no place on the scale.
+    """
+    effects = list[list[Effect]]()
+    for least in (finding.least for finding in findings):
+        if least is None or least.contrast.unit != "points":
+            effects.append([])
+            continue
+        rows = [Effect("", least.estimate, least.interval, least.bound)]
+        for task, alone in least.by_task.items() if len(findings) <= MOST_SPLIT and len(least.by_task) > 1 else ():
+            rows.append(Effect(task, alone.estimate, alone.against(least.bound), least.bound))
+        effects.append(rows)
+    shown = [*chain(*effects)]
+    return effects, find_ends([row.interval for row in shown], 0.0, *(row.bound for row in shown))
+
+
+def find_ticks(ends: tuple[float, float]) -> list[float]:
+    """Return round numbers at equal distances on a scale with these ends, about five."""
+    if not ends[0] < ends[1]:
+        return []
+    step = 10 ** math.floor(math.log10((ends[1] - ends[0]) / 2))
+    step *= next(factor for factor in (0.2, 0.5, 1, 2, 5) if (ends[1] - ends[0]) / (factor * step) <= 6)
+    return [step * number for number in range(math.ceil(ends[0] / step - 1e-9), math.floor(ends[1] / step + 1e-9) + 1)]
 
 
 def locate(value: float, ends: tuple[float, float], width: float) -> float | None:

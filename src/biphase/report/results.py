@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from biphase.config import read_yaml
+from biphase.curriculum import OBJECTIVES
 from biphase.errors import SOURCE, InputError, first_of
 from biphase.finetuning import choosing
 from biphase.finetuning.scores import KeptExamples, Score, ScoreSet, show_rate
@@ -93,6 +94,16 @@ class ReportArm:
     def whole_objective(self) -> Literal["clm", "mlm", "clm+mlm", "none", ""]:
         """The objective of its whole training; CLM continued with MLM counts as both."""
         return "clm+mlm" if self.objective == "clm" and self.cpt_steps else self.objective
+
+    @property
+    def look(self) -> str:
+        """The objective whose look it has in tables and figures (`style.look_of`): of a curriculum that
+        `whole_objective` does not name, the first one unless that is CLM or MLM."""
+        if not (self.curriculum and self.objective):
+            return self.whole_objective
+        first = next((name for name, _ in self.phases), "")
+        rare = (name for name, facts in OBJECTIVES.items() if facts.title == first and name not in ("clm", "mlm"))
+        return next(rare, "curriculum")
 
     @property
     def told_objective(self) -> str:
