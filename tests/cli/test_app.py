@@ -121,6 +121,32 @@ def test_help_where_the_locale_is_ascii() -> None:
     assert done.returncode == 0 and "╭─ Arguments" in done.stdout.decode()
 
 
+def test_quiet_leaves_the_result_and_errors(run_main: Any, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("Some words, and others. " * 200)
+    command = ["tokenizer", "train", str(tmp_path / "text.txt"), "--vocab-size", "300", "--out"]
+    told = run_main(*command, str(tmp_path / "loud"))
+    quiet = run_main("--quiet", *command, str(tmp_path / "quiet"))
+    assert told[0] == quiet[0] == 0 and told[1].replace("loud", "quiet") == quiet[1] != "" and not quiet[2]
+    code, _, errors = run_main("--quiet", "inspect", str(tmp_path / "nowhere"))
+    assert code == 2 and "nowhere" in errors
+    assert "loud: " in run_main(*command, str(tmp_path / "loud"))[1]
+
+
+def test_options_that_people_guess_are_understood(run_main: Any, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("Some words, and others. " * 200)
+    out = tmp_path / "tokenizer"
+    code, told, _ = run_main("tokenizer", "train", str(tmp_path / "text.txt"), f"--output={out}", "--vocab-size", "300")
+    assert code == 0 and str(out) in told and (out / "tokenizer.json").exists()
+    assert (
+        run_main("search", "nowhere", "who?", "--filter", "year")[2]
+        == run_main("search", "nowhere", "who?", "--where", "year")[2]
+    )
+    assert (
+        run_main("advise", "--flops", "none")[2].partition(":")[2]
+        == run_main("study", "advise", "--flops", "none")[2].partition(":")[2]
+    )
+
+
 def test_what_a_library_says_is_not_cut_at_a_colon() -> None:
     error = ValueError("No backend from one of: \n(1) a file, \n(2) a slow tokenizer")
     assert first_line(error) == "No backend from one of: (1) a file, (2) a slow tokenizer"

@@ -56,6 +56,8 @@ GROUPS = {
 """First word of two-word commands → its description and an example."""
 MODULES = ("commands", "init")
 """The modules beside this one whose functions are commands: `demo`, or `study_plan` for `study plan`."""
+GUESSED = {"--output": "--out", "--output-dir": "--out", "--filter": "--where", "--top-k": "--top"}
+"""Option that people guess → the option that it means."""
 OPTIONS: dict[str, str] = {}
 """Parameter of the running command → its option, which error messages name instead."""
 
@@ -70,6 +72,7 @@ def make_app() -> App:
         name="biphase",
         help="Turn text or a decoder into a text encoder within a compute budget, and measure how good it is.",
         help_epilogue="Examples: `biphase demo` · `biphase init recipe --out my.yaml` · `biphase pretrain -h`\n\n"
+        "With `--quiet`, every command prints nothing but its result and errors.\n\n"
         f"Documentation: {DOCS / 'index.md'}",
         help_format="plaintext",
         version=f"biphase {__version__}",
@@ -118,6 +121,8 @@ def run_command(words: Sequence[str]) -> None:
     for word in words:
         with told_as(f"'{word}' is not UTF-8, the only encoding that all libraries accept", "choose another name"):
             word.encode()
+    words = ["study", *words] if words[:1] == ["advise"] else words
+    words = [re.sub(r"^--[\w-]+", lambda option: GUESSED.get(option[0], option[0]), word) for word in words]
     try:
         command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     except UnknownOptionError as error:
@@ -144,13 +149,15 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
             stream.reconfigure(encoding="utf-8")  # with LC_ALL=C, an arrow in a help text would end the command
+    words = [word for word in sys.argv[1:] if word != "--quiet"]
+    err.quiet = len(words) < len(sys.argv[1:])
     if "torch" not in sys.modules:
         announce_loading(" ".join(["biphase", *sys.argv[1:2]]))
     try:
         if is_one_of_several() and environment_number("LOCAL_RANK", 0) > 0:
             silence()  # only one of a machine's processes reports errors in the command
         with memory_told("end other programs that take memory, or use a larger machine"):
-            run_command(sys.argv[1:])
+            run_command(words)
             sys.exit()
     except KeyboardInterrupt:
         complain(STOPPED, 128 + signal.SIGINT)
@@ -159,8 +166,7 @@ def main() -> NoReturn:
     except InputError as error:
         from biphase.cli.meant import find_meant
 
-        meant = find_meant(sys.argv[1:])
-        complain(f"{meant} (the original message: {error})" if meant else str(error))
+        complain(find_meant(words) or str(error))
     except StoppedError as error:
         complain(str(error), error.exit_code)
     except (OSError, RuntimeError) as error:
@@ -187,6 +193,7 @@ def explain_system_error(error: OSError | RuntimeError) -> str:
 
 def complain(line: str, code: int = 2) -> NoReturn:
     """Print the line, with options in place of the command's parameters, and end the process."""
+    err.quiet = err.quiet and is_one_of_several()  # --quiet does not hide an error
     take_turn(is_shared=code > 128)
     text = re.sub(r"`(\w+)`", lambda name: OPTIONS.get(name[1], name[0]), " ".join(line.split()))
     err.print(f"biphase: {clipped(text, MOST_CHARACTERS)}")
