@@ -14,7 +14,18 @@ if TYPE_CHECKING:  # importing `typing` would take time before Ctrl-C is handled
 
     from biphase.api.finetuning import compare, evaluate, finetune, predict, score
     from biphase.api.folders import inspect
-    from biphase.api.networks import embed, encode, export, load, open_index, pretrain, search, train_tokenizer, trim
+    from biphase.api.networks import (
+        compare_tokenizers,
+        embed,
+        encode,
+        export,
+        load,
+        open_index,
+        pretrain,
+        search,
+        train_tokenizer,
+        trim,
+    )
     from biphase.api.studies import advise, equivalent, report_paper, study
     from biphase.console import silence
     from biphase.corpus.prepare import prepare
@@ -27,6 +38,7 @@ __all__ = [
     "advise",
     "check",
     "compare",
+    "compare_tokenizers",
     "embed",
     "encode",
     "equivalent",
@@ -59,6 +71,7 @@ OFFERED = {
         ("train_tokenizer", "pretrain", "export", "trim", "load", "encode", "embed", "search", "open_index"),
         "api.networks",
     ),
+    "compare_tokenizers": "api.networks",
     **dict.fromkeys(("finetune", "predict", "score", "evaluate", "compare"), "api.finetuning"),
     **dict.fromkeys(("study", "advise", "equivalent", "report_paper"), "api.studies"),
     "check": "deploying.checking",

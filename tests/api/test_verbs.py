@@ -145,6 +145,36 @@ def test_texts_in_place_of_a_model_are_told() -> None:
         biphase.encode(["a text"], "model")
 
 
+def test_tokenizers_are_compared_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tokenizer of words that lacks some, beside one of bytes; counted anew by transformers' own calls."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    texts = ["the ship left the harbour", "the captain, 漢字漢字 himself", "die alten Häfen"]
+    text = tmp_path / "text.jsonl"
+    text.write_text("".join(json.dumps({"text": each}) + "\n" for each in texts))
+    biphase.train_tokenizer(texts, tmp_path / "bytes", vocab_size=300)
+    backend = Tokenizer(models.WordLevel({"<unk>": 0, "the": 1, "ship": 2, ",": 3, "</s>": 4}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="</s>").save_pretrained(
+        tmp_path / "w"
+    )
+    found = biphase.compare_tokenizers(texts, [tmp_path / "bytes", tmp_path / "w"]).set_index("tokenizer")
+    assert found.equals(biphase.compare_tokenizers(text, [tmp_path / "bytes", tmp_path / "w"]).set_index("tokenizer"))
+    num_words, num_bytes = 5 + 2 + 2 + 1 + 3, sum(len(each.encode()) for each in texts)
+    for name in ("bytes", "w"):
+        theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path / name)
+        ids = [id for each in texts for id in theirs(each, add_special_tokens=False)["input_ids"]]
+        row = found.loc[str(tmp_path / name)]
+        assert row["tokens_per_word"] == pytest.approx(len(ids) / num_words)
+        assert row["bytes_per_token"] == pytest.approx(num_bytes / len(ids))
+        assert row["unknown"] == pytest.approx(
+            ids.count(theirs.unk_token_id or -1) / len(ids) if name == "bytes" else 8 / 13
+        )
+    with pytest.raises(InputError, match="makes no token of the text"):
+        biphase.compare_tokenizers([{"text": " "}], [tmp_path / "w"])
+
+
 def test_defaults_are_those_of_the_command() -> None:
     """A parameter of a function and the option of that name have one default."""
     from biphase.api.studies import OpenStudy

@@ -66,6 +66,52 @@ def train_tokenizer(
     return Path(out)
 
 
+def compare_tokenizers(
+    text: Annotated[Any, OnCommandLine(str)],
+    tokenizers: Sequence[str | Path],
+    *,
+    limit_mb: float = 10.0,
+    text_field: str = "text",
+    txt_documents: TxtDocuments = "file",
+) -> "pandas.DataFrame":
+    """Compare what tokenizers make of a text, in a row for each.
+
+    `text` may also be a `datasets.Dataset`, a DataFrame, texts or rows in memory.
+
+    Args:
+        text: A file, a folder or a Hub data set with typical text.
+        tokenizers: Folders, Hub ids (ID@REVISION) or files of tokenizers.
+        limit_mb: Read at most this many MB of text.
+        text_field: The JSON field or column that holds the text.
+        txt_documents: What counts as a document in .txt and .md files: the whole file, a paragraph or a line.
+
+    Returns: the columns `tokenizer`, `vocab_size`, `tokens_per_word` (fertility: a word ends at a blank; in scripts
+        without spaces, two characters are a word), `bytes_per_token` and `unknown` (the share of tokens that stand for
+        text that the tokenizer does not know).
+    """
+    import pandas
+
+    from biphase.corpus.text import count_words
+    from biphase.corpus.tokenizer import load_tokenizer
+
+    loaded = {str(name): load_tokenizer(str(name)) for name in tokenizers}
+    texts = list(sample_texts(find_text_sources(text), text_field, txt_documents, limit_mb))
+    num_words, num_bytes = sum(map(count_words, texts)), sum(len(each.encode()) for each in texts)
+    rows = []
+    for name, tokenizer in loaded.items():
+        ids = [each.ids for each in tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        num_tokens, unknown = sum(map(len, ids)), tokenizer.unk_token_id
+        if not num_tokens or not num_words:
+            raise InputError(f"{name} makes no token of the text: give text of words")
+        num_unknown = sum(each.count(unknown) for each in ids) if unknown is not None else 0
+        sizes = {"vocab_size": len(tokenizer), "tokens_per_word": num_tokens / num_words}
+        rows.append(
+            {"tokenizer": name, **sizes, "bytes_per_token": num_bytes / num_tokens}
+            | {"unknown": num_unknown / num_tokens}
+        )
+    return pandas.DataFrame(rows)
+
+
 def pretrain(
     recipe: Annotated[str | Path | Mapping[str, Any] | Recipe, OnCommandLine(str)],
     changes: Changes = (),

@@ -242,6 +242,15 @@ def tokenizer_from(source: str, /, *, out: Path) -> None:
     console.out.print(f"{out}: {len(tokenizer):,} tokens, {special}")
 
 
+@like(networks.compare_tokenizers, arguments="text tokenizers", shows=show.print_tokenizers)
+def tokenizer_compare(**options: Any) -> Any:
+    """Compare tokenizers on your text: tokens per word, bytes per token, the share of unknown tokens.
+
+    Example: `biphase tokenizer compare corpus/ tokenizer FacebookAI/xlm-roberta-base`
+    """
+    return networks.compare_tokenizers(**options).to_dict("records")
+
+
 @like(prepare_text, arguments="sources")
 def prepare() -> None:
     """Tokenize text into memory-mapped shards. Run the same command again to continue after an interruption.

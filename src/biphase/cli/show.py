@@ -133,6 +133,15 @@ def print_task(facts: dict[str, Any]) -> None:
         out.prose(f"inputs of {split} are also in train: the scores on {split} may be too high{remedy}")
 
 
+def print_tokenizers(compared: list[dict[str, Any]]) -> None:
+    """Print a row for each tokenizer."""
+    heads = ("name", "tokens", "tokens per word", "bytes per token", "unknown")
+    numbers = ((row["tokens_per_word"], row["bytes_per_token"], row["unknown"]) for row in compared)
+    cells = [(f"{words:.2f}", f"{size:.2f}", f"{unknown:.2%}") for words, size, unknown in numbers]
+    named = ((row["tokenizer"], f"{row['vocab_size']:,}") for row in compared)
+    print_rows(heads, [(*name, *cell) for name, cell in zip(named, cells, strict=True)])
+
+
 def print_passages(passages: list[dict[str, Any]]) -> None:
     """Print the passages for each question, with the columns of their documents."""
     for passage in passages:

@@ -114,6 +114,11 @@ def cut_words(text: str, num_words: int) -> list[list[str]]:
     return [words[begin : begin + num_words] for begin in range(0, len(words), num_words)]
 
 
+def count_words(text: str) -> int:
+    """Count the words of a text as `cut_words` cuts it."""
+    return sum(1 for _ in PIECES.finditer(text))
+
+
 def join_words(words: Sequence[str]) -> str:
     """Join consecutive words of a passage to a text."""
     return "".join(words).rstrip()
