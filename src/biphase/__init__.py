@@ -2,8 +2,8 @@
 
 Python offers the functions behind the command line, and loads each on its first use: `biphase.prepare`, `pretrain`,
 `export`, `trim`, `push`, `load`, `encode`, `finetune`, `predict`, `score`, `evaluate`, `compare`, `equivalent`,
-`report_paper`, `embed`, `search`, `open_index`, `study`, `advise`, `inspect`, `check`. A mistake that you can fix
-raises `biphase.InputError`. `biphase.silence()` turns off all bars and lines.
+`judge`, `report_paper`, `embed`, `search`, `open_index`, `study`, `advise`, `inspect`, `check`. A mistake that you
+can fix raises `biphase.InputError`. `biphase.silence()` turns off all bars and lines.
 """
 
 from importlib import import_module
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # importing `typing` would take time before Ctrl-C is handled
         train_tokenizer,
         trim,
     )
-    from biphase.api.studies import advise, equivalent, report_paper, study
+    from biphase.api.studies import advise, equivalent, judge, report_paper, study
     from biphase.console import silence
     from biphase.corpus.prepare import prepare
     from biphase.deploying.checking import check
@@ -46,6 +46,7 @@ __all__ = [
     "export",
     "finetune",
     "inspect",
+    "judge",
     "load",
     "open_index",
 ]
@@ -73,7 +74,7 @@ OFFERED = {
     ),
     "compare_tokenizers": "api.networks",
     **dict.fromkeys(("finetune", "predict", "score", "evaluate", "compare"), "api.finetuning"),
-    **dict.fromkeys(("study", "advise", "equivalent", "report_paper"), "api.studies"),
+    **dict.fromkeys(("study", "advise", "equivalent", "judge", "report_paper"), "api.studies"),
     "check": "deploying.checking",
     "inspect": "api.folders",
     "silence": "console",

@@ -412,10 +412,11 @@ def comparison_records(comparisons: Iterable[verdicts.TaskComparison]) -> list[d
     return records
 
 
-def to_json(value: Any) -> str:
-    """Write plain data and records for `--format json`: indented UTF-8 without NaN or terminal control characters."""
+def to_json(value: Any, indent: int | None = 2) -> str:
+    """Write plain data and records for `--format json`: UTF-8 without NaN or terminal control characters, indented, or
+    without an `indent` on one line."""
     tree = to_jsonable_python(value, inf_nan_mode="null")
-    text = json.dumps(tree, indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(tree, indent=indent, ensure_ascii=False, allow_nan=False)
     return console.UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pandas
 
     from biphase.report.foreign import Standing
+    from biphase.report.referee import Ruling
     from biphase.studies.advise import Advice
     from biphase.studies.cost import Estimate, Machine
     from biphase.studies.plan import Plan
@@ -316,6 +317,40 @@ def equivalent(
     from biphase.report.foreign import judge_table
 
     return judge_table(table, baseline, scale, lower_is_better, over, rename or {})
+
+
+def judge(
+    table: Any,
+    *,
+    baseline: str,
+    candidate: str,
+    spread: float | None = None,
+    up_to: int = 8,
+    lower_is_better: bool = False,
+    rename: Mapping[str, str] | None = None,
+) -> "Ruling":
+    """Judge a candidate in a loop of experiments by the seeds that it has so far: keep it, drop it, or run one more
+    seed. If no candidate is better than the baseline, the probability that any is kept is at most 5 %, although there
+    are many and each is judged after every seed.
+
+    The order of rows is the order of runs: the loop adds each run at the end, and a kept candidate becomes the next
+    baseline. `table` may also be rows, such as a DataFrame.
+
+    Args:
+        table: Files with one score per row, or a folder, as `report results` takes them. Columns: method, score;
+            optionally task and seed. A seed's score is its mean over all tasks.
+        baseline: The method that the candidate would replace. Its seeds above the candidate's last row count.
+        candidate: The method to judge, which begins below the baseline.
+        spread: The standard deviation of a score over seeds, if you know it. By default, it is learned from the seeds of
+            all methods in the table, as if it were the same for all.
+        up_to: The most seeds that a candidate may get, and the same for all candidates of a loop. Further ones are not
+            read.
+        lower_is_better: Treat scores as losses.
+        rename: The table's column names → ours.
+    """
+    from biphase.report.referee import judge_candidate
+
+    return judge_candidate(table, baseline, candidate, spread, up_to, lower_is_better, rename or {})
 
 
 def report_paper(*, results: AnyPath | None = None, out: str | Path = "paper-report") -> Path:

@@ -40,7 +40,7 @@ PATH = {
     "Pretraining": ("pretrain", "inspect", "export", "trim", "check", "push", "convert"),
     "Tasks": ("task", "finetune", "predict", "score", "evaluate"),
     "Embeddings": ("embed", "search"),
-    "Studies and reports": ("study", "report"),
+    "Studies and reports": ("study", "report", "judge"),
 }
 """Title of a section of the help → its commands, in the order in which a text becomes a score."""
 GROUPS = {

@@ -73,6 +73,9 @@ KeyValues = Annotated[
 DataDir = Annotated[
     Path | None, Parameter(name="--data-dir", help="Read the task's original data from this folder, not from the Hub.")
 ]
+Rename = Annotated[
+    list[str] | None, Parameter(help="THEIRS=OURS: read column THEIRS as OURS. May be repeated.")
+]
 OutFolder = Annotated[Path | None, Parameter(name="--out")]
 ScoresFolder = Annotated[Path, Parameter(name="--out")]
 
@@ -572,12 +575,15 @@ def report_paper(out: Path, **options: Any) -> None:
     studies.report_paper(out=out, **options)
 
 
+def parse_names(pairs: Sequence[str] | None) -> dict[str, str]:
+    """Parse `THEIRS=OURS` pairs."""
+    return {theirs: ours for theirs, _, ours in (pair.partition("=") for pair in pairs or ())}
+
+
 @like(studies.equivalent, arguments="table")
 def report_results(
     table: Sequence[str],
-    rename: Annotated[
-        list[str] | None, Parameter(help="THEIRS=OURS: read column THEIRS as OURS. May be repeated.")
-    ] = None,
+    rename: Rename = None,
     out: Path = Path("results-report"),
     **options: Any,
 ) -> None:
@@ -591,10 +597,29 @@ def report_results(
     """
     from biphase.report.tables import print_table
 
-    names = {theirs: ours for theirs, _, ours in (pair.partition("=") for pair in rename or ())}
-    standing = studies.equivalent(list(table), rename=names, **options)
+    standing = studies.equivalent(list(table), rename=parse_names(rename), **options)
     page = standing.report(out)
     for listed in standing.tables:
         print_table(listed)
     for line in (*standing.sentences, *(f"note: {note}" for note in standing.notes), str(page)):
         console.out.prose(line)
+
+
+@like(studies.judge, arguments="table")
+def judge(table: Sequence[str], rename: Rename = None, form: Form = "text", **options: Any) -> None:
+    """Judge a candidate in a loop of experiments by the seeds that it has so far: keep it, drop it, or run one more
+    seed.
+
+    If no candidate is better than the baseline, the probability that any is kept is at most 5 %, although there are
+    many and each is judged after every seed. Exit codes: 0 keep, 3 drop, 4 one more seed, 2 a mistake in the call or
+    the table.
+
+    Example: `biphase judge runs.csv --baseline main --candidate wider --lower-is-better`
+    """
+    ruling = studies.judge(list(table), rename=parse_names(rename), **options)
+    if form == "json":
+        print(to_json(ruling, indent=None))
+    else:
+        console.out.prose(str(ruling))
+    if ruling.exit_code:
+        sys.exit(ruling.exit_code)

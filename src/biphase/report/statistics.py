@@ -148,9 +148,11 @@ def holm_level(p_value: float, others: Sequence[float]) -> float:
     return SIGNIFICANCE
 
 
-def spend_error(looks: Sequence[int], last: int) -> float:
-    """Return the level of the test at the last of several looks at growing data. At these levels, the tests at all
-    looks together find a difference between equals with probability `SIGNIFICANCE`.
+def spend_error(
+    looks: Sequence[int], last: int, error: float = SIGNIFICANCE, power: float | None = None
+) -> float:
+    """Return the level of the two-sided test at the last of several looks at growing data. At these levels, the tests
+    at all looks together find a difference between equals with probability α = `error`.
 
     After n of at most `last` repetitions, the looks have spent α · ln(1 + (e - 1) · n / last): the function of Lan and
     DeMets (1983) that is like Pocock's constant level. One like O'Brien and Fleming's spends nearly nothing on the
@@ -159,17 +161,18 @@ def spend_error(looks: Sequence[int], last: int) -> float:
     with normal repetitions.
 
     Args:
-        looks: the number of repetitions at each look, growing, up to `last`. Without any, the level is
-            `SIGNIFICANCE`.
+        looks: the number of repetitions at each look, growing, up to `last`. Without any, the level is `error`.
+        power: spend α · (n / last)^power instead (Kim and DeMets 1987): the larger, the more is left for the last look.
     """
     sums_G, step = np.linspace(-8, 8, 2001, retstep=True)
-    sums_G, step, begin, spent, level = sums_G * math.sqrt(last), step * math.sqrt(last), 0, 0.0, SIGNIFICANCE
+    sums_G, step, begin, spent, level = sums_G * math.sqrt(last), step * math.sqrt(last), 0, 0.0, error
     density_G = np.zeros(len(sums_G))
     density_G[len(sums_G) // 2] = 1.0  # a probability, until the first look
     for num in looks:
         added_G = np.exp(-(sums_G**2) / (2 * (num - begin))) / math.sqrt(2 * math.pi * (num - begin))
         density_G = np.convolve(density_G, added_G, "same") * (step if begin else 1.0)
-        total = SIGNIFICANCE * math.log1p((math.e - 1) * num / last)
+        share = math.log1p((math.e - 1) * num / last) if power is None else (num / last) ** power
+        total = error * share
         above_G = np.cumsum(density_G[::-1]) * step  # the probability of a sum above each one, from the largest down
         bound = float(np.interp((total - spent) / 2, above_G, sums_G[::-1] - step / 2))
         density_G[np.abs(sums_G) > bound] = 0.0
