@@ -1,6 +1,6 @@
 """How often a loop of experiments that obeys `biphase judge` keeps an idea that is no better, and one that is.
 
-    python scripts/simulate_nights.py --nights 2000 --out benchmarks/results/DATE-judge-nights.json
+    python scripts/simulate_nights.py --nights 500 --out benchmarks/results/DATE-judge-nights.json
 
 A night tries 100 ideas, one after another. It draws one seed at a time, as the verdict asks. An idea adds its gain to
 the score of the baseline of its time: nothing, or, with a share of the ideas, `gain` standard deviations over seeds. A
@@ -32,6 +32,8 @@ class World:
     num_baseline_seeds: int = 8
     up_to: int = 8
     num_ideas: int = 100
+    loudness: float = 1.0
+    """The standard deviation over seeds of an idea, as a multiple of the baseline's."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def live_through(world: World, seed: int) -> Night:
     for index, gain in enumerate(gains.tolist()):
         name = f"idea {index}"
         while True:
-            seeds.append(SeedScore(name, rng.normal(level + gain)))
+            seeds.append(SeedScore(name, rng.normal(level + gain, world.loudness)))
             spread = 1.0 if world.is_known else None
             *_, ruling = list_looks(seeds, baseline, name, index - begin, world.up_to, spread)
             if ruling.verdict != "one more seed":
@@ -65,7 +67,7 @@ def live_through(world: World, seed: int) -> Night:
         if ruling.verdict == "keep":
             kept[index], baseline, level, begin = True, name, level + gain, index
             lacking = max(world.num_baseline_seeds - ruling.num_seeds, 0)
-            seeds += [SeedScore(name, value) for value in rng.normal(level, 1, lacking)]
+            seeds += [SeedScore(name, value) for value in rng.normal(level, world.loudness, lacking)]
     is_better = gains > 0
     return Night(
         int(kept[~is_better].sum()),
@@ -97,18 +99,21 @@ def summarize_nights(world: World, nights: list[Night]) -> dict[str, float | int
 
 def list_worlds() -> Iterator[World]:
     for is_known in (True, False):
-        yield World(is_known=is_known)
-        for gain in (1.0, 1.5, 2.0, 3.0):
-            yield World(0.1, gain, is_known)
-    yield World(is_known=False, num_baseline_seeds=3)
-    yield World(0.1, 3.0, False, num_baseline_seeds=3)
+        for num in (8, 16):
+            yield World(is_known=is_known, num_baseline_seeds=num)
+            for gain in (1.5, 2.0, 3.0):
+                yield World(0.1, gain, is_known, num)
+    for num in (2, 3):
+        yield World(is_known=False, num_baseline_seeds=num)
     yield World(up_to=3)
     yield World(0.1, 3.0, up_to=3)
+    for loudness in (1.25, 1.5, 2.0):
+        yield World(is_known=False, loudness=loudness)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nights", type=int, default=2000)
+    parser.add_argument("--nights", type=int, default=500)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()

@@ -341,8 +341,8 @@ def judge(
             optionally task and seed. A seed's score is its mean over all tasks.
         baseline: The method that the candidate would replace. Its seeds above the candidate's last row count.
         candidate: The method to judge, which begins below the baseline.
-        spread: The standard deviation of a score over seeds, if you know it. By default, it is learned from the seeds of
-            all methods in the table, as if it were the same for all.
+        spread: The standard deviation of a score over seeds, if you know it. By default, it is learned from the seeds
+            of all methods in the table, as if it were the same for all.
         up_to: The most seeds that a candidate may get, and the same for all candidates of a loop. Further ones are not
             read.
         lower_is_better: Treat scores as losses.

@@ -73,9 +73,7 @@ KeyValues = Annotated[
 DataDir = Annotated[
     Path | None, Parameter(name="--data-dir", help="Read the task's original data from this folder, not from the Hub.")
 ]
-Rename = Annotated[
-    list[str] | None, Parameter(help="THEIRS=OURS: read column THEIRS as OURS. May be repeated.")
-]
+Rename = Annotated[list[str] | None, Parameter(help="THEIRS=OURS: read column THEIRS as OURS. May be repeated.")]
 OutFolder = Annotated[Path | None, Parameter(name="--out")]
 ScoresFolder = Annotated[Path, Parameter(name="--out")]
 
@@ -610,15 +608,15 @@ def judge(table: Sequence[str], rename: Rename = None, form: Form = "text", **op
     """Judge a candidate in a loop of experiments by the seeds that it has so far: keep it, drop it, or run one more
     seed.
 
-    If no candidate is better than the baseline, the probability that any is kept is at most 5 %, although there are
-    many and each is judged after every seed. Exit codes: 0 keep, 3 drop, 4 one more seed, 2 a mistake in the call or
-    the table.
+    The probability that any idea is kept although none is better is at most 5 %, with a look after every seed.
+
+    Exit codes: 0 keep, 3 drop, 4 one more seed; 2 for a mistake, as everywhere.
 
     Example: `biphase judge runs.csv --baseline main --candidate wider --lower-is-better`
     """
     ruling = studies.judge(list(table), rename=parse_names(rename), **options)
     if form == "json":
-        print(to_json(ruling, indent=None))
+        console.out.print(to_json(ruling, indent=None))
     else:
         console.out.prose(str(ruling))
     if ruling.exit_code:

@@ -11,7 +11,7 @@ from biphase.files import parse_yaml
 
 MODEL_VERBS = {"inspect", "export", "trim", "check", "push", "convert", "finetune", "evaluate", "predict", "score"}
 TEXT_VERBS = {"tokenizer train", "prepare", "init task", "init study", "init slurm", "search", "trim", "study advise"}
-ROW_VERBS = {"report results", "predict DATA", "score DATA", "finetune DATA"}
+ROW_VERBS = {"report results", "judge", "predict DATA", "score DATA", "finetune DATA"}
 STUDY_VERBS = {f"study {verb}" for verb in ("plan", "declare", "run", "status", "report", "bundle", "advise")}
 
 USES: dict[str, tuple[str, set[str], str]] = {

@@ -171,8 +171,10 @@ def parse_rows(source: Any, rename: Mapping[str, str]) -> tuple[list[ForeignScor
     places = dict[tuple[Any, ...], str]()
     for location, method, task, compute, seeds, *_ in scores:
         if before := places.get(key := (method, task, compute, seeds)):
-            told = next((f"also with seed {seed}" for seed in reversed(seeds) if seed is not None), "without a `seed`")
-            raise InputError(f"{location}: a second score of {method} on {task}, {told} (first: {before}); drop one")
+            seed = next((seed for seed in reversed(seeds) if seed is not None), None)
+            told = "without a `seed`" if seed is None else f"also with seed {seed}"
+            remedy = "drop one" if seed is not None else "give each a `seed`, or drop one"
+            raise InputError(f"{location}: a second score of {method} on {task}, {told} (first: {before}); {remedy}")
         places[key] = location
     joined = [name for name, own in budgets.items() if len({*map(round_budget, own)}) > len({*own.values()})]
     return scores, [read_words()["unknown"]["budgets"].format(names=first_of(joined))] if joined else []

@@ -16,14 +16,14 @@ from scipy import special
 from biphase.errors import InputError, refuse_unknown
 from biphase.report.foreign import ForeignScore, parse_rows
 from biphase.report.formats import show_count
-from biphase.report.statistics import ROUNDING, SIGNIFICANCE, spend_error
+from biphase.report.statistics import ROUNDING, SIGNIFICANCE, list_levels
 
 CandidateVerdict = Literal["keep", "drop", "one more seed"]
 """The verdict on a candidate of a loop."""
 EXIT_CODES: dict[CandidateVerdict, int] = {"keep": 0, "drop": 3, "one more seed": 4}
 FUTILE = 0.05
 """A candidate is dropped early if the probability that its last seed would still have it kept is below this."""
-MOST_SEEDS = 100
+MOST_SEEDS = 30
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class Ruling:
     def __str__(self) -> str:
         digits = max(1 - math.floor(math.log10(self.standard_error)), 0)
         seeds = f"{show_count(self.num_seeds, 'seed')} against {self.num_baseline_seeds}"
-        more = f"; with more seeds, *keep* has a chance of {self.chance:.0%}" * (self.verdict == "one more seed")
+        noise = f"standard error {self.standard_error:.{digits}f}, {seeds}"
+        more = f"; more seeds would keep it with a chance of {self.chance:.0%}" * (self.verdict == "one more seed")
         return (
-            f"{self.verdict}: {self.candidate} is better than {self.baseline} by {self.gain:.{digits}f} (standard error "
-            f"{self.standard_error:.{digits}f}, {seeds}); p = {self.p_value:.2g}, idea {self.idea} needs {self.level:.2g}"
-            f"{more}"
+            f"{self.verdict}: the gain of {self.candidate} over {self.baseline} is {self.gain:+.{digits}f} ({noise}); "
+            f"p = {self.p_value:.2g}, and idea {self.idea} needs at most {self.level:.2g}{more}"
         )
 
     @property
@@ -94,8 +94,11 @@ def average_tasks(scores: Sequence[ForeignScore]) -> list[SeedScore]:
 def pool_spread(by_method: Mapping[str, Sequence[float]]) -> tuple[float, int]:
     """Return the standard deviation over seeds around the mean of each method, taken as equal for all methods, and its
     degrees of freedom. It is nan if no method has two different scores."""
-    degrees = sum(len(values) - 1 for values in by_method.values())
-    squares = sum((value - fmean(values)) ** 2 for values in by_method.values() for value in values)
+    degrees, squares = 0, 0.0
+    for values in by_method.values():
+        mean = fmean(values)
+        degrees += len(values) - 1
+        squares += sum((value - mean) ** 2 for value in values)
     size = max(abs(value) for values in by_method.values() for value in values)
     spread = math.sqrt(squares / max(degrees, 1))
     return (spread if spread > ROUNDING * size else math.nan), degrees
@@ -115,15 +118,14 @@ def idea_level(idea: int) -> float:
 
 
 @cache
-def look_level(num_seeds: int, up_to: int, idea: int) -> float:
-    """Return the level of the one-sided test after `num_seeds` of at most `up_to` seeds of a candidate, with a look
-    after each of them: half of that of the two-sided test (`spend_error`) with twice the error. After a quarter of the
-    seeds, the looks have spent a sixteenth of it.
+def look_levels(up_to: int, idea: int) -> list[float]:
+    """Return the levels of the one-sided tests after each of at most `up_to` seeds of a candidate: half of those of the
+    two-sided tests with twice the error. After a quarter of the seeds, the looks have spent a sixteenth of it.
 
     The levels are those of a baseline whose mean is known. If it has few seeds itself, all looks share its noise, which
     makes them more alike and lowers the probability that any of them errs (Slepian 1962).
     """
-    return spend_error(range(1, num_seeds + 1), up_to, 2 * idea_level(idea), power=2) / 2
+    return [level / 2 for level in list_levels(range(1, up_to + 1), up_to, 2 * idea_level(idea), power=2)]
 
 
 def list_looks(
@@ -134,20 +136,20 @@ def list_looks(
     by_method: dict[str, list[float]] = {}
     for method, value in seeds:
         by_method.setdefault(method, []).append(value)
-        num, num_baseline = (len(by_method.get(name, ())) for name in (candidate, baseline))
-        if method != candidate or num > up_to or not num_baseline:
+        if method != candidate or baseline not in by_method or len(by_method[candidate]) > up_to:
             continue
         known, degrees = pool_spread(by_method) if spread is None else (spread, math.inf)
         if math.isnan(known):
             continue
+        num, num_baseline = len(by_method[candidate]), len(by_method[baseline])
         error = known * math.sqrt(1 / num + 1 / num_baseline)
         gain = fmean(by_method[candidate]) - fmean(by_method[baseline])
-        p_value, level = float(special.stdtr(degrees, -gain / error)), look_level(num, up_to, idea)
+        p_value, level = float(special.stdtr(degrees, -gain / error)), look_levels(up_to, idea)[num - 1]
         chance = float(p_value <= level)
         if num < up_to and not chance:
             # The predictive probability (Spiegelhalter, Freedman and Blackburn 1986) that the mean over all seeds will
             # pass. It assumes nothing about the gain beforehand.
-            quantile = -special.stdtrit(degrees + up_to - num, look_level(up_to, up_to, idea))
+            quantile = -special.stdtrit(degrees + up_to - num, look_levels(up_to, idea)[-1])
             missing = quantile * known * math.sqrt(1 / up_to + 1 / num_baseline) - gain
             chance = float(special.stdtr(degrees, -missing / (known * math.sqrt(1 / num - 1 / up_to))))
         verdict: CandidateVerdict = "drop" if chance < FUTILE else "one more seed" if p_value > level else "keep"

@@ -4,7 +4,7 @@ Letters: N values, S seeds, R learning rates or repetitions, B resamples.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -148,11 +148,17 @@ def holm_level(p_value: float, others: Sequence[float]) -> float:
     return SIGNIFICANCE
 
 
-def spend_error(
+def spend_error(looks: Sequence[int], last: int) -> float:
+    """Return the level of the test at the last of several looks at growing data, so that all looks together find a
+    difference between equals with probability `SIGNIFICANCE` (`list_levels`). Without any look, that is the level."""
+    return [SIGNIFICANCE, *list_levels(looks, last)][-1]
+
+
+def list_levels(
     looks: Sequence[int], last: int, error: float = SIGNIFICANCE, power: float | None = None
-) -> float:
-    """Return the level of the two-sided test at the last of several looks at growing data. At these levels, the tests
-    at all looks together find a difference between equals with probability α = `error`.
+) -> Iterator[float]:
+    """Yield the level of the two-sided test at each of several looks at growing data. At these levels, the tests at all
+    looks together find a difference between equals with probability α = `error`.
 
     After n of at most `last` repetitions, the looks have spent α · ln(1 + (e - 1) · n / last): the function of Lan and
     DeMets (1983) that is like Pocock's constant level. One like O'Brien and Fleming's spends nearly nothing on the
@@ -161,23 +167,22 @@ def spend_error(
     with normal repetitions.
 
     Args:
-        looks: the number of repetitions at each look, growing, up to `last`. Without any, the level is `error`.
+        looks: the number of repetitions at each look, growing, up to `last`.
         power: spend α · (n / last)^power instead (Kim and DeMets 1987): the larger, the more is left for the last look.
     """
     sums_G, step = np.linspace(-8, 8, 2001, retstep=True)
-    sums_G, step, begin, spent, level = sums_G * math.sqrt(last), step * math.sqrt(last), 0, 0.0, error
+    sums_G, step, begin, spent = sums_G * math.sqrt(last), step * math.sqrt(last), 0, 0.0
     density_G = np.zeros(len(sums_G))
     density_G[len(sums_G) // 2] = 1.0  # a probability, until the first look
     for num in looks:
         added_G = np.exp(-(sums_G**2) / (2 * (num - begin))) / math.sqrt(2 * math.pi * (num - begin))
         density_G = np.convolve(density_G, added_G, "same") * (step if begin else 1.0)
-        share = math.log1p((math.e - 1) * num / last) if power is None else (num / last) ** power
-        total = error * share
+        total = error * (math.log1p((math.e - 1) * num / last) if power is None else (num / last) ** power)
         above_G = np.cumsum(density_G[::-1]) * step  # the probability of a sum above each one, from the largest down
         bound = float(np.interp((total - spent) / 2, above_G, sums_G[::-1] - step / 2))
         density_G[np.abs(sums_G) > bound] = 0.0
-        begin, spent, level = num, total, 2 * float(special.ndtr(-bound / math.sqrt(num)))
-    return level
+        begin, spent = num, total
+        yield 2 * float(special.ndtr(-bound / math.sqrt(num)))
 
 
 def is_significant(p_value: float) -> bool:
