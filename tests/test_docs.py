@@ -124,7 +124,8 @@ def test_commands_do_what_they_are_shown_for(tmp_path: Path, monkeypatch: pytest
     for name in ("corpus", "reviews"):
         Path(name).mkdir()
     shutil.copy(BUNDLED / "corpus" / "validation.jsonl.zst", "corpus")
-    shutil.copy(ROOT / "docs" / "how_to" / "nanochat.csv", ".")
+    for name in ("nanochat.csv", "night.csv"):
+        shutil.copy(ROOT / "docs" / "how_to" / name, ".")
     for name in ("questions.csv", "new_reviews.csv"):
         Path(name).write_text("text\nOnce upon a time\n", encoding="utf-8")
     rows = "".join(f"a review of {number} words,{number % 2}\n" for number in range(60))

@@ -10,8 +10,8 @@ import pytest
 
 import biphase.api.finetuning as verbs
 import biphase.cli.app as cli
-from biphase.cli.commands import demo, parse_seeds
-from biphase.cli.show import parse_data_dirs
+from biphase.cli.commands import demo
+from biphase.cli.show import parse_data_dirs, parse_seeds
 from biphase.corpus.tokenizer import train_tokenizer
 from biphase.encoder.network import TokenIds, make_model
 from biphase.errors import InputError

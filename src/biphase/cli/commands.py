@@ -28,7 +28,8 @@ from biphase.api.studies import OpenStudy
 from biphase.cli import show
 from biphase.cli.doctor import examine
 from biphase.cli.settings import find_settings, show_settings
-from biphase.config import BUNDLED, MOST_REPEATS, OnCommandLine, by_commas, parse_config
+from biphase.cli.show import parse_rates, parse_seeds
+from biphase.config import BUNDLED, OnCommandLine, by_commas, parse_config
 from biphase.corpus.prepare import prepare as prepare_text
 from biphase.deploying import checking
 from biphase.errors import InputError, refuse_doubles
@@ -38,23 +39,6 @@ from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.grid import Grid
 from biphase.finetuning.scores import show_rate
 from biphase.hub import fetch_model
-
-
-def parse_rates(text: str) -> tuple[float, ...]:
-    return tuple(float(word) for word in text.split(","))
-
-
-def parse_seeds(text: str) -> tuple[int, ...]:
-    """Parse `0-4`, `0,1,5`, or `0-4,7`."""
-    seeds: list[int] = []
-    for word in text.split(","):
-        span = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", word)
-        first, last = (int(span[1]), int(span[2] or span[1])) if span else (1, 0)
-        if not 0 <= last - first < MOST_REPEATS:
-            form = f"numbers from 0, or ranges such as 0-4 of at most {MOST_REPEATS:,}, separated by commas"
-            raise InputError(f"{text}: give {form}")
-        seeds += range(first, last + 1)
-    return tuple(seeds)
 
 
 def in_one_word(read: Callable[[str], Any], description: str) -> Parameter:
@@ -573,11 +557,6 @@ def report_paper(out: Path, **options: Any) -> None:
     studies.report_paper(out=out, **options)
 
 
-def parse_names(pairs: Sequence[str] | None) -> dict[str, str]:
-    """Parse `THEIRS=OURS` pairs."""
-    return {theirs: ours for theirs, _, ours in (pair.partition("=") for pair in pairs or ())}
-
-
 @like(studies.equivalent, arguments="table")
 def report_results(
     table: Sequence[str],
@@ -595,7 +574,7 @@ def report_results(
     """
     from biphase.report.tables import print_table
 
-    standing = studies.equivalent(list(table), rename=parse_names(rename), **options)
+    standing = studies.equivalent(list(table), rename=show.parse_names(rename), **options)
     page = standing.report(out)
     for listed in standing.tables:
         print_table(listed)
@@ -614,10 +593,7 @@ def judge(table: Sequence[str], rename: Rename = None, form: Form = "text", **op
 
     Example: `biphase judge runs.csv --baseline main --candidate wider --lower-is-better`
     """
-    ruling = studies.judge(list(table), rename=parse_names(rename), **options)
-    if form == "json":
-        console.out.print(to_json(ruling, indent=None))
-    else:
-        console.out.prose(str(ruling))
+    ruling = studies.judge(list(table), rename=show.parse_names(rename), **options)
+    console.out.print(to_json(ruling, indent=None) if form == "json" else str(ruling))
     if ruling.exit_code:
         sys.exit(ruling.exit_code)

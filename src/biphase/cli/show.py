@@ -1,10 +1,12 @@
-"""Print the results of commands."""
+"""Print the results of commands, and parse values of their options."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from biphase.api.finetuning import FileScore, ScoreSummary, fields_of
 from biphase.api.networks import ZeroShot, print_zero_shot
+from biphase.config import MOST_REPEATS
 from biphase.console import duration, out, print_rows
 from biphase.deploying.checking import AnswerCheck
 from biphase.engine.scheduler import Failure
@@ -166,3 +168,25 @@ def parse_data_dirs(pairs: Sequence[str]) -> list[tuple[str, str]]:
             raise InputError(f"--data-dir {pair} must be TASK=FOLDER, such as snli=data")
         folders.append((task, folder))
     return folders
+
+
+def parse_names(pairs: Sequence[str] | None) -> dict[str, str]:
+    """Parse `THEIRS=OURS` pairs."""
+    return {theirs: ours for theirs, _, ours in (pair.partition("=") for pair in pairs or ())}
+
+
+def parse_rates(text: str) -> tuple[float, ...]:
+    return tuple(float(word) for word in text.split(","))
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Parse `0-4`, `0,1,5`, or `0-4,7`."""
+    seeds: list[int] = []
+    for word in text.split(","):
+        span = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", word)
+        first, last = (int(span[1]), int(span[2] or span[1])) if span else (1, 0)
+        if not 0 <= last - first < MOST_REPEATS:
+            form = f"numbers from 0, or ranges such as 0-4 of at most {MOST_REPEATS:,}, separated by commas"
+            raise InputError(f"{text}: give {form}")
+        seeds += range(first, last + 1)
+    return tuple(seeds)

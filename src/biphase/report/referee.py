@@ -36,7 +36,7 @@ class Ruling:
     gain: float
     """The candidate's mean minus the baseline's; for losses the reverse. So more than 0 is better."""
     standard_error: float
-    """Of the gain: the spread of a single seed, times √(1 / seeds + 1 / baseline seeds)."""
+    """The standard error of the gain: the spread times √(1 / seeds + 1 / baseline seeds)."""
     spread: float
     """The standard deviation over seeds: given, or that of all methods in the table so far."""
     degrees: float
@@ -45,13 +45,13 @@ class Ruling:
     """The candidate's seeds at the look that decided."""
     num_baseline_seeds: int
     p_value: float
-    """Of the one-sided test that the candidate is no better than the baseline."""
+    """The p-value of the one-sided test of the hypothesis that the candidate is no better than the baseline."""
     level: float
     """The candidate is kept if the p-value is at most this."""
     idea: int
     """The place of the candidate among the methods that begin after the baseline, from 1."""
     chance: float
-    """The probability of *keep* at the last seed, by what is known of the gain so far; 0 or 1 after the last seed."""
+    """The probability that the candidate will be kept at its last seed, by what its seeds say so far; 1 if it is kept."""
 
     def __str__(self) -> str:
         digits = max(1 - math.floor(math.log10(self.standard_error)), 0)
