@@ -76,6 +76,9 @@ search text.txt asked --by words                  | Invalid value "words" for --
 search text.txt asked --model full                | full has no config.json
 search text.txt asked --model encoder --index full | full has files that biphase did not write
 study run demo recipe.data.shards=full            | full is not a shard set
+judge nowhere.csv --baseline a --candidate b      | nowhere.csv does not exist
+judge table.csv --baseline a --candidate b        | no column 'method'; the columns are: a, c
+judge table.csv --baseline a                      | requires an argument
 study run tiny                                    | tiny is a recipe, which `biphase study run` does not take here; try
 pretrain tiny tensorboard=true                    | did you mean 'tracking=tensorboard'?
 finetune encoder genre class_weights=balance      | give `balanced`, or a mapping of classes to weights

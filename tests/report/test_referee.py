@@ -192,7 +192,7 @@ def test_a_night_of_ideas_that_are_no_better() -> None:
     """Fewer than 6 % of nights of 100 ideas keep any, with a known and with a learned spread; without levels that fall,
     most nights would."""
     for world in (World(), World(is_known=False)):
-        found = summarize_nights(world, [live_through(world, seed) for seed in range(60)])
+        found = summarize_nights(world, [live_through(world, seed) for seed in range(50)])
         assert found["nights_with_a_false_keep"] <= 0.06
 
 
@@ -201,7 +201,7 @@ def test_a_night_with_some_better_ideas() -> None:
     """One idea in ten gains two or three standard deviations: nearly all kept ones are better, and most better ones of
     three are kept."""
     for world, power in ((World(0.1, 2.0, False, 16), 0.7), (World(0.1, 3.0, False), 0.9)):
-        found = summarize_nights(world, [live_through(world, seed) for seed in range(100)])
+        found = summarize_nights(world, [live_through(world, seed) for seed in range(40)])
         assert found["power"] > power and 0 < found["false_discovery_rate"] < 0.06
         assert found["seeds_of_another_idea"] < 2.5
 

@@ -51,7 +51,7 @@ class Ruling:
     idea: int
     """The place of the candidate among the methods that begin after the baseline, from 1."""
     chance: float
-    """The probability that the candidate will be kept at its last seed, by what its seeds say so far; 1 if it is kept."""
+    """The probability that the candidate's last seed will have it kept, by its seeds so far; 1 if it is kept now."""
 
     def __str__(self) -> str:
         digits = max(1 - math.floor(math.log10(self.standard_error)), 0)
