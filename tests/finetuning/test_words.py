@@ -15,14 +15,15 @@ from sklearn.pipeline import make_pipeline, make_union
 
 import biphase
 from biphase.api.finetuning import result_of
+from biphase.console import out
 from biphase.errors import InputError
 from biphase.finetuning import words
 from biphase.finetuning.config import CellPlan, FinetuneConfig, plan_cells
 from biphase.finetuning.fit import draw_shots, fit_cells
-from biphase.finetuning.scores import Score, read_examples
+from biphase.finetuning.scores import Score, read_examples, read_scores
 from biphase.finetuning.words import STRENGTHS, WORD_SCORES, find_word_scores, read_word_scores, score_words
 from biphase.report.statistics import mean_interval
-from biphase.report.verdicts import compare_words
+from biphase.report.verdicts import add_words, compare, compare_words, print_summary, summarize
 from biphase.tasks.examples import LabelledText, load_examples
 from biphase.tasks.own import write_task
 from biphase.tasks.sources import TaskSource, find_task_sources
@@ -234,3 +235,43 @@ def test_other_rows_are_scored_beside_words_that_the_same_rows_trained(model_fol
     _, other = write_task(make_rows(300, noisy_class, seed=1), tmp_path / "other", "own")
     with pytest.raises(InputError, match="has other rows than those that trained"):
         biphase.score(kept, later, train=other)
+
+
+def test_evaluate_has_a_row_for_words_alone_which_stays_out_of_tests_between_models(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    rows: dict[str, Any] = {"own": make_rows(200, noisy_class)}
+    settings: dict[str, Any] = {"precision": "fp32", "device": "cpu", "max_length": 64, "max_train_examples": 16, "workers": 1}
+    grid: dict[str, Any] = {"learning_rates": [1e-3], "seeds": range(2), "scores": tmp_path / "scores"}
+    table = biphase.evaluate([model_folder], data=rows, **grid, **settings)
+    [alone] = read_word_scores(tmp_path / "scores")
+    model, words_row = table.to_dict("records")
+    assert (words_row["model"], words_row["task"]) == ("words alone (TF-IDF + linear)", model["task"])
+    assert (words_row["mean"], words_row["metric"]) == (alone.metrics["test"]["accuracy"], "accuracy")
+    assert (words_row["seeds"], words_row["num_cells"], model["seeds"]) == ([], 1, [0, 1])
+    assert all(np.isnan(words_row[key]) for key in ("rate", "half_width", "paper_half_width"))
+    assert len(biphase.evaluate([model_folder], data=rows, words=False, **grid, **settings)) == 1
+
+    scores = read_scores(tmp_path / "scores")
+    summary = add_words(summarize(scores), [alone])
+    with out.capture() as with_words:
+        print_summary(summary)
+    with out.capture() as without:
+        print_summary(summary[:1])
+    shown = with_words.get().splitlines()
+    [line] = [line for line in shown if line.startswith("   words alone (TF-IDF + linear)")]
+    assert f"{100 * alone.metrics['test']['accuracy']:.2f} ±" in line and line.rstrip().endswith("–")
+    assert [one for one in shown if "signal" in one] == [one for one in without.get().splitlines() if "signal" in one]
+    with pytest.raises(InputError, match="no scores of a model 'words alone"):
+        compare(scores, str(model_folder), "words alone (TF-IDF + linear)")
+
+
+def test_words_alone_have_an_interval_where_seeds_draw_their_examples(model_folder: Path, tmp_path: Path) -> None:
+    rows: dict[str, Any] = {"own": make_rows(200, noisy_class)}
+    settings: dict[str, Any] = {"precision": "fp32", "device": "cpu", "max_length": 64, "max_steps": 4, "workers": 1}
+    grid: dict[str, Any] = {"learning_rates": [1e-3], "seeds": range(2), "scores": tmp_path / "scores"}
+    table = biphase.evaluate([model_folder], data=rows, shots=5, **grid, **settings)
+    found = [score.metrics["test"]["accuracy"] for score in read_word_scores(tmp_path / "scores")]
+    assert len(found) == 2 and list(table["num_cells"]) == [2, 2] and list(table["seeds"]) == [[0, 1], [0, 1]]
+    assert table["mean"][1] == pytest.approx(np.mean(found))
+    assert table["half_width"][1] == pytest.approx(mean_interval(found).half_width)

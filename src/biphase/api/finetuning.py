@@ -382,7 +382,7 @@ def fields_of(record: object, names: str) -> dict[str, Any]:
 
 
 def summary_records(rows: Iterable[verdicts.SummaryRow]) -> list[dict[str, Any]]:
-    """Make a record for each model on each task, with each task's best mean first."""
+    """Make a record for each row, in the same order."""
     records = []
     for row in rows:
         score = row.score
@@ -405,9 +405,10 @@ def comparison_records(comparisons: Iterable[verdicts.TaskComparison]) -> list[d
         record |= {"model_a": a.arm.name, "model_b": b.arm.name}
         record |= {"mean_a": a.mean if a.samples else None, "mean_b": b.mean if b.samples else None}
         interval = pair.difference
-        record |= dict.fromkeys(("difference", "low", "high"))
+        record |= dict.fromkeys(("difference", "low", "high", "level"))
         if interval is not None:
             record |= {"difference": interval.value, "low": interval.low, "high": interval.high}
+            record["level"] = interval.level
         records.append(record | fields_of(pair, "p_value num_tasks verdict") | {"notes": list(pair.notes)})
     return records
 
@@ -459,7 +460,8 @@ def evaluate(
         settings: Settings of all cells, such as `max_steps=200`.
 
     Returns: a row for each model on each task in `scores`: `rate`, the `mean` of its test scores with its 95 %
-    interval, …; shares from 0 to 1. For a dry run, the numbers of cells and of missing cells.
+    interval, …; shares from 0 to 1. Below the models of a task, a row shows what words alone reach, unless `words` is
+    False. For a dry run, the numbers of cells and of missing cells.
     """
     import pandas
 
@@ -480,8 +482,8 @@ def evaluate(
 def compare(model_a: str | Path, model_b: str | Path, *, scores: str | Path = "scores") -> "pandas.DataFrame":
     """Compare two models that `evaluate` scored: which wins on each task, and is the difference more than noise?
 
-    Returns: a row for each task: both means, their `difference` (A minus B) with its 95 % interval, the p-value
-    adjusted for the number of tasks, the `verdict` and `notes`.
+    Returns: a row for each task: both means, their `difference` (A minus B), the p-value adjusted for the number of
+    tasks (Holm), an interval that is adjusted likewise and misses with probability `level`, the `verdict` and `notes`.
     """
     import pandas
 
@@ -499,8 +501,7 @@ class ScoreSummary:
 
     scores: ScoreSet
     rows: list[verdicts.SummaryRow]
-    words: list[verdicts.WordsRow]
-    """The scores of words alone, each beside the best model of its task."""
+    """The models on each task, the best mean first, and then words alone."""
     comparison: list[verdicts.TaskComparison]
     """The comparison of two models, task by task; [] without one."""
     failures: Sequence[Failure]
@@ -544,9 +545,8 @@ def run_evaluation(
         keep_best_networks(best, grid.out)
     scores = read_scores(grid.out)
     comparison = verdicts.compare(scores, *pair) if pair else []
-    rows = verdicts.summarize(scores)
-    words = verdicts.compare_words([row.score for row in rows], read_word_scores(grid.out))
-    return ScoreSummary(scores, rows, words, comparison, failures)
+    rows = verdicts.add_words(verdicts.summarize(scores), read_word_scores(grid.out) if grid.config.words else ())
+    return ScoreSummary(scores, rows, comparison, failures)
 
 
 def evaluation_json(answer: ZeroShot | MissingCells | ScoreSummary) -> dict[str, Any]:
@@ -556,7 +556,8 @@ def evaluation_json(answer: ZeroShot | MissingCells | ScoreSummary) -> dict[str,
     if isinstance(answer, ScoreSummary):
         left_out = [{"path": path, "reason": reason} for path, reason in answer.scores.broken.items()]
         tree = {"scores": summary_records(answer.rows), "left_out": left_out, "failed": answer.failures}
-        tree |= {"words": answer.words} if answer.words else {}
+        words = [row.words for row in answer.rows if row.words]
+        tree |= {"words": words} if words else {}
         return tree | ({"comparison": comparison_records(answer.comparison)} if answer.comparison else {})
     records = []
     for task, by_model in answer.items():

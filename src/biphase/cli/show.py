@@ -110,7 +110,7 @@ def print_evaluation(answer: ZeroShot | MissingCells | ScoreSummary) -> None:
         if answer.unknown_trainings:
             out.print("unknown trainings: their tasks have no finished cell yet; run one seed to get an estimate")
     elif isinstance(answer, ScoreSummary):
-        verdicts.print_summary(answer.rows, answer.scores.broken, answer.words)
+        verdicts.print_summary(answer.rows, answer.scores.broken)
         searches = [score for score in answer.scores.scores if score.metric in KINDS["retrieval"].metrics]
         if easier := sorted({score.task for score in searches if score.config.judged_only}):
             out.print(f"ranked among judged documents only, which gives higher scores: {', '.join(easier)}")

@@ -112,10 +112,10 @@ class Contrast:
         noisy = f" ({NOISY})" if self.is_noisy else ""
         return f", {above} in {num_above} of {self.num} seeds{noisy}" if len(self.by_seed) > 1 else ""
 
-    def over_examples(self) -> Interval:
+    def over_examples(self, level: float = SIGNIFICANCE) -> Interval:
         """Test the difference between these runs over test examples alone, without the noise of seeds."""
         error = math.sqrt(self.example_variance) if self.num_examples > 1 else math.nan
-        return t_test(self.estimate, error, self.num_examples - 1, self.size)
+        return t_test(self.estimate, error, self.num_examples - 1, self.size, level)
 
 
 def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:

@@ -301,7 +301,8 @@ class Standing:
 
     results: ResultSet
     pairs: tuple[TaskComparison, ...]
-    """Every pair of methods with all tasks, the better mean first. p-values are adjusted for all pairs (Holm)."""
+    """Every pair of methods with all tasks, the better mean first. p-values and intervals are adjusted for all pairs
+    (Holm)."""
     places: Mapping[str, tuple[int, int]]
     """Method → the ends of its rank's interval, the best mean first."""
     prices: tuple[PriceList, ...]
@@ -388,18 +389,19 @@ def pair_table(pairs: Sequence[TaskComparison]) -> Table:
         assert gap and pair.contrast
         verdict = pair.verdict.replace("A better", f"{a} better")
         ends = f"{show_points(gap.low)} to {show_points(gap.high)}" if gap.low == gap.low else MISSING
+        coverage = f"{100 * (1 - gap.level):.4g} %" if gap.low == gap.low else MISSING
         noise = show_noise(pair.contrast.noise) or MISSING
         if len(pairs) <= MOST_PAIRS or names.index(b) == names.index(a) + 1:
-            texts = (show_points(gap.value), ends, show_p_value(pair.p_value), noise, verdict)
+            texts = (show_points(gap.value), ends, coverage, show_p_value(pair.p_value), noise, verdict)
             rows.append(tables.TableRow((f"{a} − {b}",), tuple(map(Cell, texts))))
-        points = (100 * gap.value, 100 * gap.low, 100 * gap.high)
+        points = (100 * gap.value, 100 * gap.low, 100 * gap.high, gap.level)
         records.append((a, b, *points, pair.p_value, verdict, noise, "; ".join(pair.notes)))
-    heads = ("points", "95 % interval", "adjusted p", "over", "verdict")
+    heads = ("points", "interval", "coverage", "adjusted p", "over", "verdict")
     title = "Pairs of methods" if len(pairs) <= MOST_PAIRS else "Neighbours in rank"
     return Table("pairs", title, ("pair",), heads, tuple(rows), (read_words()["pairs_rule"],), records)
 
 
-PAIR_COLUMNS = ("a", "b", "points", "low", "high", "adjusted_p", "verdict", "over", "notes")
+PAIR_COLUMNS = ("a", "b", "points", "low", "high", "level", "adjusted_p", "verdict", "over", "notes")
 RANK_COLUMNS = ("method", "budget", "percent", "half_width", "rank_low", "rank_high", "num_seeds")
 
 

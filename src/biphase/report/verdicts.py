@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -32,9 +32,11 @@ from biphase.report import contrasts
 from biphase.report.formats import MISSING, show_count, show_noise, show_p_value, show_share, show_spread, tell_p_value
 from biphase.report.results import ReportArm, Result, read_words, select_rate
 from biphase.report.statistics import (
+    SIGNIFICANCE,
     STABILITY_RATES,
     Interval,
     holm,
+    holm_level,
     is_significant,
     is_stability_rate,
     mean_interval,
@@ -67,6 +69,8 @@ class SummaryRow:
     """The mean as the paper computes it: at one rate for all seeds, with the normal interval, which is narrower."""
     spread: Interval | None
     """The spread over seeds and over the rates within `STABILITY_RATES`; None with fewer than two such rates."""
+    words: "WordsRow | None" = None
+    """For words alone, which are no model: their comparison with the task's best model."""
 
     @property
     def never_predicted(self) -> dict[str, int]:
@@ -112,6 +116,8 @@ class TaskComparison:
     """A minus B; None if the two cannot be compared."""
     p_value: float = math.nan
     """The p-value of the difference, adjusted over tasks by Holm's method; nan without a test."""
+    level: float = SIGNIFICANCE
+    """The level at which Holm's method tests the difference."""
     num_tasks: int = 1
     """The number of tasks over which `p_value` is adjusted."""
     verdict: ComparisonVerdict = "cannot be told"
@@ -119,11 +125,11 @@ class TaskComparison:
 
     @property
     def difference(self) -> Interval | None:
-        """A minus B with the interval of the test, or with the interval over examples alone if the seeds allow no
-        test; None if the two cannot be compared."""
+        """A minus B with the interval of the test at `level`, or with the 95 % interval over examples alone if the
+        seeds allow no test; None if the two cannot be compared."""
         if self.contrast is None:
             return None
-        tested = self.contrast.against()
+        tested = self.contrast.against(level=self.level)
         return self.contrast.over_examples() if math.isnan(tested.low) else tested
 
 
@@ -141,8 +147,8 @@ class WordsRow:
     mean: float
     """The best model's score."""
     difference: Interval
-    """`mean` minus `value`. The p-value is corrected for picking the best model (Bonferroni). With a single seed, the
-    test is over test examples alone."""
+    """`mean` minus `value`. p-value and interval are corrected for picking the best model (Bonferroni). With a single
+    seed, the test is over test examples alone."""
     num_models: int = 1
     """The number of models of which the best was picked."""
 
@@ -165,31 +171,49 @@ def compare_words(results: Iterable[Result], stored: Sequence[Score]) -> list[Wo
     alone. Datasets on which the best model is ahead come first."""
     by_dataset: dict[str, list[Result]] = {}
     for result in results:
-        if result.examples is not None and result.samples:
-            by_dataset.setdefault(result.dataset, []).append(result)
-    best = [max(models, key=lambda result: result.mean) for models in by_dataset.values()]
-    rows = [
-        beside_words(result, words, len(by_dataset[result.dataset]))
-        for result in best
-        if result.examples and (words := find_word_scores(result.examples.scores, stored))
-    ]
+        by_dataset.setdefault(result.dataset, []).append(result)
+    rows = [found[1] for models in by_dataset.values() if (found := beside_words(models, stored))]
     return sorted(rows, key=lambda row: row.value - row.mean)
 
 
-def beside_words(best: Result, words: Sequence[Score], num_models: int) -> WordsRow:
-    """Compare the best of some models with the score of words alone beside each of its scores. The baseline has no
-    seed of its own: it counts as that score for each seed of the model."""
+def beside_words(results: Iterable[Result], stored: Sequence[Score]) -> tuple[Result, WordsRow] | None:
+    """Return the score of words alone beside the best of some models on one dataset, and the comparison of the two;
+    None if one of them is unknown. The baseline has no seed of its own: it counts as a score for each seed of the
+    model, the same for all seeds with the same training examples."""
+    models = [result for result in results if result.examples is not None and result.samples]
+    best = max(models, key=lambda result: result.mean, default=None)
+    words = find_word_scores(best.examples.scores, stored) if best and best.examples else []
+    if not (best and words):
+        return None
     samples = tuple(score.metrics["test"][best.measure] for score in words)
     choice = best.choice and RateChoice({0.0: words}, best.measure)
     arm, kept = ReportArm(words[0].model), KeptExamples(tuple(words))
     alone = replace(best, arm=arm, samples=samples, examples=kept, choice=choice, cohort={})
-    return measure_distance(best, alone, num_models)
+    return alone, measure_distance(best, alone, len(models))
+
+
+def add_words(rows: Iterable[SummaryRow], stored: Sequence[Score]) -> list[SummaryRow]:
+    """Add a row of words alone after the models of each task on which they have a score beside the best model."""
+    extended = []
+    for _, group in groupby(rows, key=lambda row: row.score.dataset):
+        of_task = [*group]
+        extended += of_task
+        if found := beside_words([row.score for row in of_task], stored):
+            alone, words = found
+            cells = {score.cell: score for score in alone.examples.scores} if alone.examples else {}
+            if len(cells) == 1:  # one score for all seeds
+                alone = replace(alone, samples=alone.samples[:1], seeds=(), examples=KeptExamples((*cells.values(),)))
+            arm = ReportArm(f"words alone ({alone.arm.name})")
+            alone = replace(alone, arm=arm, by_rate=None, rate=None, num_runs=len(cells), num_diverged=0)
+            extended.append(SummaryRow(alone, (), (), mean_interval(alone.samples, "normal"), None, words))
+    return extended
 
 
 def measure_distance(best: Result, alone: Result, num_models: int = 1) -> WordsRow:
     """Measure the distance of the best of some models from words alone."""
     gap = contrasts.difference(best, alone)
-    tested = gap.over_examples() if math.isnan(gap.error) else gap.against()
+    level = SIGNIFICANCE / num_models
+    tested = gap.over_examples(level) if math.isnan(gap.error) else gap.against(level=level)
     tested = replace(tested, p_value=min(tested.p_value * num_models, 1.0))
     return WordsRow(best.dataset, alone.arm.name, alone.mean, best.arm.name, best.mean, tested, num_models)
 
@@ -275,9 +299,14 @@ def list_doubts(scores: ScoreSet, a: Result, b: Result) -> Iterator[str]:
 
 
 def judge_all(measured: Sequence[TaskComparison]) -> list[TaskComparison]:
-    """Return the comparisons with their verdicts, and with p-values that are adjusted over all of them (Holm)."""
-    p_values = holm([pair.contrast.against().p_value if pair.contrast else math.nan for pair in measured]).tolist()
-    return [judge(replace(pair, p_value=p_value)) for pair, p_value in zip(measured, p_values, strict=True)]
+    """Return the comparisons with their verdicts, and with p-values and intervals that are adjusted over all of them
+    (Holm). An interval contains zero if and only if its p-value is not significant."""
+    raw = [pair.contrast.against().p_value if pair.contrast else math.nan for pair in measured]
+    judged = []
+    for index, (pair, p_value) in enumerate(zip(measured, holm(raw).tolist(), strict=True)):
+        level = holm_level(raw[index], raw[:index] + raw[index + 1 :])
+        judged.append(judge(replace(pair, p_value=p_value, level=level)))
+    return judged
 
 
 def judge(measured: TaskComparison) -> TaskComparison:
@@ -309,17 +338,16 @@ def judge(measured: TaskComparison) -> TaskComparison:
 # In a terminal
 
 
-def print_summary(
-    rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None = None, words: Sequence[WordsRow] = ()
-) -> None:
-    """Print a table of scores by task, with the scores of words alone, and the gaps and flaws in the scores; `broken`:
-    file left out → the reason."""
-    names = shorten({row.score.arm.name for row in rows})
+def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None = None) -> None:
+    """Print a table of scores by task, and the gaps and flaws in the scores of models; `broken`: file left out → the
+    reason."""
+    models = [row for row in rows if row.words is None]
+    names = {row.score.arm.name: row.score.arm.name for row in rows} | shorten({row.score.arm.name for row in models})
     columns: dict[str, Callable[[SummaryRow], Cell]] = {
         "rate": lambda row: Cell(show_rate(row.score.rate) if row.score.rate else MISSING),
         "mean ±": lambda row: interval_cell(row.score.interval),
         "paper ±": lambda row: interval_cell(row.paper_interval),
-        "seeds": lambda row: Cell(str(row.score.num)),
+        "seeds": lambda row: Cell(str(row.score.num) if row.score.seeds or row.words is None else MISSING),
     }
     lines = list(read_words()["summary_rules"])
     if any(row.diverged for row in rows):
@@ -332,7 +360,7 @@ def print_summary(
     for task in sorted({row.score.dataset for row in rows}):
         of_task = [row for row in rows if row.score.dataset == task]
         metrics = sorted({row.score.measure for row in of_task})
-        chosen = [row.score for row in of_task if row.score.samples]
+        chosen = [row.score for row in of_task if row.score.samples and row.words is None]
         ratio, needs = contrasts.measure_signal(chosen if len(metrics) == 1 else ())
         signals += [] if math.isnan(ratio) else [f"{task} {show_signal(ratio, needs)}"]
         undecided += [f"{task} separates no models yet; needed: {needs}"] if needs else []
@@ -340,21 +368,18 @@ def print_summary(
         for row in of_task:
             cells = tuple(show(row) for show in columns.values())
             table_rows.append(TableRow((f"  {names[row.score.arm.name]}",), cells, task))
-        for alone in (row for row in words if row.dataset == task):
-            cells = (Cell(""), interval_cell(Interval(alone.value)), *[Cell("")] * (len(columns) - 2))
-            table_rows.append(TableRow((f"  words alone ({alone.name})",), cells, task))
     if table_rows:
         title = "Test scores in %, each seed at the rate that the others chose"
         print_table(Table("scores", title, ("model",), tuple(columns), tuple(table_rows)))
     else:
         lines = ["no finished scores"]
-    for row in rows:
+    for row in models:
         lines += list_flaws(row, f"{names[row.score.arm.name]} on {row.score.dataset}")
     if signals:
         about = "about 1 if models are equally good; (…): the task separates no models"
         lines.append(f"signal ÷ noise: {', '.join(signals)}; {about}")
     lines += undecided
-    lines += [row.sentence for row in words]
+    lines += [row.words.sentence for row in rows if row.words]
     for line in (*lines, *(f"left out: {path} ({reason})" for path, reason in (broken or {}).items())):
         out.print(line)
 
@@ -386,12 +411,12 @@ def print_comparison(comparisons: Sequence[TaskComparison]) -> None:
     rows = []
     for pair in comparisons:
         cells = [interval_cell(side.interval) for side in (pair.a, pair.b)]
-        tested = pair.contrast.against() if pair.contrast else None
+        tested = pair.contrast.against(level=pair.level) if pair.contrast else None
         gap = Cell(f"{100 * tested.value:+.2f}", show_share(tested.half_width)) if tested else Cell(MISSING)
         rows.append(TableRow((pair.a.dataset,), (*cells, gap, Cell(show_p_value(pair.p_value)), Cell(pair.verdict))))
     for letter, model in zip("AB", models, strict=True):
         out.print(f"{letter} = {model}")
-    title = "Test scores in % ± half the width of the 95 % interval over seeds"
+    title = "Test scores in % ± half the width of the 95 % interval over seeds; A − B ± that of the corrected interval"
     columns = ("A", "B", "A − B", "p", "verdict")
     print_table(Table("comparison", title, ("task",), columns, tuple(rows)))
     for pair in comparisons:
