@@ -1,11 +1,13 @@
 """The scores of words alone: against scikit-learn's own pipeline, seqeval and answers known by hand."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 from scipy.stats import spearmanr
 from seqeval.metrics import f1_score
 from sklearn.feature_extraction.text import TfidfVectorizer
@@ -22,6 +24,7 @@ from biphase.finetuning.config import CellPlan, FinetuneConfig, plan_cells
 from biphase.finetuning.fit import draw_shots, fit_cells
 from biphase.finetuning.scores import Score, read_examples, read_scores
 from biphase.finetuning.words import STRENGTHS, WORD_SCORES, find_word_scores, read_word_scores, score_words
+from biphase.report.results import ReportArm
 from biphase.report.statistics import mean_interval
 from biphase.report.verdicts import add_words, compare, compare_words, print_summary, summarize
 from biphase.tasks.examples import LabelledText, load_examples
@@ -213,6 +216,10 @@ def test_a_difference_to_words_is_over_the_same_test_examples(cell: tuple[CellPl
         (expected.value, expected.low, expected.high)
     )
     assert row.sentence.startswith("Words alone: ") and "TF-IDF + linear" in row.sentence
+    rival = replace(result_of(score), arm=ReportArm("rival"), samples=(0.0,))
+    [picked] = compare_words([result_of(score), rival], [alone])
+    half_width = stats.t.ppf(1 - 0.05 / 4, len(gaps_N) - 1) * gaps_N.std(ddof=1) / np.sqrt(len(gaps_N))
+    assert picked.difference.half_width == pytest.approx(half_width) and "; 97.5 %]; p" in picked.sentence
     other = alone.model_copy(update={"data_hash": "of other data"})
     assert compare_words([result_of(score)], [other]) == []
 

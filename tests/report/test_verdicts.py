@@ -73,7 +73,15 @@ def test_many_tasks_ask_for_more(write_cells: WriteCells, compare_all: Compare) 
     assert alone.p_value == pytest.approx(0.0351, abs=1e-4) and alone.verdict == "A better"
     for model, tests in zip("ab", MODEST, strict=True):
         write_cells(model, "second", tests)
-    assert [(round(one.p_value, 3), one.verdict) for one in compare_all()] == [(0.07, "within noise")] * 2
+    both = compare_all()
+    assert [(round(one.p_value, 3), one.verdict) for one in both] == [(0.07, "within noise")] * 2
+    half_width = stats.t.ppf(1 - 0.05 / 4, 2) * 0.01 / math.sqrt(3)
+    for one in both:
+        assert one.difference and one.level == one.difference.level == 0.025
+        assert (one.difference.low, one.difference.high) == pytest.approx((0.03 - half_width, 0.03 + half_width))
+    with out.capture() as capture:
+        print_comparison(both)
+    assert capture.get().count("+3.00 points [−0.58, +6.58; 97.5 %], within noise") == 2
 
 
 def test_different_seeds_are_not_paired(write_cells: WriteCells, compare_all: Compare) -> None:

@@ -31,6 +31,7 @@ from biphase.studies.advise import (
     Choice,
     Evidence,
     TextAmount,
+    WordsAlone,
     advise,
     apply_rule,
     choose_curriculum,
@@ -127,6 +128,43 @@ def test_a_small_network_with_few_tokens_is_compared_with_words(tokens: float, i
     told = [caveat for caveat in list_caveats(advice, 1e14, (), ()) if "words alone" in caveat]
     assert bool(told) == is_told
     assert not any("words alone" in caveat for caveat in advise(flops=1e21, from_scratch=True).caveats)
+
+
+OUTLOOKS: list[tuple[str, str, float, str]] = [
+    ("sequence_classification", "1m", 2e6, "no network with 1M parameters and up to 13.9M tokens was ahead"),
+    ("sequence_classification", "1m", 1e8, "We have not measured"),
+    ("token_classification", "1m", 2e6, "Nothing better is to be expected from this budget: on named entities"),
+    ("token_classification", "3m", 5e6, "Little more is to be expected"),
+    ("token_classification", "1m", 13e6, "More is to be expected"),
+    ("token_classification", "210m", 1e6, "We have not measured"),
+    ("retrieval", "1m", 1e6, "We have not measured"),
+]
+
+
+@pytest.mark.parametrize(("family", "preset", "tokens", "told"), OUTLOOKS)
+def test_what_to_expect_beside_words_on_a_task(family: str, preset: str, tokens: float, told: str) -> None:
+    words = WordsAlone("mine", family, "TF-IDF + linear", "accuracy", 0.8056, 1250)
+    candidates = {item.name: item for item in advise(flops=1e21, from_scratch=True).candidates}
+    sentence = words.tell(replace(candidates[preset], tokens=tokens))
+    assert sentence.startswith("Words alone: TF-IDF + linear reaches 80.56 % accuracy on mine (1,250 test examples). ")
+    assert told in sentence and sentence.endswith("; `biphase finetune` prints how far a network is from that.")
+
+
+def test_words_alone_are_scored_on_the_task_that_is_given(tmp_path: Path) -> None:
+    """A label that one word tells: words reach it, and the advice leaves out the general note."""
+    rows = [{"text": f"a {word} here {index}", "label": word[0]} for index in range(60) for word in ("cat", "dog")]
+    advice = biphase.advise(flops=1e13, from_scratch=True, data=rows)
+    assert advice.words is not None and advice.words.value == 1.0 and advice.words.name == "TF-IDF + linear"
+    sentence = advice.words.tell(advice.chosen)
+    assert " ".join(sentence.split()) in " ".join(printed(advice).split())
+    assert f"\n# {sentence}\n" in recipe_yaml(advice)
+    assert any("words alone" in caveat for caveat in biphase.advise(flops=1e13, from_scratch=True).caveats)
+    assert not any("words alone" in caveat for caveat in advice.caveats)
+    answers = [{"question": "who?", "context": "a cat", "answers": {"text": ["cat"], "answer_start": [2]}}] * 20
+    with pytest.raises(InputError, match="task: own is question answering, which has no baseline by words alone"):
+        biphase.advise(flops=1e13, data=answers)
+    with pytest.raises(InputError, match="which task"):
+        biphase.advise(flops=1e13, data=tmp_path)
 
 
 GERMAN, ENGLISH, CODE = (TextAmount(text_bytes=1e8, language=name) for name in ("de", "en", "code"))
@@ -299,6 +337,17 @@ def test_what_is_said_of_small_networks_is_in_our_scores() -> None:
         for name in ("clm", "mlm")
     )
     assert f"is {alone - mlm:.1f} points ahead of MLM" in " ".join(reason.split())
+    by_model = read_rows("all-standard.md", "regime")
+
+    def score(model: str, task: str) -> float:
+        return float(by_model[model][task].strip("* ").split()[0].strip("*"))
+
+    beside = read_rules()["beside_words"]
+    for sentence, steps in zip(beside["token_classification"].values(), (425, 850, 1700), strict=True):
+        assert f"{score(f'1m-mlm-{steps}', 'uner_en_ewt'):.1f} %" in sentence
+        assert steps == 425 or f"{score(f'1m-50-50-{steps}', 'uner_en_ewt'):.1f} %" in sentence
+    best = max(score(name, "genre") for name in by_model)
+    assert f"{best:.1f} % at most" in next(iter(beside["sequence_classification"].values()))
     scores = read_rows("all-standard.md")
     split, more = (
         {task: float(re.sub(r"[^\d.].*", "", cell.strip("*"))) for task, cell in scores[name].items() if "±" in cell}

@@ -56,6 +56,20 @@ def test_seeds_in_place_of_rates_are_proposed() -> None:
     assert f"{proposed[0]} points on genre" in alone and int(proposed[1]) < 70 and "tuned before" not in alone
 
 
+def test_tuned_rates_are_counted_and_leave_nothing_to_choose() -> None:
+    """Where every arm has a tuned rate, the plan has the power of a study with one rate."""
+    changes = ["evaluation.learning_rates=[1e-3,2e-3,4e-3]"]
+    rates = "{genre: 1e-3, uner_en_ewt: 2e-3}"
+    some = [*changes, f"evaluation.tuned_rates={{1m-mlm-600: {rates}}}"]
+    every = [*changes, f"evaluation.tuned_rates={{1m-mlm-600: {rates}, 1m-40-60-600: {rates}, 1m-random: {rates}}}"]
+    partly, wholly, demo = (told(plan_study(load_study(STUDIES / "demo.yaml", words))) for words in (some, every, []))
+    assert "\n70 fine-tunings: 3 models × 2 tasks × 1 to 3 rates × 5 seeds\n" in partly
+    assert "declared as `evaluation.tuned_rates`" in " ".join(partly.split())
+    assert "\n30 fine-tunings: 3 models × 2 tasks × 1 rate × 5 seeds\n" in wholly and "tuned before" not in wholly
+    powers = [next(line for line in text.split("\n") if "can detect" in line) for text in (wholly, demo)]
+    assert powers[0] == powers[1]
+
+
 def test_the_levels_of_looks_are_told() -> None:
     text = told(plan_study(load_study(STUDIES / "demo.yaml", ["pretraining_seeds={count: 3, up_to: 5}"])))
     assert "share the 5 %: p below 0.035 at 3, 0.021 at 4 and 0.019 at 5" in " ".join(text.split())

@@ -19,7 +19,7 @@ from biphase.recipe import Recipe
 from biphase.studies.arms import Arm, expand_arms
 from biphase.studies.folder import study_text
 from biphase.studies.plan import Plan, history, plan_study, run_that_trains, share_trunks
-from biphase.studies.spec import Study, load_study
+from biphase.studies.spec import Study, load_study, move_tasks
 
 STUDIES = BUNDLED / "studies"
 
@@ -514,3 +514,63 @@ def test_a_sweep_has_an_arm_for_each_rate_and_a_model_for_each_network() -> None
         plan_study(make_study([arm | {"sweep": {"architecture": ["1m"]}}]))
     with pytest.raises(InputError, match=r"unknown key 'schedule.peak_rate'; did you mean 'peak_lr'"):
         plan_study(make_study([arm | {"sweep": {"schedule.peak_rate": [1]}}]))
+
+
+def test_an_arm_has_one_tuned_rate_on_a_task_and_its_cells_are_those_of_a_grid_with_that_rate() -> None:
+    arms = [{"curricula": ["clm", "mlm"], "budgets": [200]}]
+    grid = "evaluation={tasks: [sst2, squad], learning_rates: [1e-4, 1e-3, 3e-3], seeds: 2, random_weights: true}"
+    tuned = (
+        "evaluation.tuned_rates={1m-clm-200: {sst2: 1e-3, squad: 3e-3}, 1m-mlm-200: {sst2: 3e-3}, 1m-random: {sst2: 1e-4}}"
+    )
+    whole = {cell.name: cell for cell in plan_study(make_study(arms, grid, "pretraining_seeds=2")).cells}
+    plan = plan_study(make_study(arms, grid, tuned, "pretraining_seeds=2"))
+    rates: dict[tuple[str, str], set[float]] = {}
+    for cell in plan.cells:
+        assert cell == whole[cell.name], "its name, and so its score, is that of the grid"
+        rates.setdefault((cell.model.removesuffix("-seed1"), cell.task), set()).add(cell.config.learning_rate)
+    listed = {1e-4, 1e-3, 3e-3}
+    assert rates == {
+        ("1m-clm-200", "sst2"): {1e-3},
+        ("1m-clm-200", "squad"): {3e-3},
+        ("1m-mlm-200", "sst2"): {3e-3},
+        ("1m-mlm-200", "squad"): listed,
+        ("1m-random", "sst2"): {1e-4},
+        ("1m-random", "squad"): listed,
+    }
+    assert plan.num_rates == [1, 3]
+    alone = "evaluation={tasks: [sst2], seeds: 2, tuned_rates: {1m-clm-200: {sst2: 1e-3}, 1m-mlm-200: {sst2: 3e-3}}}"
+    plan = plan_study(make_study(arms, alone))
+    assert plan.num_rates == [1] and [cell.config.learning_rate for cell in plan.cells] == [1e-3] * 2 + [3e-3] * 2
+    assert plan_study(parse_config(Study, yaml.safe_load(study_text(plan.study)), origin="x")).cells == plan.cells
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "message"),
+    [
+        ("{tasks: [sst2]}", "learning_rates is missing"),
+        (
+            "{tasks: [sst2, squad], tuned_rates: {1m-clm-200: {sst2: 1e-3}}}",
+            "tuned_rates: 1m-clm-200 has no rate on squad: add one, or give learning_rates",
+        ),
+        (
+            "{tasks: [sst2], learning_rates: [1e-3], tuned_rates: {1m-clm-100: {sst2: 1e-3}}}",
+            "tuned_rates: unknown arm '1m-clm-100'; did you mean '1m-clm-200'",
+        ),
+        (
+            "{tasks: [sst2], learning_rates: [1e-3], tuned_rates: {1m-clm-200: {squad: 1e-3}}}",
+            "tuned_rates: the study does not train on 'squad'",
+        ),
+        ("{tasks: [sst2], learning_rates: [1e-3], tuned_rates: {1m-clm-200: {sst2: 0}}}", "should be greater than 0"),
+        ("{tasks: [sst2], learning_rates: [1e-3], tuned_rates: {1m-clm-200: {sst2: [1e-3]}}}", "valid number"),
+    ],
+)
+def test_a_tuned_rate_that_means_nothing_is_one_clear_line(evaluation: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        plan_study(make_study([{"curricula": ["clm"], "budgets": [200]}], f"evaluation={evaluation}"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_task_file_that_moves_keeps_its_tuned_rate() -> None:
+    tree = {"evaluation": {"tasks": ["a.yaml"], "tuned_rates": {"arm": {"a.yaml": 1e-3}, "other": 3}}}
+    moved = move_tasks(tree, lambda name: f"x/{name}")["evaluation"]
+    assert moved["tuned_rates"] == {"arm": {"x/a.yaml": 1e-3}, "other": 3}

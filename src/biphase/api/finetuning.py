@@ -108,15 +108,10 @@ def finetune(
     if not isinstance(task, str | Path | None):
         raise InputError(f"`task` is a {type(task).__name__}: give a name or a file; rows go to `data`")
     config = parse_config(FinetuneConfig, settings, origin=str(task or "finetune"))
-    folder = data
-    if data is not None and not is_folder(data):
-        task, folder = write_task(data, Path(scores) / OWN_TASKS, task, template, label, missing, group)
-    elif task is None:
-        remedy = "rows as data" if data is None else f"a file of rows as data, which {data} is not"
-        raise InputError(f"which task? Name one, such as snli, or a YAML file, or give {remedy}")
+    task, folders = place_task(task, data, Path(scores), template, label, missing, group)
     if keep is not None:
         refuse_filled(Path(keep))
-    [plan] = plan_cells(str(model), [task], config, {} if folder is None else {find_task(task).name: folder})
+    [plan] = plan_cells(str(model), [task], config, folders)
     from biphase.finetuning.fit import fit_cells
     from biphase.finetuning.keeping import keep_anew, plan_to_keep
     from biphase.finetuning.rates import search_rate
@@ -131,6 +126,17 @@ def finetune(
     [score] = fit_cells([plan], out) if keep is None else [keep_anew(plan, out, Path(keep))]
     tell_score(score, keep, is_old, words)
     return score
+
+
+def place_task(task: str | None, data: Any, folder: Path, *how: Any) -> tuple[str, dict[str, Any]]:
+    """Return a task, by name or file, and the folder of its data by name; {} for the package's or the Hub's. Rows are
+    written below `folder`; `how` to read them, as `write_task` takes it."""
+    if data is not None and not is_folder(data):
+        task, data = write_task(data, folder / OWN_TASKS, task, *how)
+    elif task is None:
+        remedy = "rows as data" if data is None else f"a file of rows as data, which {data} is not"
+        raise InputError(f"which task? Name one, such as snli, or a YAML file, or give {remedy}")
+    return task, {} if data is None else {find_task(task).name: data}
 
 
 def result_of(score: Score) -> Result:

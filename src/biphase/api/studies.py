@@ -4,12 +4,13 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic_core import to_jsonable_python
 
 from biphase import console
-from biphase.api.finetuning import by_task, place_data, raise_failures
+from biphase.api.finetuning import by_task, place_data, place_task, raise_failures
 from biphase.config import AnyPath, Changes, OnCommandLine, PythonOnly, list_changes, parse_config, plain_value
 from biphase.corpus.text import are_names
 from biphase.engine.units import Engine, EngineKind
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from biphase.report.foreign import Standing
     from biphase.report.referee import Ruling
-    from biphase.studies.advise import Advice
+    from biphase.studies.advise import Advice, WordsAlone
     from biphase.studies.cost import Estimate, Machine
     from biphase.studies.plan import Plan
     from biphase.studies.run import StudyStatus
@@ -231,11 +232,13 @@ def advise(
     study: AnyPath | None = None,
     from_scratch: bool = False,
     text_field: str = "text",
+    task: str | None = None,
+    data: Annotated[Any, OnCommandLine(str | None)] = None,
 ) -> "Advice":
     """Find the best use of a compute budget: a public encoder to continue, or a size to train from scratch, with
     curriculum, batch and steps, the reason for each, and a recipe ready for `pretrain`.
 
-    `text` may also be texts or rows in memory.
+    `text` may also be texts or rows in memory, and `data` rows as `finetune` takes them.
 
     Args:
         text: Your text: shards, a file or a folder. Shards give an exact number of tokens.
@@ -248,6 +251,9 @@ def advise(
         study: The folder of one of your studies, whose scores choose the curriculum for training from scratch.
         from_scratch: Train from scratch even if a public model could be continued.
         text_field: The JSON field or column that holds the text.
+        task: The task that the encoder is for, by name or YAML file: the advice then says what words alone reach on it.
+        data: The folder with the task's original data, or a file of labelled rows; without it, the package's or the
+            Hub's.
     """
     from biphase.studies.advise import advise as choose
     from biphase.studies.advise import measure_text
@@ -268,7 +274,28 @@ def advise(
         machine = find_machine(device or "CPU", 1 if devices is None else devices, efficiency)
         if machine.name == "CPU" and machine.source == "assumed":
             machine = measure_cpu(devices)
-    return choose(amount, flops=flops, hours=hours, machine=machine, evidence=evidence, from_scratch=from_scratch)
+    words = None if task is None and data is None else measure_words(task, data)
+    asked: dict[str, Any] = {"evidence": evidence, "from_scratch": from_scratch, "words": words}
+    return choose(amount, flops=flops, hours=hours, machine=machine, **asked)
+
+
+def measure_words(task: str | None, data: Any) -> "WordsAlone | None":
+    """Score words alone on the test examples of a task; None if the package for its baseline is missing."""
+    from biphase.finetuning.config import FinetuneConfig
+    from biphase.finetuning.words import score_words
+    from biphase.studies.advise import WordsAlone
+    from biphase.tasks.sources import find_task_sources
+
+    with TemporaryDirectory() as folder:
+        task, folders = place_task(task, data, Path(folder))
+        train, evaluation = find_task_sources(task, folders)
+        name, family = evaluation.task.name, evaluation.task.family
+        if not evaluation.task.kind.words:
+            told = f"{name} is {family.replace('_', ' ')}, which has no baseline by words alone"
+            raise InputError(f"task: {told}: leave it out")
+        scores = score_words(train, evaluation, [FinetuneConfig()], Path(folder))
+    told = [(one.model, one.metric, one.metrics["test"][one.metric], one.num_examples["test"]) for one in scores]
+    return WordsAlone(name, family, *told[0]) if told else None
 
 
 MEASURED = "3m"

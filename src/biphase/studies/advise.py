@@ -22,7 +22,16 @@ from biphase.errors import SOURCE, InputError
 from biphase.flops import SampleLengths, Shape, flops_per_token, shape_of
 from biphase.presets import PRESETS
 from biphase.recipe import Recipe
-from biphase.report.formats import format_bytes, show_estimate, show_list, show_power, show_tokens, write_steps
+from biphase.report.formats import (
+    format_bytes,
+    show_count,
+    show_estimate,
+    show_list,
+    show_power,
+    show_share,
+    show_tokens,
+    write_steps,
+)
 from biphase.studies.cost import Machine, fit_memory
 from biphase.studies.spec import curriculum_label, fill_budget, read_curriculum
 
@@ -49,7 +58,8 @@ class Choice:
 @cache
 def read_rules() -> dict[str, Any]:
     """Read `rules.yaml`. `encoders`: language → the encoder to continue; `presets`: their settings; `best_use` and its
-    `languages`: sentences; `rules`: choice → cases with value, reason and source; `caveats`; `sources`: short names."""
+    `languages`: sentences; `rules`: choice → cases with value, reason and source; `beside_words`: family → tokens →
+    a sentence; `caveats`; `sources`: short names."""
     return read_yaml(SOURCE / "studies" / "rules.yaml")
 
 
@@ -327,6 +337,32 @@ class Evidence:
 
 
 @dataclass(frozen=True)
+class WordsAlone:
+    """The score of words alone on the user's task."""
+
+    task: str
+    family: str = field(repr=False)
+    name: str
+    """The baseline, such as `TF-IDF + linear`."""
+    metric: str
+    value: float
+    """Its score on the test examples."""
+    num_examples: int
+    """The number of test examples."""
+
+    def tell(self, chosen: Candidate) -> str:
+        """Write the score, and what a network may reach beside it: `Words alone: TF-IDF + linear reaches 80.56 %
+        accuracy on genre (1,250 test examples). Nothing better is to be expected from this budget: [...]`."""
+        rules, outlook = read_rules()["beside_words"], ""
+        if chosen.kind == "small network":
+            outlook = next((text for most, text in rules.get(self.family, {}).items() if chosen.tokens < most), "")
+        score = f"Words alone: {self.name} reaches {show_share(self.value)} % {self.metric} on {self.task}"
+        examples = f"({show_count(self.num_examples, 'test example')})"
+        remedy = "`biphase finetune` prints how far a network is from that"
+        return f"{score} {examples}. {outlook or rules['otherwise']}; {remedy}."
+
+
+@dataclass(frozen=True)
 class Advice:
     """A recipe for a budget, with its reasons."""
 
@@ -343,6 +379,8 @@ class Advice:
     chosen: Candidate
     caveats: tuple[str, ...] = field(repr=False)
     text: TextAmount | None = field(default=None, repr=False)
+    words: WordsAlone | None = None
+    """The score of words alone on the user's task; None without one."""
 
 
 def advise(
@@ -353,6 +391,7 @@ def advise(
     machine: Machine | None = None,
     evidence: Sequence[Evidence] = (),
     from_scratch: bool = False,
+    words: WordsAlone | None = None,
 ) -> Advice:
     """Find a recipe for a budget: `flops`, or `hours` on all devices of `machine`. Without a `text`, text is unlimited.
 
@@ -402,6 +441,7 @@ def advise(
         chosen=chosen,
         caveats=(),
         text=text,
+        words=words,
     )
     caveats = list_caveats(advice, budget, evidence if evident else (), unfit)
     return replace(advice, choices=tuple(explain_choices(advice, evident)), caveats=tuple(caveats))
@@ -416,7 +456,7 @@ def list_caveats(advice: Advice, budget: float, evidence: Sequence[Evidence], un
         "random weights": not is_new,
         "other presets": bool(unfit),
         "extrapolated": is_new and not evidence and (is_small or chosen.tokens < PAPER_LEAST_TOKENS),
-        "words alone": is_small and chosen.tokens <= WORDS_TOKENS,
+        "words alone": advice.words is None and is_small and chosen.tokens <= WORDS_TOKENS,
         "beyond your study": 0 < 2 * tested < chosen.tokens,
         "beyond the law": is_new and (is_small or chosen.tokens_per_parameter < 20),
         "tokens guessed": text is not None and text.tokens is None,

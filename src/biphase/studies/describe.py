@@ -178,7 +178,7 @@ def describe_plan(plan: Plan, estimate: Estimate, measured: Mapping[str, float])
             if num_trainings < len(evaluation.tasks):
                 tasks = f"{show_count(num_trainings, 'training')} ({tasks})"
                 scores = f" → {show_count(sum(len(cell.evaluates) for cell in fitted), 'score')}"
-            rates = show_count(len(evaluation.learning_rates), "rate")
+            rates = " to ".join([*map(str, plan.num_rates[:-1]), show_count(plan.num_rates[-1], "rate")])
             lines.append(f"{show_count(len(fitted), 'fine-tuning')}: {models} × {tasks} × {rates} × {seeds}{scores}")
         if evaluation.embed is not None:
             embedded = show_count(len(plan.cells) - len(fitted), "embedding model")
@@ -264,7 +264,7 @@ def describe_power(plan: Plan, evaluation: Evaluation, measured: Mapping[str, fl
     set. `measured`: the variances of `measure_example_variances`."""
     seeds, num_rates, planned = (
         len(evaluation.seeds_of(0)),
-        len(evaluation.learning_rates),
+        plan.num_rates[-1],
         plan.study.pretraining_seeds,
     )
     if max(plan.num_seeds, seeds) < 2:
@@ -284,7 +284,8 @@ def describe_power(plan: Plan, evaluation: Evaluation, measured: Mapping[str, fl
             tuned = replace(designs[0], num_rates=1, num_seeds=seeds * num_rates)
             gap = tuned.smallest_difference
             power = f"{tuned.find_power(gap):.0%} instead of {designs[0].find_power(gap):.0%}"
-            more = f"with one rate, tuned before and declared, and {tuned.num_seeds} fine-tuning seeds"
+            declared = "tuned before and declared as `evaluation.tuned_rates`"
+            more = f"with one rate for each arm and task, {declared}, and {tuned.num_seeds} fine-tuning seeds"
             yield f"{more}, as many fine-tunings find {100 * gap:.1f} points on {ends[0][1]} in {power}"
     if planned.up_to:
         looks = [[*range(plan.num_seeds, num + 1)] for num in range(plan.num_seeds, planned.up_to + 1)]
@@ -405,7 +406,9 @@ def describe_advice(advice: Advice) -> RenderableType:
         choices.add_column(name, overflow="fold")
     for choice in advice.choices:
         choices.add_row(choice.what, choice.value, choice.reason, choice.source)
-    lines: list[RenderableType] = [Text(advice.best_use, style="bold"), "", choices, ""]
+    lines: list[RenderableType] = [Text(advice.best_use, style="bold"), ""]
+    lines += [Text(advice.words.tell(advice.chosen)), ""] if advice.words else []
+    lines += [choices, ""]
     if any(not item.is_guess for item in advice.candidates):
         sizes = Table(title="What the budget buys, by size")
         for name in ("preset", "tokens", "per parameter", "epochs", "loss by the law"):
@@ -432,6 +435,7 @@ def describe_advice(advice: Advice) -> RenderableType:
 def recipe_yaml(advice: Advice, has_reasons: bool = True) -> str:
     """Return the recipe as YAML for `biphase pretrain`. Comments give its reasons, and the commands to run before."""
     recipe, lines = advice.recipe, [f"# {advice.best_use}"]
+    lines += [f"# {advice.words.tell(advice.chosen)}"] if advice.words else []
     lines += [f"# {choice.what}: {choice.value}. {choice.reason} [{choice.source}]" for choice in advice.choices]
     lines += [f"# note: {caveat}" for caveat in advice.caveats]
     lines = lines if has_reasons else []

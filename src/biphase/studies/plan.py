@@ -140,6 +140,16 @@ class Plan:
         return 1 + max(arm.seed for arm in self.arms.values())
 
     @property
+    def num_rates(self) -> list[int]:
+        """The fewest and the most learning rates of a model on a task, once if they are equal."""
+        rates = defaultdict[tuple[str, str], set[float]](set)
+        for cell in self.cells:
+            if not cell.task.startswith(spec.EMBED):
+                rates[cell.model, cell.task].add(cell.config.learning_rate)
+        counts = {*map(len, rates.values())} or {1}
+        return sorted({min(counts), max(counts)})
+
+    @property
     def has_one_order(self) -> bool:
         """Whether the pretraining seeds of some arm see the data in the same order."""
         return any(arm.seed and arm.recipe.data == self.arms[arm.pooled_name].recipe.data for arm in self.arms.values())
@@ -234,13 +244,16 @@ def plan_study(study: spec.Study) -> Plan:
     """Plan a study. Read nothing from disk but descriptions of tasks.
 
     Raises:
-        InputError: like `expand_arms`, `check_evaluation`, `list_models`, `share_trunks` and `bind_hypotheses`.
+        InputError: like `expand_arms`, `check_evaluation`, `list_models`, `check_rates`, `share_trunks` and
+        `bind_hypotheses`.
     """
     arms = expand_arms(study)
     if study.evaluation is not None:
         spec.check_evaluation(study.evaluation)
     arms = share_trunks(arms)
     models = list_models(study, arms)
+    if study.evaluation is not None:
+        check_rates(study.evaluation, models)
     runs, cells = make_runs(arms, models), tuple(list_cells(study, models))
     plan = Plan(study, arms, runs, models, cells, spec.task_families(study.evaluation))
     return replace(plan, hypotheses=tuple(bind_hypotheses(plan)))
@@ -278,6 +291,19 @@ def list_models(study: spec.Study, arms: Mapping[str, Arm]) -> tuple[EvaluatedMo
     return (*finals, *before_decay.values(), *controls.values())
 
 
+def check_rates(evaluation: spec.Evaluation, models: Iterable[EvaluatedModel]) -> None:
+    """Raise `InputError` for a tuned rate of an unknown arm or task, and for an arm without a rate on some task."""
+    arms, trained = dict.fromkeys(model.pooled_name for model in models), spec.trainings(evaluation)
+    for arm, rates in evaluation.tuned_rates.items():
+        refuse_unknown("evaluation.tuned_rates: unknown arm", arm, arms)
+        for task in rates:
+            refuse_unknown("evaluation.tuned_rates: the study does not train on", task, trained)
+    for arm, task in product(arms, trained):
+        if not evaluation.rates_of(arm, task):
+            remedy = "add one, or give learning_rates"
+            raise InputError(f"evaluation.tuned_rates: {arm} has no rate on {spec.scored_as(task)}: {remedy}")
+
+
 def list_cells(study: spec.Study, models: tuple[EvaluatedModel, ...]) -> Iterator[StudyCell]:
     """Yield all cells. Cells of one model and task are neighbours, so that a worker loads both once."""
     evaluation = study.evaluation
@@ -291,8 +317,8 @@ def list_cells(study: spec.Study, models: tuple[EvaluatedModel, ...]) -> Iterato
         evaluated[evaluation.embed.name] = tuple(evaluation.embed.tasks)
 
     @cache
-    def list_configs(task: str, seeds: Sequence[int], weights: str) -> list[FinetuneConfig]:
-        points = product(evaluation.learning_rates, seeds)
+    def list_configs(task: str, rates: Sequence[float], seeds: Sequence[int], weights: str) -> list[FinetuneConfig]:
+        points = product(rates, seeds)
         if evaluation.embed is not None and task == evaluation.embed.name:
             grid = evaluation.embed.configs(seeds)
         else:
@@ -304,7 +330,7 @@ def list_cells(study: spec.Study, models: tuple[EvaluatedModel, ...]) -> Iterato
         if model.kind == "random":
             weights, seeds = "random", (*first, *further)
         for task, evaluates in evaluated.items():
-            for config in list_configs(task, seeds, weights):
+            for config in list_configs(task, evaluation.rates_of(model.pooled_name, task), seeds, weights):
                 yield StudyCell(model.name, task, evaluates, config)
 
 

@@ -295,11 +295,17 @@ class EmbedEvaluation(config.Strict):
         return [usual.model_copy(update={**last, "max_steps": steps, "seed": seed}) for seed in seeds]
 
 
+Rate = Annotated[float, Field(gt=0)]
+
+
 class Evaluation(config.Strict):
     """The evaluation of a study, which fine-tunes every model on every task with every rate and seed."""
 
     tasks: tuple[str, ...] = ()
-    learning_rates: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    learning_rates: tuple[Rate, ...] = ()
+    tuned_rates: dict[str, dict[str, Rate]] = Field(default_factory=dict)
+    """Arm → task → its one learning rate, which an earlier run chose on validation. It replaces `learning_rates`, which
+    only the other arms and tasks need. All pretraining seeds of an arm have the same rate."""
     seeds: Seeds = None
     """Fine-tuning seeds, the same for every pretraining seed. By default, each model has a single fine-tuning seed with
     the number of its pretraining seed, because the luck of a shared seed would look like an effect of the arm."""
@@ -317,9 +323,14 @@ class Evaluation(config.Strict):
     def something_is_scored(self) -> "Evaluation":
         if not self.tasks and self.embed is None:
             raise ValueError("nothing is evaluated: give tasks or embed")
-        if self.tasks and not self.learning_rates:
+        if self.tasks and not (self.learning_rates or self.tuned_rates):
             raise ValueError("learning_rates is missing: fine-tuning on tasks needs them")
         return self
+
+    def rates_of(self, arm: str, task: str) -> tuple[float, ...]:
+        """Return the learning rates of an arm, without its pretraining seed, on a task that it trains on."""
+        tuned = self.tuned_rates.get(arm, {}).get(task)
+        return self.learning_rates if tuned is None else (tuned,)
 
     def seeds_of(self, pretraining_seed: int) -> tuple[int, ...]:
         """Return the fine-tuning seeds for models with this pretraining seed."""
@@ -417,6 +428,11 @@ def move_tasks(tree: dict[str, Any], move: Callable[[str], str]) -> dict[str, An
     for key in ("per_task", "data_dirs"):
         if isinstance(settings := evaluation.get(key), dict):
             moved[key] = {move(name): value for name, value in settings.items()}
+    if isinstance(tuned := evaluation.get("tuned_rates"), dict):
+        moved["tuned_rates"] = {
+            arm: {move(name): rate for name, rate in rates.items()} if isinstance(rates, dict) else rates
+            for arm, rates in tuned.items()
+        }
     return tree | {"evaluation": evaluation | moved}
 
 
@@ -452,7 +468,7 @@ def check_evaluation(evaluation: Evaluation) -> None:
     for key, values in (("task", names), ("rate", evaluation.learning_rates), ("seed", evaluation.seeds_of(0))):
         refuse_doubles(f"evaluation: {key}", values)
     for task in trained:
-        finetune_config(evaluation, task, evaluation.learning_rates[0], evaluation.seeds_of(0)[0])
+        finetune_config(evaluation, task, 1.0, evaluation.seeds_of(0)[0])
     for task in evaluation.per_task:
         refuse_unknown("evaluation.per_task: the study does not train on", task, trained)
     find_data_dirs(evaluation)
