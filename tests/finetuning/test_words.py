@@ -248,7 +248,13 @@ def test_evaluate_has_a_row_for_words_alone_which_stays_out_of_tests_between_mod
     model_folder: Path, tmp_path: Path
 ) -> None:
     rows: dict[str, Any] = {"own": make_rows(200, noisy_class)}
-    settings: dict[str, Any] = {"precision": "fp32", "device": "cpu", "max_length": 64, "max_train_examples": 16, "workers": 1}
+    settings: dict[str, Any] = {
+        "precision": "fp32",
+        "device": "cpu",
+        "max_length": 64,
+        "max_train_examples": 16,
+        "workers": 1,
+    }
     grid: dict[str, Any] = {"learning_rates": [1e-3], "seeds": range(2), "scores": tmp_path / "scores"}
     table = biphase.evaluate([model_folder], data=rows, **grid, **settings)
     [alone] = read_word_scores(tmp_path / "scores")

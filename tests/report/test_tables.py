@@ -16,7 +16,7 @@ from biphase.report.figures import fill_panels
 from biphase.report.paper import read_reference, report_paper
 from biphase.report.results import ReportArm, Result, ResultSet
 from biphase.report.statistics import Interval
-from biphase.report.tables import CSV_COLUMNS, Table, make_tables, table_files, wide_table
+from biphase.report.tables import CSV_COLUMNS, Table, make_tables, relative_flops, table_files, wide_table
 
 CLM = ReportArm("clm", "objective", "1m", "clm", None, 1000, 1000, 0)
 MLM = ReportArm("mlm", "objective", "1m", "mlm", 40, 1000, 0, 1000)
@@ -165,6 +165,9 @@ def test_flops_are_relative_to_mlm_with_as_many_tokens_in_every_table() -> None:
         assert all(line["relative_flops"] == arms_by_name(arms)[line["arm"]].strip("–") for line in lines)
     assert len(shown) == 2 * len(arms)
     assert all(told == arms_by_name(arms)[name] for (_, name), told in shown.items())
+    rungs = [arm for arm in arms if arm.name in ("mlm", "mlm-2k")]
+    told = {arm.name: relative_flops(arm, rungs) for arm in arms if arm.name in ("clm", "clm-500", "mix-500")}
+    assert told == {"clm": "1.30", "clm-500": "–", "mix-500": "–"}, "no rung of the ladder has 500 steps' tokens"
     unknown = ResultSet([replace(result, arm=replace(result.arm, flops=None)) for result in results.results])
     assert "relative FLOPs" not in wide_table(unknown, "standard").stub
 

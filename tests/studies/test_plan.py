@@ -519,9 +519,8 @@ def test_a_sweep_has_an_arm_for_each_rate_and_a_model_for_each_network() -> None
 def test_an_arm_has_one_tuned_rate_on_a_task_and_its_cells_are_those_of_a_grid_with_that_rate() -> None:
     arms = [{"curricula": ["clm", "mlm"], "budgets": [200]}]
     grid = "evaluation={tasks: [sst2, squad], learning_rates: [1e-4, 1e-3, 3e-3], seeds: 2, random_weights: true}"
-    tuned = (
-        "evaluation.tuned_rates={1m-clm-200: {sst2: 1e-3, squad: 3e-3}, 1m-mlm-200: {sst2: 3e-3}, 1m-random: {sst2: 1e-4}}"
-    )
+    of_clm, others = "{sst2: 1e-3, squad: 3e-3}", "1m-mlm-200: {sst2: 3e-3}, 1m-random: {sst2: 1e-4}"
+    tuned = f"evaluation.tuned_rates={{1m-clm-200: {of_clm}, {others}}}"
     whole = {cell.name: cell for cell in plan_study(make_study(arms, grid, "pretraining_seeds=2")).cells}
     plan = plan_study(make_study(arms, grid, tuned, "pretraining_seeds=2"))
     rates: dict[tuple[str, str], set[float]] = {}

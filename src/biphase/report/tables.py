@@ -196,12 +196,12 @@ def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
 
 def relative_flops(arm: ReportArm, arms: Sequence[ReportArm]) -> str:
     """Write an arm's training FLOPs divided by those of a baseline among `arms` with the same network and as many
-    tokens: MLM alone at the usual masking ratio, or else the first of them."""
+    tokens: MLM alone at the usual masking ratio, or else the first of them; – if there is none."""
     alike = [other for other in arms if other.size == arm.size and other.flops and other.tokens]
     members = [other for other in alike if math.isclose(other.tokens or 0, arm.tokens or 0, rel_tol=SIMILAR)]
     usual = [other for other in members if (other.objective, other.mask_percent) == ("mlm", reference_mask(arms))]
-    baseline, *_ = *(other for other in usual if other.is_plain), *members, arm
-    return f"{arm.flops / baseline.flops:.2f}" if arm.flops and baseline.flops else MISSING
+    baseline, *_ = *(other for other in usual if other.is_plain), *members, None
+    return f"{arm.flops / baseline.flops:.2f}" if arm.flops and baseline and baseline.flops else MISSING
 
 
 def make_score_table(
