@@ -427,7 +427,7 @@ def price_arms(results: ResultSet, baseline: Sequence[ReportArm], priced: Sequen
 def tell_kinds(price_list: PriceList) -> str:
     """Write the declared arms' shares for each kind of task, beside those of other arms with as many steps:
     `A has the score of MLM alone (40 % masked) at these shares of its FLOPs: on token classification 0.62 [0.55, 0.69],
-    where B has 1.09 [0.95, 1.32]; on …`"""
+    where B has 1.09 [0.96, 1.30]; on …`"""
     first, declared = price_list.declared[0], [mean.score.arm for mean in price_list.declared]
     prices = {price.mean[0].score.arm: price for price in price_list.prices}
     steps = {arm.pretrain_steps for arm in declared}

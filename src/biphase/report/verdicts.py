@@ -171,41 +171,45 @@ def compare_words(results: Iterable[Result], stored: Sequence[Score]) -> list[Wo
     alone. Datasets on which the best model is ahead come first."""
     by_dataset: dict[str, list[Result]] = {}
     for result in results:
-        by_dataset.setdefault(result.dataset, []).append(result)
-    rows = [found[1] for models in by_dataset.values() if (found := beside_words(models, stored))]
+        if result.examples is not None and result.samples:
+            by_dataset.setdefault(result.dataset, []).append(result)
+    best = [max(models, key=lambda result: result.mean) for models in by_dataset.values()]
+    rows = [
+        beside_words(result, words, len(by_dataset[result.dataset]))[1]
+        for result in best
+        if result.examples and (words := find_word_scores(result.examples.scores, stored))
+    ]
     return sorted(rows, key=lambda row: row.value - row.mean)
 
 
-def beside_words(results: Iterable[Result], stored: Sequence[Score]) -> tuple[Result, WordsRow] | None:
-    """Return the score of words alone beside the best of some models on one dataset, and the comparison of the two;
-    None if one of them is unknown. The baseline has no seed of its own: it counts as a score for each seed of the
-    model, the same for all seeds with the same training examples."""
-    models = [result for result in results if result.examples is not None and result.samples]
-    best = max(models, key=lambda result: result.mean, default=None)
-    words = find_word_scores(best.examples.scores, stored) if best and best.examples else []
-    if not (best and words):
-        return None
+def beside_words(best: Result, words: Sequence[Score], num_models: int) -> tuple[Result, WordsRow]:
+    """Compare the best of some models with the score of words alone beside each of its scores. Return also the result
+    of words alone. The baseline has no seed of its own: it counts as that score for each seed of the model."""
     samples = tuple(score.metrics["test"][best.measure] for score in words)
     choice = best.choice and RateChoice({0.0: words}, best.measure)
     arm, kept = ReportArm(words[0].model), KeptExamples(tuple(words))
     alone = replace(best, arm=arm, samples=samples, examples=kept, choice=choice, cohort={})
-    return alone, measure_distance(best, alone, len(models))
+    return alone, measure_distance(best, alone, num_models)
 
 
 def add_words(rows: Iterable[SummaryRow], stored: Sequence[Score]) -> list[SummaryRow]:
-    """Add a row of words alone after the models of each task on which they have a score beside the best model."""
+    """Add a row of words alone below the models of each task, if it has a score beside the best of them. `rows`: as of
+    `summarize`."""
     extended = []
     for _, group in groupby(rows, key=lambda row: row.score.dataset):
         of_task = [*group]
         extended += of_task
-        if found := beside_words([row.score for row in of_task], stored):
-            alone, words = found
-            cells = {score.cell: score for score in alone.examples.scores} if alone.examples else {}
-            if len(cells) == 1:  # one score for all seeds
-                alone = replace(alone, samples=alone.samples[:1], seeds=(), examples=KeptExamples((*cells.values(),)))
-            arm = ReportArm(f"words alone ({alone.arm.name})")
-            alone = replace(alone, arm=arm, by_rate=None, rate=None, num_runs=len(cells), num_diverged=0)
-            extended.append(SummaryRow(alone, (), (), mean_interval(alone.samples, "normal"), None, words))
+        best, num_models = of_task[0].score, sum(bool(row.score.samples) for row in of_task)
+        words = find_word_scores(best.examples.scores, stored) if best.examples else []
+        if not words:
+            continue
+        alone, compared = beside_words(best, words, num_models)
+        cells = {score.cell: score for score in words}
+        if len(cells) == 1:  # one score for all seeds
+            alone = replace(alone, samples=alone.samples[:1], seeds=(), examples=KeptExamples((*cells.values(),)))
+        arm = ReportArm(f"words alone ({alone.arm.name})")
+        alone = replace(alone, arm=arm, by_rate=None, rate=None, num_runs=len(cells), num_diverged=0)
+        extended.append(SummaryRow(alone, (), (), mean_interval(alone.samples, "normal"), None, compared))
     return extended
 
 

@@ -428,8 +428,7 @@ def advise(
     facts = {"chosen": chosen, "continued": continued, "encoder": encoder, "machine": machine, "least": LEAST_CONTINUED}
     facts |= {"option": "--study" if evidence else "--from-scratch", "language": sentence.format(code=language)}
     facts["times"] = show_estimate(times) if times < 1000 else "over 1,000"
-    tokens = recipe.tokens_before(recipe.num_steps)
-    spent = tokens * mean_token_flops(chosen.shape, recipe.curriculum, chosen.context)
+    spent = recipe.tokens_before(recipe.num_steps) * mean_token_flops(chosen.shape, recipe.curriculum, chosen.context)
     advice = Advice(
         best_use=fill_in(rules["best_use"][case], **facts),
         recipe=recipe,
