@@ -114,6 +114,8 @@ def test_every_study_is_one_to_start_from(name: str) -> None:
     init_study(name, shards="s", out=Path("mine.yaml"))
     plan = plan_study(load_study(Path("mine.yaml")))
     assert plan.study.name == "mine" and plan.study.recipe["data"]["shards"] == "s"
+    tells_of_tuning = "tuned_rates" in Path("mine.yaml").read_text(encoding="utf-8")
+    assert tells_of_tuning == (name in ("curricula", "gpu", "mini"))
 
 
 def test_a_study_of_tasks_and_text_that_are_here() -> None:
