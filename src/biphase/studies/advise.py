@@ -408,8 +408,7 @@ def advise(
     evident = choose_curriculum(evidence)
     curriculum = evident.value if evident else None
     candidates = tuple(make_candidate(name, rules["presets"][name], text, budget, curriculum) for name in PRESETS)
-    unfit = list[str]()
-    chosen = choose_candidate(candidates, budget)
+    unfit, chosen = list[str](), choose_candidate(candidates, budget)
     while (recipe := write_recipe(chosen, machine, text)) is None:
         unfit.append(chosen.name)
         chosen = choose_candidate([item for item in candidates if item.name not in unfit], budget)
