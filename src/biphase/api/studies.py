@@ -294,8 +294,8 @@ def measure_words(task: str | None, data: Any) -> "WordsAlone | None":
             told = f"{name} is {family.replace('_', ' ')}, which has no baseline by words alone"
             raise InputError(f"task: {told}: leave it out")
         scores = score_words(train, evaluation, [FinetuneConfig()], Path(folder))
-    told = [(one.model, one.metric, one.metrics["test"][one.metric], one.num_examples["test"]) for one in scores]
-    return WordsAlone(name, family, *told[0]) if told else None
+    found = [(one.model, one.metric, one.metrics["test"][one.metric], one.num_examples["test"]) for one in scores]
+    return WordsAlone(name, family, *found[0]) if found else None
 
 
 MEASURED = "3m"
