@@ -202,6 +202,35 @@ def test_a_task_is_read_off_its_data(family: str) -> None:
         assert {input_of(example).partition("\n")[2] for example in data.train} == {"c, d"}
 
 
+def test_a_table_as_companies_have_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """What `init task` writes passes `load_examples`: blanks, case, labels and texts that are missing, a short text."""
+    labels = ["Network", "Mail", "network", "Network ", "", "Mail", "Network", " Mail"]
+    rows = "".join(f"a{n};no help {n};{labels[n % 8]};3,5\n" for n in range(80))
+    Path("tickets.csv").write_text(f"\ufefftext;body;Category;hours\n{rows};;Mail;1,5\n", encoding="utf-8")
+    init_task(Path("tickets.csv"), label="Category", template="{text}\\n{body}", out=Path("mine.yaml"))
+    task, said = find_task("mine.yaml"), " ".join(capsys.readouterr().err.split())
+    assert (task.classes, task.labels, task.missing) == (("Mail", "Network"), {"network": "Network"}, "drop")
+    told = "'network' (rows: 10) and 'Network' (30) differ only in case or blanks: `labels: {network: Network}` in a"
+    assert told.replace("(30)", "(rows: 30)") in said and "the new task file has these `labels`; to keep two" in said
+    left = "10 rows have no label (the first: tickets.csv:6), 1 row has no text (the first: tickets.csv:82)"
+    assert f"left out: {left} the new task file leaves them out: `missing: drop`" in said
+    data: Any = load_examples(find_source(task, Path()), judged_only=False)
+    assert sum(map(len, data.splits.values())) == 70 and data.left_out == 11
+    assert input_of(data.test[0]).count("\n") == 1 and {example.label for example in data.train} == {0, 1}
+    init_task(Path("tickets.csv"), label="Category", out=Path("other.yaml"))
+    assert find_task("other.yaml").template == "{text}\n{body}", "a column named text, whatever is in it"
+    for wrong, message in (("{title}", "no column 'title'; the columns are: text, body"), ("{a", "a brace that is te")):
+        with pytest.raises(InputError, match=message):
+            init_task(Path("tickets.csv"), label="Category", template=wrong, out=Path("third.yaml"))
+    with pytest.raises(InputError, match="--template is for texts, not for retrieval: leave it out"):
+        init_task(family="retrieval", template="{text}", out=Path("third.yaml"))
+    pandas.read_csv("tickets.csv", sep=";").dropna().to_csv("clean.csv", index=False)
+    write_task("clean.csv", Path("own"), None, label="Category")
+    assert told.partition(" (30)")[0] in " ".join(capsys.readouterr().err.split())
+    [written] = Path("own").glob("*/task.yaml")
+    assert find_task(str(written)).classes == ("Mail", "Network", "network"), "rows in memory are told, not changed"
+
+
 @pytest.mark.parametrize(
     ("labels", "message"),
     [

@@ -47,10 +47,34 @@ def test_what_would_be_read(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     print_task(facts)
     number = facts["also_in_train"]["validation"]
     said = capsys.readouterr().out
-    told = "inputs of validation are also in train: the scores on validation may be too high; remove duplicates"
+    told = "inputs of validation are also in train: the scores on validation may be too high\n"
     assert (
-        told in said and f"also in train: validation {number} · test" in said and facts["rows"][0]["copies_within"] > 60
+        told in said
+        and "`duplicates: drop` in the task file leaves" in said
+        and f"also in train: validation {number} · test" in said
+        and facts["rows"][0]["copies_within"] > 60
     )
+
+
+def test_copies_are_dropped_on_a_word(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Train loses those of test before validation is drawn from it; pandas counts the same."""
+    table = pandas.read_csv(folder / "train.csv")
+    table.loc[[20, 25, 28], "text"] = ["text, number 85", "text, number 21", "text, number 29"]
+    table.to_csv(folder / "train.csv", index=False)
+    test = pandas.read_csv(folder / "test.csv")
+    (folder / "mine.yaml").write_text(f"duplicates: drop\n{TASK}")
+    facts = check_task(str(folder / "mine.yaml"), folder)
+    both = pandas.concat([test, table])
+    first = both.groupby("text")["label"].transform("first")
+    num_other, both = int((first != both["label"]).sum()), both.drop_duplicates("text")
+    assert [row["examples"] for row in facts["rows"]] == [63, 4, 20] and len(both) == 87
+    assert [row["copies_within"] for row in facts["rows"]] == [0, 0, 0] and not any(facts["also_in_train"].values())
+    assert facts["copies_left_out"] == 100 - len(both)
+    print_task(facts)
+    said = capsys.readouterr()
+    assert "copies left out: 13\n" in said.out and "`duplicates: drop`" not in said.out and num_other == 7
+    told = "mine: copies left out: 13 in train; 7 of them had another label than the row that stays"
+    assert told in " ".join(said.err.split())
 
 
 def test_rows_without_label_or_text_are_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,6 +118,22 @@ def test_other_fields_and_rows_without_id(tmp_path: Path) -> None:
     assert read(path, text_field="body", id_field="key") == [Document("7", "x"), Document("d.jsonl:3", "")]
 
 
+def test_a_template_joins_fields(tmp_path: Path) -> None:
+    """A document is empty, and counted as such, if all of its fields are."""
+    rows = [{"title": "A {b}", "meta": {"body": "c"}}, {"title": "", "meta": {"body": " "}}]
+    template = "{title}\\n{meta.body}{{}}"
+    expected = ["A {b}\nc{}", " "]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "d.parquet")
+    for name in ("d.jsonl", "d.parquet"):
+        assert [document.text for document in read(tmp_path / name, text_field=template)] == expected
+    [source] = find_text_sources(tmp_path / "d.jsonl")
+    [first, _] = read_documents(source, "{title}", with_columns=True)
+    assert (first.text, first.columns) == ("A {b}", {})
+    fails(tmp_path / "d.jsonl", ":1:", "no column 'head'", text_field="{head} {title}")
+    fails(tmp_path / "d.jsonl", "a brace that is text is doubled", text_field="{title")
+
+
 def test_folders_are_recursive_and_sorted_and_say_what_stays_out(tmp_path: Path, capsys) -> None:
     for name in ("b.txt", "a/z.txt", "a/b.jsonl", "notes.md", "[b].rtf", "c.doc", "d.doc", "e.doc", ".hidden/x.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

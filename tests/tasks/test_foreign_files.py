@@ -271,8 +271,8 @@ def test_labels_as_files_write_them() -> None:
 def test_names_that_are_numbers_are_compared_by_value() -> None:
     stars = task_of(classes=[0.5, 1.0, 1.5, 2.0])
     given = [0.5, 1, "1.50", 2, 2.0, "2", " 2"]
-    assert [label_index(stars, "here", value) for value in given[:-1]] == [0, 1, 2, 3, 3, 3]
-    for wrong in (0, 3, given[-1], True):
+    assert [label_index(stars, "here", value) for value in given] == [0, 1, 2, 3, 3, 3, 3]
+    for wrong in (0, 3, True):
         with pytest.raises(InputError, match=r"is not one of task 'mine': 0\.5, 1\.0, 1\.5, 2\.0$"):
             label_index(stars, "here", wrong)
     codes = task_of(classes=["1", "01", "9007199254740993"])
@@ -280,6 +280,29 @@ def test_names_that_are_numbers_are_compared_by_value() -> None:
     for wrong in ("1.0", 9007199254740992):  # which of the two; another, though it is the same float
         with pytest.raises(InputError, match="is not one of task"):
             label_index(codes, "here", wrong)
+
+
+def test_blanks_around_a_label_and_forms_of_unicode_do_not_count() -> None:
+    composed, decomposed = "d\u00e9j\u00e0", "de\u0301ja\u0300"
+    for name in (composed, decomposed):
+        task = task_of(classes=[name, "no"])
+        given = [composed, decomposed, f" {decomposed}\t", "no ", "\u00a0no"]
+        assert [label_index(task, "here", value) for value in given] == [0, 0, 0, 1, 1]
+    odd = task_of(classes=["no", "no ", "yes"])  # a label that is written as a class is that class
+    assert [label_index(odd, "here", value) for value in ("no", "no ", "yes ")] == [0, 1, 2]
+    with pytest.raises(InputError, match="label ' no' is not one of task"):
+        label_index(odd, "here", " no")
+
+
+def test_labels_are_mapped_to_classes(tmp_path: Path) -> None:
+    task = task_of(labels={"No": "no", 7: "yes", "0": "yes"})
+    given = ["no", " No", 7, "7.0", 0, "1", 1]  # 0 is an index of a class only where `labels` does not name it
+    assert [label_index(task, "here", value) for value in given] == [0, 0, 1, 1, 1, 1, 1]
+    with pytest.raises(InputError, match="label 'NO' is not one of task"):
+        label_index(task, "here", "NO")
+    lists = [["Net", "net"], "Net, mail", []]
+    assert read_label_lists(tmp_path, lists, classes=["mail", "net"], labels={"Net": "net"}) == [(1,), (0, 1), ()]
+    assert "labels" not in task_of().model_dump() and "duplicates" not in task_of().model_dump()
 
 
 def test_what_nobody_knows_is_a_number_in_any_form(tmp_path: Path) -> None:
@@ -293,9 +316,9 @@ def test_what_nobody_knows_is_a_number_in_any_form(tmp_path: Path) -> None:
     assert ([example.label for example in data.test], data.left_out) == ([2.5, 3.0, -1.5], 6)
 
 
-def read_label_lists(folder: Path, labels: list[Any], **keys: Any) -> list[Any]:
+def read_label_lists(folder: Path, given: list[Any], **keys: Any) -> list[Any]:
     """The labels that a multi-label task reads of a file, and of one for test that is like it."""
-    content = "".join(json.dumps({"text": f"text {n}", "label": label}) + "\n" for n, label in enumerate(labels))
+    content = "".join(json.dumps({"text": f"text {n}", "label": label}) + "\n" for n, label in enumerate(given))
     for name in ("train", "dev", "test"):
         (folder / f"{name}.jsonl").write_text(content + "\n" * (name == "test"))
     layout = {"train": "train.jsonl", "validation": "dev.jsonl", "test": "test.jsonl"}

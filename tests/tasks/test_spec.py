@@ -7,10 +7,11 @@ import pytest
 import yaml
 
 from biphase.config import BUNDLED
+from biphase.corpus.forms import template_columns
 from biphase.errors import InputError
 from biphase.tasks.examples import load_examples
 from biphase.tasks.sources import definition, find_source
-from biphase.tasks.spec import Hub, Splits, Task, find_task, task_table, template_columns
+from biphase.tasks.spec import Hub, Splits, Task, find_task, task_table
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
@@ -177,6 +178,10 @@ BAD_TASKS = [
     ({"template": "{a"}, "a brace that is text is doubled"),
     ({"query_template": "Query:"}, "query_template must have {text} once"),
     ({"trained_on": "msmarco"}, "trained_on is for retrieval"),
+    ({"labels": {"a": "yess"}}, "labels: 'yess' is not a class; did you mean 'yes'"),
+    ({"labels": {"yes": "no way"}}, "labels: 'yes' is a class itself; take it out of the classes"),
+    (ASKED | {"template": "{question} {context}", "labels": {"a": "b"}}, "question_answering has no classes for lab"),
+    (FOUND | {"duplicates": "drop"}, "duplicates is for tasks of rows"),
     (TAGGED | {"classes": ["B-x", "I-x", "O"]}, "classes must begin with O"),
     (TAGGED | {"classes": ["O", "S-x"]}, "not 'S-x'"),
     ({"problem_type": "regression", "metric": "accuracy"}, "metric 'accuracy' is not for regression"),

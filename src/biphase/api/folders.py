@@ -22,7 +22,7 @@ from biphase.run import Run, read_checkpoint_manifest, read_done, read_metrics, 
 from biphase.tasks import examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import find_task
-from biphase.tasks.splits import Collection
+from biphase.tasks.splits import Collection, TaskData
 
 Facts = dict[str, Any]
 
@@ -229,6 +229,8 @@ def check_task(task: str, data_dir: Path | None = None) -> Facts:
     facts: Facts = {"task": data.task.name, "family": data.task.family, "source": source.name}
     facts["files"] = {part: [str(path) for path in paths] for part, paths in source.files.items()}
     facts |= {"drawn": drawn, "rows": rows, "labels": labels, "classes": list(data.task.classes)}
+    if isinstance(data, TaskData) and data.task.duplicates == "drop":
+        facts["copies_left_out"] = data.num_copies
     return facts | {"left_out": data.left_out, "also_in_train": examples.count_shared(data)}
 
 

@@ -50,7 +50,7 @@ def train_tokenizer(
         out: The folder to write.
         vocab_size: The number of tokens, including special ones.
         limit_mb: Train on at most this many MB of text.
-        text_field: The JSON field or column that holds the text.
+        text_field: The JSON field or column that holds the text, or a template of several, such as `{title}\\n{body}`.
         txt_documents: What counts as a document in .txt and .md files: the whole file, a paragraph or a line.
     """
     from biphase.corpus.tokenizer import save_tokenizer
@@ -257,7 +257,7 @@ def trim(
         validation: Held-out text; the card reports how many more tokens the trimmed vocabulary needs for it.
         test: Data to score the model on before and after. For a fine-tuned model: a labelled file, or the folder with
             its task's data. For an embedding model: a folder in BEIR's layout, or a file of scored pairs.
-        text_field: The JSON field or column that holds the text.
+        text_field: The JSON field or column that holds the text, or a template of several, such as `{title}\\n{body}`.
         txt_documents: What counts as a document in .txt and .md files: the whole file, a paragraph or a line.
     """
     refuse_filled(Path(out))

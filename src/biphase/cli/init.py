@@ -171,6 +171,7 @@ def init_task(
     label: str | None = None,
     family: Literal[Family, ProblemType] | None = None,
     group: str | None = None,
+    template: str | None = None,
     out: Path = Path("task.yaml"),
 ) -> None:
     """Write a task to start from. If data is given, the columns and classes are filled in.
@@ -182,24 +183,34 @@ def init_task(
         label: The column with the label; needed only if it is not named `label` or similar.
         family: The kind of task, if the data does not show it.
         group: The column (such as page or patient) whose equal values must stay in the same split.
+        template: The input, with columns in braces, such as `{title}\\n{body}` (`\\n` ends a line); by default, all
+            text columns.
         out: The file to write.
     """
     refuse_existing(out)
+    template = template and template.replace("\\n", "\n")
     keys: dict[str, Any] = {"family": family or "sequence_classification"}
     if data is not None:
-        keys = describe_data(data, label, family)
+        keys = describe_data(data, label, family, template)
         if family not in (None, keys.get("problem_type", keys["family"])):
             raise InputError(f"{data} looks like {keys['family']}, not {family}; leave --family out")
-    own_family = keys.pop("family")
-    example = KINDS[keys.pop("problem_type", own_family)].example
-    text = with_values(starting_text("tasks", example), {**keys, "name": out.stem})
+    kind = KINDS[keys.pop("problem_type", keys["family"])]
+    family = keys.pop("family")
+    if template is not None and not (kind.is_of_texts or kind.has_choices):
+        raise InputError(f"--template is for texts, not for {family}: leave it out")
+    keys |= {"name": out.stem} | ({} if template is None else {"template": template})
     if group is not None:
         if data is not None and not data.is_dir():
             column(*next(rows_of_file(data)), group, "name one as --group")
-        text = text.replace("\nfiles:", f"\ngroup: {write_value(group)}\nfiles:")
+        keys["group"] = group
+    text = starting_text("tasks", kind.example)
+    added = {key: keys.pop(key) for key in ("labels", "missing", "group") if key in keys and f"\n{key}:" not in text}
+    text = with_values(text, keys)
+    lines = "".join(f"\n{key}: {write_value(value)}" for key, value in added.items())
+    text = text.replace("\nfiles:", f"{lines}\nfiles:")
     parse_config(Task, parse_yaml(text), origin=str(out))
     folder = "DATA" if data is None else str(data if data.is_dir() else data.parent)
-    write_start(out, f"tasks/{example}.yaml", text, f"biphase task check {out} --data-dir {folder}")
+    write_start(out, f"tasks/{kind.example}.yaml", text, f"biphase task check {out} --data-dir {folder}")
 
 
 def init_slurm(study: Path, folder: Path, /, *, jobs: int = 8, out: Path = Path("slurm.sh")) -> None:

@@ -15,6 +15,7 @@ from biphase.finetuning.class_report import ClassReport, print_report
 from biphase.finetuning.grid import MissingCells
 from biphase.report import verdicts
 from biphase.tasks.families import KINDS
+from biphase.tasks.spec import task_table
 
 LONG_CHARACTERS = 60
 """The most characters in a part of a fact; if a part is longer, each part gets its own line."""
@@ -131,8 +132,9 @@ def print_task(facts: dict[str, Any]) -> None:
         lines[f"labels of {split}"] = f"{first_of(labels, MOST_LABELS)}{never}"
     print_facts(lines)
     for split in shared:
-        remedy = "; remove duplicates from the data" if split in facts["drawn"] else ""
-        out.prose(f"inputs of {split} are also in train: the scores on {split} may be too high{remedy}")
+        out.prose(f"inputs of {split} are also in train: the scores on {split} may be too high")
+    if shared and facts["task"] not in task_table():
+        out.prose("`duplicates: drop` in the task file leaves copies out")
 
 
 def print_tokenizers(compared: list[dict[str, Any]]) -> None:

@@ -1,7 +1,9 @@
-"""JSON values in the forms of published data sets and of annotation tools → rows of a task."""
+"""JSON values in the forms of published data sets and of annotation tools → rows; rows → filled templates."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from string import Formatter
 from typing import Any, Literal
 
 from biphase.errors import InputError
@@ -12,6 +14,31 @@ Format = Literal[
 Row = dict[str, Any]
 PlacedRow = tuple[str, Row]
 """A row with its location for messages, such as `train.tsv:12`."""
+
+
+@lru_cache
+def template_columns(template: str) -> tuple[str, ...]:
+    """List the columns of a template. Raises `InputError` for anything else in braces."""
+    try:
+        fields = [field for field in Formatter().parse(template) if field[1] is not None]
+    except ValueError as error:
+        raise InputError(f"template {template!r}: {error}; a brace that is text is doubled") from None
+    if any(not name or spec or conversion for _, name, spec, conversion in fields):
+        raise InputError(f"template {template!r}: only names of columns may be in braces; `rename` changes them")
+    return tuple(str(name) for _, name, _, _ in fields)
+
+
+def fill_template(template: str, read: Callable[[str], str]) -> tuple[str, tuple[tuple[int, int], ...]]:
+    """Fill a template with the texts that `read` returns for its columns. Returns also the characters of each column,
+    as (start, end)."""
+    text, columns = "", []
+    for literal, name, _, _ in Formatter().parse(template):
+        text += literal
+        if name is not None:
+            value = read(name)
+            columns.append((len(text), len(text) + len(value)))
+            text += value
+    return text, tuple(columns)
 
 
 def plain_row(value: Any) -> Any:

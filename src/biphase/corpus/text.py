@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 
 from biphase import console
 from biphase.config import plain_value
-from biphase.corpus.forms import Row
+from biphase.corpus.forms import Row, fill_template, template_columns
 from biphase.corpus.rows import (
     DEFAULT_FORM,
     MAX_LINE_BYTES,
@@ -345,10 +345,11 @@ def read_documents(
 ) -> Iterator[Document]:
     """Stream the documents of one source in order, including empty ones, which the caller counts.
 
-    `text_field` and `id_field` name the JSON fields or columns; `meta.text` is a field inside another. The id of a row
-    without one is its file and line. A .txt or .md file is one document (`txt_documents="file"`), or one per paragraph
-    between blank lines ("paragraphs"), or one per line ("lines", blank ones included). A source without documents
-    yields an empty one. `with_columns` reads the other columns of rows too.
+    `text_field` and `id_field` name the JSON fields or columns; `meta.text` is a field inside another. A `text_field`
+    with braces is a template of several, such as `{title}\n{body}`; if all of them are empty, so is the text. The id of
+    a row without one is its file and line. A .txt or .md file is one document (`txt_documents="file"`), or one per
+    paragraph between blank lines ("paragraphs"), or one per line ("lines", blank ones included). A source without
+    documents yields an empty one. `with_columns` reads the other columns of rows too.
 
     Raises `InputError` with file and line: broken JSON, a missing field (with those that exist), a text that is not a
     string, bytes that are not UTF-8, half a surrogate pair, damaged compression.
@@ -388,12 +389,14 @@ def read_txt(path: Path, txt_documents: TxtDocuments) -> Iterator[Document]:
 def read_fields(source: TextSource, text_field: str, id_field: str, with_columns: bool) -> Iterator[Document]:
     """Stream the documents in the rows of a source, each under its id, else file and line (or row)."""
     mark = ": row "
+    template = text_field.replace("\\n", "\n") if "{" in text_field else ""
+    names = template_columns(template) or (text_field,)
     if source.path is None and source.rows is None:
         rows = read_hub_file(source.name)
     elif source.path is None:
         rows = ((number, row, 0) for number, row in enumerate(rows_in_memory(source.rows, text_field)))
     elif kind_of(Path(source.name)) == "parquet":
-        rows = read_table(source.path, () if with_columns else (text_field, id_field))
+        rows = read_table(source.path, () if with_columns else (*names, id_field))
     elif kind_of(Path(source.name)) == "csv":
         placed, mark = open_table(source.path, DEFAULT_FORM, is_csv=True)[1], ":"
         rows = ((int(place.rpartition(":")[2]), row, 0) for place, row in placed)
@@ -402,12 +405,15 @@ def read_fields(source: TextSource, text_field: str, id_field: str, with_columns
     num_chars = 0
     for number, row, num_bytes in rows:
         location = f"{source.name}{mark}{number}"
-        value = column(location, row, text_field, "name one as text_field (--text-field)")
-        text = check_text(location, text_field, value)
+        remedy = "name one as text_field (--text-field)"
+        texts = {name: check_text(location, name, column(location, row, name, remedy)) for name in names}
+        text = "".join(texts.values())
+        if template and text.strip():
+            text, _ = fill_template(template, texts.__getitem__)
         num_chars += len(text)
         id = find_field(row, id_field)
         name = document_id(source, f"{mark}{number}") if id is None else str(id)
-        others = [(name, row[name]) for name in row if name not in (text_field, id_field)] if with_columns else []
+        others = [(name, row[name]) for name in row if name not in (*names, id_field)] if with_columns else []
         columns = {name: value for name, value in others if value is not None and not isinstance(value, list | dict)}
         yield Document(name, text, num_bytes or num_chars, columns)
 

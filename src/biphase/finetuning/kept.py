@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import Field
 
 from biphase.config import Strict
-from biphase.corpus.forms import PlacedRow, Row
+from biphase.corpus.forms import PlacedRow, Row, template_columns
 from biphase.corpus.rows import (
     FORMATS,
     QUOTE,
@@ -38,7 +38,7 @@ from biphase.finetuning.calibration import Calibration
 from biphase.finetuning.config import FinetuneConfig
 from biphase.tasks.examples import classes_of, lacks_label, make_examples
 from biphase.tasks.families import KINDS
-from biphase.tasks.spec import FileLayout, Task, template_columns
+from biphase.tasks.spec import FileLayout, Task
 from biphase.tasks.splits import TaskData
 
 if TYPE_CHECKING:

@@ -5,19 +5,19 @@ tags are in IOB2, answers are exact spans of their context, and documents have n
 """
 
 import re
+import unicodedata
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache, partial
-from string import Formatter
 from typing import Any, Literal
 
 import numpy as np
 
 from biphase.console import err
-from biphase.corpus.forms import PlacedRow, Row
+from biphase.corpus.forms import PlacedRow, Row, fill_template, template_columns
 from biphase.corpus.rows import SHORT_ROW, TASK_REMEDY, column, excerpt, read_number, text_column
 from biphase.errors import InputError, first_of, refuse_doubles
 from biphase.tasks import spec
@@ -33,7 +33,7 @@ def label_index(task: spec.Task, location: str, value: Any, choices: tuple[str, 
     """Find the index of a label among a row's own names of choices, or else among the task's classes. Raises
     `InputError` for any other label."""
     names = choices or task.classes
-    by_name, by_spelling = map_labels(names)
+    by_name, by_spelling = map_labels(names, () if choices else tuple(task.labels.items()))
     index = None if value is None else by_name.get(str(value), by_spelling.get(canonical_label(value)))
     if index is None:
         message = "is none of its choices" if choices else f"is not one of task '{task.name}'"
@@ -46,20 +46,29 @@ WRITTEN_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
 
 
 @lru_cache
-def map_labels(names: tuple[str, ...]) -> tuple[dict[str, int], dict[str | Decimal, int]]:
+def map_labels(
+    names: tuple[str, ...], variants: tuple[tuple[str, str], ...] = ()
+) -> tuple[dict[str, int], dict[str | Decimal, int]]:
     """Map labels to indices, by name and by canonical spelling, if only one name has that spelling. If no name is a
-    number, a label may be its index, which tables write as text."""
+    number, a label may be its index, which tables write as text. `variants` are pairs of `Task.labels`."""
     spellings = [canonical_label(name) for name in names]
     by_spelling = {spelling: index for index, spelling in enumerate(spellings) if spellings.count(spelling) == 1}
     if not any(map(WRITTEN_NUMBER.fullmatch, names)):
         by_spelling |= {Decimal(index): index for index in range(len(names))}
+    by_spelling |= {canonical_label(variant): names.index(name) for variant, name in variants}
     return {name: index for index, name in enumerate(names)}, by_spelling
 
 
+def read_label(value: Any) -> str:
+    """Read a label as the name of a class: `1` for 1.0, without blanks around it, in Unicode's NFC."""
+    text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    return unicodedata.normalize("NFC", text.strip())
+
+
 def canonical_label(value: Any) -> str | Decimal:
-    """Unify spellings of a label: a number becomes its value, so that pandas' 1.0 is 1; True and False are written in
-    small letters, as in JSON."""
-    text = str(value)
+    """Unify spellings of a label, beyond `read_label`: a number becomes its value, so that 01 is 1; True and False are
+    written in small letters, as in JSON."""
+    text = read_label(value)
     if WRITTEN_NUMBER.fullmatch(text):
         return Decimal(text)
     return text.lower() if text.lower() in ("true", "false") else text
@@ -76,10 +85,10 @@ def label_indices(task: spec.Task, location: str, value: Any) -> tuple[int, ...]
         raise InputError(f"{message}, and task '{task.name}' has {len(task.classes)} classes; {remedy}")
     if task.multi_hot:
         return tuple(index for index, label in enumerate(labels) if MULTI_HOT[str(label).lower()])
-    indices = sorted(label_index(task, location, label) for label in labels)
-    if len(set(indices)) < len(indices):
+    indices = [label_index(task, location, label) for label in labels]
+    if len(set(indices)) < len(indices) and not task.labels:  # which may make one class of two labels
         raise InputError(f"{message}, which has a class twice: name it once, or say `multi_hot: true` for 0s and 1s")
-    return tuple(indices)
+    return tuple(sorted(set(indices)))
 
 
 def list_labels(value: Any) -> list[Any] | None:
@@ -215,6 +224,7 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
         examples[split], num_left_out = make_examples(task, source.form.scheme, read_rows(source, split), lacking)
         left_out += num_left_out
     tell_lacking(task, lacking)
+    num_copies = drop_copies(task, examples) if task.duplicates == "drop" else 0
     for split in source.splits:
         if not examples[split]:
             remedy = "; leave `test` out: a part of train takes its place" if split == "test" else ""
@@ -223,7 +233,8 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
             refuse_doubles(f"{source.name}: {split}: the question", [example.id for example in examples[split]])
     draw_splits(source, examples, most_evaluated)
     tell_groups(task, {split: {example.group for example in examples[split]} for split in spec.TASK_SPLITS})
-    return TaskData(task, **{split: tuple(examples[split]) for split in spec.TASK_SPLITS}, left_out=left_out)
+    splits = {split: tuple(examples[split]) for split in spec.TASK_SPLITS}
+    return TaskData(task, **splits, left_out=left_out, num_copies=num_copies)
 
 
 def make_examples(
@@ -250,6 +261,25 @@ def make_examples(
         if reason in ("label", "text"):
             lacking[reason].append(location)
     return examples, left_out
+
+
+def drop_copies(task: spec.Task, examples: dict[spec.TaskSplit, list[AnyExample]]) -> int:
+    """Leave out examples whose input another one has, in place; return and print their number. Of equal inputs, the
+    first one of test stays, else of validation, else of train."""
+    kept: dict[Any, AnyExample] = {}
+    counts: dict[spec.TaskSplit, int] = {}
+    num_other = 0
+    for split in reversed(spec.TASK_SPLITS):
+        firsts = [(example, kept.setdefault(input_of(example), example)) for example in examples.get(split, ())]
+        copies = [(example, first) for example, first in firsts if example is not first]
+        num_other += sum(replace(first, id=example.id, group=example.group) != example for example, first in copies)
+        if copies:
+            examples[split], counts[split] = [example for example, first in firsts if example is first], len(copies)
+    if counts:
+        told = ", ".join(f"{number:,} in {split}" for split, number in counts.items())
+        other = f"; {num_other:,} of them had another label than the row that stays" if num_other else ""
+        err.print(f"{task.name}: copies left out: {told}{other}")
+    return sum(counts.values())
 
 
 def draw_splits(source: TaskSource, examples: dict[spec.TaskSplit, list[AnyExample]], most: int | None) -> None:
@@ -363,7 +393,7 @@ def why_left_out(task: spec.Task, location: str, row: Row) -> Literal["answer", 
         return None
     if lacks_label(task, label):
         return "label"
-    texts = [column(location, row, name) for name in spec.template_columns(task.template) if name != "choice"]
+    texts = [column(location, row, name) for name in template_columns(task.template) if name != "choice"]
     return "text" if lacks_text(texts) else None
 
 
@@ -438,14 +468,7 @@ def read_choices(task: spec.Task, location: str, row: Row) -> tuple[tuple[Filled
 
 def fill_row(task: spec.Task, location: str, row: Row) -> FilledText:
     """Fill the task's template with a row's columns."""
-    text, columns = "", []
-    for literal, name, _, _ in Formatter().parse(task.template):
-        text += literal
-        if name is not None:
-            value = text_column(location, row, name)
-            columns.append((len(text), len(text) + len(value)))
-            text += value
-    return text, tuple(columns)
+    return fill_template(task.template, partial(text_column, location, row))
 
 
 def make_words(task: spec.Task, location: str, row: Row, scheme: spec.Scheme) -> TaggedWords:

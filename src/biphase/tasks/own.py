@@ -4,6 +4,7 @@ description, into a folder whose name ends in a hash of its contents."""
 import hashlib
 import json
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -12,14 +13,21 @@ from typing import Any, Literal
 
 import yaml
 
-from biphase.config import parse_config
+from biphase.config import parse_config, write_value
 from biphase.console import err
-from biphase.corpus.forms import PlacedRow
-from biphase.corpus.rows import column, excerpt, field_names, plain_path, rows_in_memory, rows_of_file
+from biphase.corpus.forms import PlacedRow, template_columns
+from biphase.corpus.rows import column, excerpt, field_names, plain_path, renamed, rows_in_memory, rows_of_file
 from biphase.corpus.text import is_running_text, json_line
-from biphase.errors import InputError, clipped
+from biphase.errors import InputError, clipped, first_of
 from biphase.files import content_hash, whole_folder, write_text
-from biphase.tasks.examples import is_missing, list_labels, read_spans_of_characters
+from biphase.tasks.examples import (
+    is_missing,
+    list_labels,
+    read_label,
+    read_spans_of_characters,
+    tell_lacking,
+    why_left_out,
+)
 from biphase.tasks.families import KINDS, TASK_FAMILIES
 from biphase.tasks.spec import TASK_SPLITS, Task, task_table
 
@@ -38,9 +46,12 @@ MOST_CLASSES = 200
 """The most classes of a task: a column with more different values is unlikely to hold labels."""
 
 
-def describe_data(data: Path, label: str | None, family: str | None = None) -> dict[str, Any]:
+def describe_data(
+    data: Path, label: str | None, family: str | None = None, template: str | None = None
+) -> dict[str, Any]:
     """Describe a file of rows, or a folder in BEIR's layout, by the keys of a task; `family` is its family or problem
-    type, if given.
+    type, if given. `labels` joins variants of a class, and `missing` drops rows without a label or text, if there are
+    any; both are printed.
 
     Raises `InputError` if the data does not determine the keys; the message names the one to give.
     """
@@ -49,8 +60,21 @@ def describe_data(data: Path, label: str | None, family: str | None = None) -> d
         if "test" not in named:
             raise InputError(f"{data}: retrieval needs qrels/test.tsv, the judgements of its queries")
         return {"family": "retrieval", "files.0": named}
-    keys, needed = describe_rows(list(rows_of_file(data)), str(data), label, family)
-    return keys | {"files.0": find_splits(data, needed) | keys["files.0"]}
+    rows = list(rows_of_file(data))
+    keys, needed = describe_rows(rows, str(data), label, family, template)
+    if variants := keys.get("labels"):
+        keys["classes"] = [name for name in keys["classes"] if name not in variants]
+        err.print("the new task file has these `labels`; to keep two classes apart, move the name to its `classes`")
+    task, names = Task.model_construct(None, **{"name": data.name, "missing": "drop", **keys}), keys["files.0"]
+    lacking: dict[str, list[str]] = defaultdict(list)
+    for location, row in rows:
+        if reason := why_left_out(task, location, row | renamed(row, names.get("rename", {}))):
+            lacking[reason].append(location)
+    tell_lacking(task, lacking)
+    if lacking:
+        err.print("the new task file leaves them out: `missing: drop`")
+        keys["missing"] = "drop"
+    return keys | {"files.0": find_splits(data, needed) | names}
 
 
 def describe_rows(
@@ -65,6 +89,9 @@ def describe_rows(
     if not placed:
         raise InputError(f"{data} has no rows; give some to train on")
     columns = placed[0][1]
+    for name in template_columns(template or ""):
+        if name != "choice":
+            column(*placed[0], name, "the template names it")
     if label is None and {"question", "context", "answers"} <= columns.keys():
         return {"family": "question_answering", "template": QUESTION_TEMPLATE, "files.0": {}}, "answers"
     label = label or next((name for name in LABEL_NAMES if name in columns), None)
@@ -83,7 +110,7 @@ def describe_rows(
         return describe_tags({f"B-{span.label}" for row in spans for span in row or ()}, text=text, label=label), label
     if words is None or not isinstance(labels[0], list):
         return {**describe_texts(placed, data, label, labels, family, template), "files.0": {}}, label
-    return describe_tags({str(tag) for row in labels for tag in row}, tokens=words, label=label), label
+    return describe_tags({read_label(tag) for row in labels for tag in row}, tokens=words, label=label), label
 
 
 def describe_tags(tags: set[str], **columns: str) -> dict[str, Any]:
@@ -115,18 +142,19 @@ def describe_texts(
         # A model must not read a column that only repeats the label in other words ("1 star" for 1).
         pairs = set(zip(map(str, values), map(str, labels), strict=True))
         says_label = len({text for text, _ in pairs}) == len(set(map(str, labels))) == len(pairs) < len(values)
-        if name not in (label, choices) and is_text(values) and not says_label:
+        is_read = name == "text" or (is_text(values) and not says_label)
+        if name not in (label, choices) and is_read:
             texts.append(name)
     if choices:
         lists = [value.get("text", ()) if isinstance(value, dict) else value for value in values_of(placed, choices)]
-        template = " ".join(f"{{{name}}}" for name in [*texts, "choice"])
+        template = template or " ".join(f"{{{name}}}" for name in [*texts, "choice"])
         classes = list("ABCDEFGHIJ"[: max(map(len, lists))])
         keys = {"family": "multiple_choice", "template": template, "label": label}
         return keys | {"choices": [choices], "classes": classes}
     if not texts and not template:
         names = clipped(", ".join(field_names(columns)))
         reason = f"{data}: no column besides '{label}' has texts of several words that do not only repeat the label"
-        raise InputError(f"{reason}; name columns in a template; the columns are: {names}")
+        raise InputError(f"{reason}; name columns in a template, such as '{{subject}}'; the columns are: {names}")
     if len(texts) > 2 and not template:
         err.print(f"template: {', '.join(texts)}: remove columns that reveal the answer or are not known before it")
     own = family if family in TASK_FAMILIES and KINDS[family].is_of_texts else "sequence_classification"
@@ -154,7 +182,7 @@ def describe_labels(data: str, label: str, values: list[Any], family: str | None
     if family is None and isinstance(values[0], list):
         family = "multi_label_classification"
     numbers: list[float] = []
-    classes = {plain_label(value) for value in values}
+    classes = Counter(map(read_label, values))
     if family is None:
         with suppress(ValueError):
             numbers = [float(name) for name in classes]
@@ -165,13 +193,29 @@ def describe_labels(data: str, label: str, values: list[Any], family: str | None
     if family == "regression" or len(numbers) > MOST_CLASSES or not all(map(float.is_integer, numbers)):
         return {"problem_type": "regression"}
     if family == "multi_label_classification":
-        classes = {name for value in values for name in part_names(value)}
+        classes = Counter(name for value in values for name in part_names(value))
     if not 2 <= len(classes) <= MOST_CLASSES:
         raise InputError(f"{data}: '{label}' has {len(classes)} different values; name a column of classes as `label`")
     ordered = sorted(classes, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+    keys = {"labels": variants} if (variants := find_variants(classes)) else {}
     if family == "multi_label_classification":
-        return {"problem_type": family, "classes": ordered}
-    return {"classes": ordered, "stratified": True}
+        return {"problem_type": family, "classes": ordered, **keys}
+    return {"classes": ordered, "stratified": True, **keys}
+
+
+def find_variants(counts: Mapping[str, int]) -> dict[str, str]:
+    """Map names of classes to the most frequent name that differs from them only in case or blanks; print them with
+    their counts of rows."""
+    spellings: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(counts, key=lambda name: (-counts[name], name)):
+        spellings[" ".join(name.casefold().split())].append(name)
+    variants = {name: names[0] for names in spellings.values() for name in names[1:]}
+    if variants:
+        told = {name: f"'{name}' (rows: {number:,})" for name, number in counts.items()}
+        pairs = [f"{told[name]} and {told[most]}" for name, most in variants.items()]
+        remedy = f"`labels: {clipped(write_value(variants))}` in a task file makes them one class"
+        err.print(f"{first_of(pairs)} differ only in case or blanks: {remedy}")
+    return variants
 
 
 def find_splits(train: Path, needed: str | None = None) -> dict[str, str]:
@@ -201,12 +245,7 @@ def is_text(values: list[Any]) -> bool:
 def part_names(value: Any) -> list[str]:
     """List the labels in a list, as `make_text` reads it; any other value is one label."""
     labels = list_labels(value)
-    return [name for name in map(plain_label, [value] if labels is None else labels) if name]
-
-
-def plain_label(value: Any) -> str:
-    """Write a label as the name of its class: `1` for 1.0."""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).strip()
+    return [name for name in map(read_label, [value] if labels is None else labels) if name]
 
 
 def write_task(
@@ -247,6 +286,7 @@ def write_task(
             placed[split].append((location, json.loads(lines[-1])))
         contents[split] = "".join(lines)
     keys, needed = describe_rows(placed["train"], "train", label, template=template)
+    keys.pop("labels", None)  # printed; classes of rows in memory are what the rows name
     for split, written in placed.items():
         if not written or needed not in written[0][1]:
             raise InputError(f"{split}: its rows have no label: leave the split out, or predict its rows")
@@ -278,5 +318,5 @@ def labelled_rows(data: Any, split: str, label: str | None) -> Iterator[PlacedRo
         if is_missing(value):
             row[column] = None
         elif isinstance(value, bool | int | float):
-            row[column] = plain_label(value)
+            row[column] = read_label(value)
         yield location, row

@@ -5,15 +5,15 @@ files or the Hub data behind a task, `examples.py` reads them.
 """
 
 import re
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
-from string import Formatter
 from typing import Annotated, ClassVar, Literal, get_args
 
 import yaml
 from pydantic import Field, model_validator
 
 from biphase.config import Strict, load_config, parse_config
+from biphase.corpus.forms import template_columns
 from biphase.corpus.rows import FileForm
 from biphase.errors import InputError, nearest, refuse_unknown
 from biphase.tasks.families import KINDS, SEQUENCE_CLASSIFICATION, Family, Kind, ProblemType, TaskSize
@@ -111,7 +111,9 @@ class Hub(Strict):
 class Task(Strict):
     """A task, as `tasks.yaml` and a user's file describe it."""
 
-    later: ClassVar = frozenset({"problem_type", "choices", "multi_hot", "missing", "stratified", "group"})
+    later: ClassVar = frozenset(
+        {"problem_type", "choices", "multi_hot", "missing", "duplicates", "stratified", "group", "labels"}
+    )
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     family: Family
@@ -131,6 +133,9 @@ class Task(Strict):
     missing: Literal["refuse", "drop"] = "refuse"
     """Classification and multiple choice: whether rows without a label or text are an error, or are left out. Either
     way, they are counted."""
+    duplicates: Literal["keep", "drop"] = "keep"
+    """Tasks of rows: whether exact copies of an input are left out, and counted, before splits are drawn. Of equal
+    inputs, the first one of test stays, else of validation, else of train."""
     stratified: bool = False
     """Classification: whether each class has its share of train in drawn splits."""
     group: str | None = None
@@ -141,6 +146,9 @@ class Task(Strict):
     classes: tuple[Name, ...] = ()
     """Classification: the names of the labels, which a column may hold by name or by index from 0. Tags are in IOB2, O
     first; with `metric: accuracy` or `macro_f1` any tags, such as parts of speech."""
+    labels: dict[Name, Name] = Field(default={})
+    """Classification: other labels in the data, and the class of each: `{network: Network}`. Blanks around a label do
+    not count, and accents may be composed or not (Unicode's NFC)."""
     unlabelled: tuple[Name, ...] = ()
     """Values of `label` that mean an unknown label. Such rows are left out and counted."""
     words: str = "tokens"
@@ -185,11 +193,17 @@ class Task(Strict):
         are_distinct = len(classes) >= 2 and len(set(classes)) == len(classes)
         columns = template_columns(self.template)
         lacks_texts = self.hub is not None and None in (self.hub.corpus, self.hub.queries)
+        own = next((name for name in self.labels if name in classes), None)
+        unknown = next((name for name in self.labels.values() if name not in classes), "")
         is_question = columns == ("question", "context") and self.template.endswith("{context}")
         table = [
             (is_mistyped, "problem_type is for sequence_classification"),
             (self.stratified and not is_single, "stratified is for sequence_classification with one class for each"),
             (self.group is not None and is_retrieval, "group is for tasks of rows: retrieval draws whole queries"),
+            (self.duplicates == "drop" and is_retrieval, "duplicates is for tasks of rows"),
+            (bool(self.labels) and (has_choices or not has_classes), f"{kind_name} has no classes for labels to name"),
+            (own is not None, f"labels: '{own}' is a class itself; take it out of the classes, or out of labels"),
+            (bool(unknown), f"labels: '{unknown}' is not a class{nearest(unknown, classes)}"),
             (self.multi_hot is not None and not is_several, "multi_hot is for multi_label_classification"),
             (metric not in metrics, f"metric '{metric}' is not for {kind_name}{nearest(metric, metrics)}"),
             (is_text and metric == "f1" and len(classes) != 2, "metric 'f1' needs two classes; use macro_f1"),
@@ -218,18 +232,6 @@ class Task(Strict):
             if is_wrong:
                 raise ValueError(sentence)
         return self
-
-
-@lru_cache
-def template_columns(template: str) -> tuple[str, ...]:
-    """List the columns of a template. Raises `ValueError` for anything else in braces."""
-    try:
-        fields = [field for field in Formatter().parse(template) if field[1] is not None]
-    except ValueError as error:
-        raise ValueError(f"template {template!r}: {error}; a brace that is text is doubled") from None
-    if any(not name or spec or conversion for _, name, spec, conversion in fields):
-        raise ValueError(f"template {template!r}: only names of columns may be in braces; `rename` changes them")
-    return tuple(str(name) for _, name, _, _ in fields)
 
 
 def split_name(name: str) -> tuple[str, str]:

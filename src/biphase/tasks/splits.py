@@ -118,13 +118,14 @@ def draw_queries(source: TaskSource, by_split: dict[TaskSplit, Judgements]) -> d
 @dataclass(frozen=True)
 class TaskData:
     """The examples of a task. No split is empty, unless a file is scored. `left_out` counts rows without label or text,
-    and broken ones."""
+    and broken ones; `num_copies` the copies that `Task.duplicates` drops."""
 
     task: Task
     train: tuple[Any, ...]
     validation: tuple[Any, ...]
     test: tuple[Any, ...]
     left_out: int
+    num_copies: int = 0
 
     @property
     def splits(self) -> dict[TaskSplit, tuple[Any, ...]]:
