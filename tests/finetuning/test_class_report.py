@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import sklearn.metrics
 from seqeval.metrics import classification_report as seqeval_report
@@ -12,7 +13,15 @@ from seqeval.metrics import classification_report as seqeval_report
 import biphase
 from biphase.cli.app import run_command
 from biphase.errors import InputError
-from biphase.finetuning.class_report import ClassReport, ClassScore, draw_confusion, print_report, report_classes
+from biphase.finetuning.class_report import (
+    ClassReport,
+    ClassScore,
+    Coverage,
+    draw_confusion,
+    print_report,
+    report_classes,
+    tell_coverage,
+)
 from biphase.finetuning.class_report import tell_report as tell
 
 from ..conftest import full_disk
@@ -105,6 +114,28 @@ def test_sentences_name_the_majority_and_what_is_never_predicted() -> None:
         "accuracy 25.0 % is 25.0 points below always predicting 'a'",
         "never predicted: b (1 examples here), c (1)",
     ]
+
+
+def test_the_surest_examples_are_those_that_a_threshold_leaves() -> None:
+    """The same shares and accuracies as pandas', at thresholds that can be typed."""
+    rng = np.random.default_rng(0)
+    probability = np.round(rng.uniform(0.3, 1, 400), 5)
+    predicted = np.where(rng.uniform(size=400) < probability, "a", "b")
+    table = pandas.DataFrame({"gold": "a", "predicted": predicted, "probability": probability})
+    report = report_classes(table.to_dict("records"), ["a", "b"])
+    assert [round(point.share, 2) for point in report.coverage] == [0.9, 0.8, 0.5]
+    for point in report.coverage:
+        sure = table[table["probability"] >= point.least]
+        assert point.least == round(point.least or 0, 3)
+        assert [point.share, point.accuracy] == pytest.approx([len(sure) / 400, (sure["predicted"] == "a").mean()])
+    first, _, last = report.coverage
+    assert first.accuracy < last.accuracy
+    assert tell(report, {})[-1] == tell_coverage(report.coverage)
+    told = f"the surest examples: of 90 % (probability from {first.least:.3f}), {100 * first.accuracy:.1f} % are right;"
+    assert tell_coverage(report.coverage).startswith(told)
+    same = [{"gold": "a", "predicted": "a", "probability": 0.25}] * 8
+    assert report_classes(same, ["a", "b"]).coverage == (Coverage(1.0, 1.0, 0.25),)
+    assert report_classes([{"gold": ["a"], "predicted": ["a"], "probability": 1.0}], ["a", "b"]).coverage == ()
 
 
 def test_of_many_classes_the_worst_and_the_best_are_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ import torch
 import transformers
 
 import biphase
-from biphase.api.finetuning import write_predictions
+from biphase.api.finetuning import leave_to_people, write_predictions
 from biphase.cli.app import run_command
 from biphase.corpus.rows import rows_of_file
 from biphase.corpus.writing import refuse_ending, write_rows
@@ -305,6 +305,43 @@ def test_few_long_rows_are_predicted_together(monkeypatch: pytest.MonkeyPatch) -
 def characters(text: str, spans: list[tuple[str, int, int]]) -> set[tuple[str, int]]:
     """The labels of characters that are no blanks."""
     return {(label, at) for label, start, end in spans for at in range(start, end) if text[at].strip()}
+
+
+def test_rows_below_a_probability_are_left_to_people(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = {"name": "mine", "family": "sequence_classification", "metric": "accuracy", "template": "{text}"}
+    keys |= {"classes": ["no", "yes"], "labels": {"NO": "no"}, "files": [{"train": "train.csv"}]}
+    kept = keep_untrained(Task.model_validate(keys), model_folder, tmp_path / "kept")
+    texts = ["red", "a dog", "a cat and a dog", "the garden", "", "no cat", "big"]
+    pandas.DataFrame({"text": texts, "label": ["no ", "NO", "yes", "", "", "maybe", "no"]}).to_csv(
+        tmp_path / "rows.csv", index=False
+    )
+    plain = biphase.predict(kept, tmp_path / "rows.csv", device=DEVICE)
+    assert (
+        isinstance(plain, pandas.DataFrame) and "4 of them have a label that the model knows" in capsys.readouterr().err
+    )
+    least = float(plain["probability"].median())
+    left = biphase.predict(kept, tmp_path / "rows.csv", least=least, device=DEVICE)
+    assert isinstance(left, pandas.DataFrame)
+    is_sure = plain["probability"] >= least
+    assert left["predicted"].tolist() == plain["predicted"].where(is_sure, None).tolist() and 0 < is_sure.sum() < 6
+    assert left.drop(columns="predicted").equals(plain.drop(columns="predicted"))
+    num_left = int((plain["probability"] < least).sum())
+    told = (
+        f"rows.csv: {num_left} of 7 rows ({num_left / 7:.0%}) are left to a person: no class reaches a probability of"
+    )
+    assert told in " ".join(capsys.readouterr().err.split())
+    out = tmp_path / "left.csv"
+    run_command(["predict", str(kept), str(tmp_path / "rows.csv"), "--least", str(least), "--out", str(out)])
+    assert pandas.read_csv(out)["predicted"].isna().sum() == num_left + 1
+    with pytest.raises(InputError, match="least: 60 is not from 0 to 1; it is a probability, for texts with one class"):
+        biphase.predict(kept, tmp_path / "rows.csv", least=60)
+    tagger = keep_untrained(tagging(), model_folder, tmp_path / "tagger")
+    with pytest.raises(InputError, match="least: not for mine; it is a probability, for texts with one class each"):
+        biphase.predict(tagger, tmp_path / "rows.csv", least=0.5)
+    with pytest.raises(InputError, match="least: rows: this model gives no probability of one class; leave least out"):
+        [*leave_to_people(iter([{"predicted": 0.5}]), "rows", 0.5)]
 
 
 def test_nothing_is_predicted_for_rows_without_text(

@@ -200,6 +200,7 @@ def predict(
     *,
     out: AnyPath | None = None,
     template: str | None = None,
+    least: float | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> "pandas.DataFrame | Path":
     """Predict labels, spans or answers for every row, alongside the original columns.
@@ -213,6 +214,8 @@ def predict(
             and quoting if the endings are the same.
         template: The input template, with columns in braces, such as `{text}`; needed if the model does not store a
             template.
+        least: Leave `predicted` empty, for a person to decide, where the predicted class has a lower probability than
+            this. Only for texts with one class each.
         device: The device; auto uses a GPU if there is one.
     """
     import pandas
@@ -220,9 +223,9 @@ def predict(
     with TemporaryDirectory() as folder:
         file = Path(data) if isinstance(data, str | Path) else keep_rows(rows_in_memory(data), Path(folder), "rows")
         if out is not None:
-            write_predictions(str(model), file, Path(out), template, device)
+            write_predictions(str(model), file, Path(out), template, device, least)
             return Path(out)
-        table = pandas.DataFrame(list(predict_rows(str(model), file, template, device)[1]))
+        table = pandas.DataFrame(list(predict_rows(str(model), file, template, device, least)[1]))
         return table.set_axis(data.index) if isinstance(data, pandas.DataFrame) else table
 
 
@@ -337,12 +340,32 @@ def score_beside_words(kept: KeptModel, test: TaskData, rows: Rows, train: Path)
     return verdicts.measure_distance(sides[0], sides[1])
 
 
-def predict_rows(model: str, file: Path, template: str | None, device: str) -> tuple[TableForm | None, Iterator[Row]]:
+def predict_rows(
+    model: str, file: Path, template: str | None, device: str, least: float | None = None
+) -> tuple[TableForm | None, Iterator[Row]]:
     """Return the form for writing a table, and an iterator over rows with predictions. Raises `InputError` before
     loading the model."""
     network = find_kept(model, file, template)
+    if least is not None and not (network.task.kind.has_strata and 0 <= least <= 1):
+        reason = f"{least:g} is not from 0 to 1" if network.task.kind.has_strata else f"not for {network.task.name}"
+        raise InputError(f"least: {reason}; it is a probability, for texts with one class each")
     form, rows = open_rows(network, file)
-    return form, track_predictions(network, rows, file.name, device)
+    predicted = track_predictions(network, rows, file.name, device)
+    return form, predicted if least is None else leave_to_people(predicted, file.name, least)
+
+
+def leave_to_people(rows: Iterator[Row], name: str, least: float) -> Iterator[Row]:
+    """Yield rows, without the predicted class if its probability is below `least`; print how many those are. Raises
+    `InputError` for rows without such a probability."""
+    num_rows = num_left = 0
+    for row in rows:
+        if "probability" not in row:
+            raise InputError(f"least: {name}: this model gives no probability of one class; leave least out")
+        is_left = row["probability"] is not None and row["probability"] < least
+        num_rows, num_left = num_rows + 1, num_left + is_left
+        yield row | {"predicted": None} if is_left else row
+    share = f"{num_left:,} of {num_rows:,} rows ({num_left / max(num_rows, 1):.0%})"
+    console.err.print(f"{name}: {share} are left to a person: no class reaches a probability of {least:g}")
 
 
 def track_predictions(network: KeptModel, rows: Iterator[PlacedRow], name: str, device: str) -> Iterator[Row]:
@@ -365,7 +388,9 @@ def track_predictions(network: KeptModel, rows: Iterator[PlacedRow], name: str, 
         print_report(report_classes(labelled, network.task.classes), {}, console.err)
 
 
-def write_predictions(model: str, file: Path, out: Path | TextIO, template: str | None, device: str) -> None:
+def write_predictions(
+    model: str, file: Path, out: Path | TextIO, template: str | None, device: str, least: float | None = None
+) -> None:
     """Write rows with predictions to a `new_file`, or to a stream as JSONL. A table keeps the input's form if both have
     the same ending."""
     ending = ".jsonl"
@@ -375,7 +400,7 @@ def write_predictions(model: str, file: Path, out: Path | TextIO, template: str 
         refuse_existing(out)
     if ending == ".parquet":  # to refuse rows that fit no table before anything is computed
         arrow_table([row for _, row in open_rows(find_kept(model, file, template), file)[1]])
-    form, rows = predict_rows(model, file, template, device)
+    form, rows = predict_rows(model, file, template, device, least)
     if form is not None and ending != ending_of(file):
         form = replace(TABLE_FORMS.get(ending, form), has_mark=form.has_mark)
     with new_file(out) if isinstance(out, Path) else nullcontext(out) as sink:

@@ -21,6 +21,7 @@ from biphase.errors import InputError, memory_told
 from biphase.exporting.model import as_llama, set_direction
 from biphase.files import claimed, read_json_as, refuse_filled, whole_folder, write_json, write_mark, write_text
 from biphase.finetuning.calibration import calibration_error
+from biphase.finetuning.class_report import report_classes, tell_coverage
 from biphase.finetuning.config import CellPlan, FinetuneConfig, plan_cell
 from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, TokenizedTexts, pack
 from biphase.finetuning.fit import FittedCell, choose_examples, claim_cells, run_cells, write_cells
@@ -149,6 +150,8 @@ def calibrate_cell(fitted: FittedCell) -> CellContext:
     if chosen == cell.calibration:
         effect = "temperature scaling does not clearly help on validation, so none is applied"
     err.print(f"{what} on test {measured[0]:.1%}; {effect}")
+    if coverage := report_classes(rows, cell.task.classes).coverage:
+        err.print(f"the kept model on test: {tell_coverage(coverage)}")
     return replace(cell, calibration=chosen.model_copy(update={"on_test": tuple(measured)}))
 
 
