@@ -121,7 +121,7 @@ def test_python_that_is_not_run_calls_what_there_is() -> None:
 def test_commands_do_what_they_are_shown_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Page after page in one folder, with a small text and training of a few steps."""
     monkeypatch.chdir(tmp_path)
-    for name in ("corpus", "reviews"):
+    for name in ("corpus", "reviews", "tickets"):
         Path(name).mkdir()
     shutil.copy(BUNDLED / "corpus" / "validation.jsonl.zst", "corpus")
     for name in ("nanochat.csv", "night.csv"):
@@ -130,6 +130,8 @@ def test_commands_do_what_they_are_shown_for(tmp_path: Path, monkeypatch: pytest
         Path(name).write_text("text\nOnce upon a time\n", encoding="utf-8")
     rows = "".join(f"a review of {number} words,{number % 2}\n" for number in range(60))
     Path("reviews/train.csv").write_text(f"text,stars\n{rows}", encoding="utf-8")
+    tickets = "".join(f"a ticket of {n} words;{('Mail', 'mail ', 'Net', '')[n % 4]}\n" for n in range(60))
+    Path("tickets/tickets.csv").write_text(f"\ufeffmessage;Category\n{tickets}", encoding="utf-8")
     for block in blocks():
         if block.language != "bash" or block.reason is not None:
             continue

@@ -1,6 +1,7 @@
 """A kept model's probabilities are as honest as one temperature makes them; sets of labels have thresholds."""
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,7 @@ def test_a_kept_model_is_scored_as_its_cell_was(
     calibration = calibration_of(kept)
     said = capsys.readouterr().err
     assert calibration.temperature != 1 and f"a temperature of {calibration.temperature:.2f}" in said
+    assert re.search(r"the kept model on test: the surest examples: of 9\d % \(probability from 0\.\d{3}\), ", said)
     file = data_dirs["snli"] / "test.jsonl"
     score = biphase.score(kept, file, picture=tmp_path / "a.png", device=DEVICE)
     right = np.array([row["gold"] == row["predicted"] for row in rows])

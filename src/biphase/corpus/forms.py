@@ -1,4 +1,4 @@
-"""JSON values in the forms of published data sets and of annotation tools → rows; rows → filled templates."""
+"""JSON values in the forms of published data sets and of annotation tools → rows; the columns of a template."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -26,19 +26,6 @@ def template_columns(template: str) -> tuple[str, ...]:
     if any(not name or spec or conversion for _, name, spec, conversion in fields):
         raise InputError(f"template {template!r}: only names of columns may be in braces; `rename` changes them")
     return tuple(str(name) for _, name, _, _ in fields)
-
-
-def fill_template(template: str, read: Callable[[str], str]) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """Fill a template with the texts that `read` returns for its columns. Returns also the characters of each column,
-    as (start, end)."""
-    text, columns = "", []
-    for literal, name, _, _ in Formatter().parse(template):
-        text += literal
-        if name is not None:
-            value = read(name)
-            columns.append((len(text), len(text) + len(value)))
-            text += value
-    return text, tuple(columns)
 
 
 def plain_row(value: Any) -> Any:

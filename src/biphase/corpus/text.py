@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 
 from biphase import console
 from biphase.config import plain_value
-from biphase.corpus.forms import Row, fill_template, template_columns
+from biphase.corpus.forms import Row, template_columns
 from biphase.corpus.rows import (
     DEFAULT_FORM,
     MAX_LINE_BYTES,
@@ -409,7 +409,8 @@ def read_fields(source: TextSource, text_field: str, id_field: str, with_columns
         texts = {name: check_text(location, name, column(location, row, name, remedy)) for name in names}
         text = "".join(texts.values())
         if template and text.strip():
-            text, _ = fill_template(template, texts.__getitem__)
+            parts = string.Formatter().parse(template)
+            text = "".join(literal + texts.get(name or "", "") for literal, name, _, _ in parts)
         num_chars += len(text)
         id = find_field(row, id_field)
         name = document_id(source, f"{mark}{number}") if id is None else str(id)

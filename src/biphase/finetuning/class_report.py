@@ -114,8 +114,8 @@ def report_classes(rows: Sequence[Mapping[str, Any]], classes: Sequence[str]) ->
         never_predicted=tuple(score.name for score in scores if score.support and not score.predicted),
         labels=() if has_several else tuple(classes),
         confusion=tuple(map(tuple, confusion_LL.tolist())),
-        calibration_error=calibration_error(rows) if has_probability else None,
         coverage=measure_coverage(rows) if has_probability and unit == "examples" else (),
+        calibration_error=calibration_error(rows) if has_probability else None,
     )
 
 

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache, partial
+from string import Formatter
 from typing import Any, Literal
 
 import numpy as np
 
 from biphase.console import err
-from biphase.corpus.forms import PlacedRow, Row, fill_template, template_columns
+from biphase.corpus.forms import PlacedRow, Row, template_columns
 from biphase.corpus.rows import SHORT_ROW, TASK_REMEDY, column, excerpt, read_number, text_column
 from biphase.errors import InputError, first_of, refuse_doubles
 from biphase.tasks import spec
@@ -468,7 +469,14 @@ def read_choices(task: spec.Task, location: str, row: Row) -> tuple[tuple[Filled
 
 def fill_row(task: spec.Task, location: str, row: Row) -> FilledText:
     """Fill the task's template with a row's columns."""
-    return fill_template(task.template, partial(text_column, location, row))
+    text, columns = "", []
+    for literal, name, _, _ in Formatter().parse(task.template):
+        text += literal
+        if name is not None:
+            value = text_column(location, row, name)
+            columns.append((len(text), len(text) + len(value)))
+            text += value
+    return text, tuple(columns)
 
 
 def make_words(task: spec.Task, location: str, row: Row, scheme: spec.Scheme) -> TaggedWords:
