@@ -222,7 +222,7 @@ def check_task(task: str, data_dir: Path | None = None) -> Facts:
         drawn = [split for split in data.splits if split not in source.splits]
         for split, split_examples in data.splits.items():
             num_copies = len(split_examples) - len({examples.input_of(example) for example in split_examples})
-            sizes = lengths([*map(examples.count_characters, split_examples)])
+            sizes = lengths([*map(count_characters, split_examples)])
             rows.append({"part": split, "examples": len(split_examples), "copies_within": num_copies, **sizes})
             counts = Counter(label for example in split_examples for label in labels_of(example, data.task.classes))
             labels[split] = dict(counts.most_common())
@@ -250,6 +250,12 @@ def collection_rows(data: Collection) -> list[dict[str, Any]]:
 def lengths(sizes: Sequence[int]) -> dict[str, float | None]:
     """Return the median and the largest size; None if there are no sizes."""
     return {"median_characters": statistics.median(sizes) if sizes else None, "longest": max(sizes, default=None)}
+
+
+def count_characters(example: examples.AnyExample) -> int:
+    """Count the characters of an example's texts that a network sees."""
+    text = " ".join(example.words) if isinstance(example, examples.TaggedWords) else examples.input_of(example)
+    return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
 def labels_of(example: examples.AnyExample, classes: Sequence[str]) -> list[str]:

@@ -67,8 +67,7 @@ def read_label(value: Any) -> str:
 
 
 def canonical_label(value: Any) -> str | Decimal:
-    """Unify spellings of a label, beyond `read_label`: a number becomes its value, so that 01 is 1; True and False are
-    written in small letters, as in JSON."""
+    """Unify spellings of a label: a number becomes its value, 01 is 1; True and False get small letters, as in JSON."""
     text = read_label(value)
     if WRITTEN_NUMBER.fullmatch(text):
         return Decimal(text)
@@ -267,9 +266,7 @@ def make_examples(
 def drop_copies(task: spec.Task, examples: dict[spec.TaskSplit, list[AnyExample]]) -> int:
     """Leave out examples whose input another one has, in place; return and print their number. Of equal inputs, the
     first one of test stays, else of validation, else of train."""
-    kept: dict[Any, AnyExample] = {}
-    counts: dict[spec.TaskSplit, int] = {}
-    num_other = 0
+    kept, counts, num_other = dict[Any, AnyExample](), dict[spec.TaskSplit, int](), 0
     for split in reversed(spec.TASK_SPLITS):
         firsts = [(example, kept.setdefault(input_of(example), example)) for example in examples.get(split, ())]
         copies = [(example, first) for example, first in firsts if example is not first]
@@ -322,9 +319,8 @@ def group_of(task: spec.Task, location: str, row: Row) -> str:
     """Read the group of a row. Raises `InputError` for an empty field."""
     value = column(location, row, str(task.group), "or leave `group` out of the task")
     if is_missing(value):
-        raise InputError(
-            f"{location}: the group in '{task.group}' is empty: fill it in, or leave `group` out of the task"
-        )
+        remedy = "fill it in, or leave `group` out of the task"
+        raise InputError(f"{location}: the group in '{task.group}' is empty: {remedy}")
     return str(value)
 
 
@@ -374,12 +370,6 @@ def input_of(example: AnyExample) -> Any:
             return example.words
         case Question():
             return example.question, example.context
-
-
-def count_characters(example: AnyExample) -> int:
-    """Count the characters of an example's texts that a network sees."""
-    text = " ".join(example.words) if isinstance(example, TaggedWords) else input_of(example)
-    return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
 def why_left_out(task: spec.Task, location: str, row: Row) -> Literal["answer", "label", "text"] | None:
