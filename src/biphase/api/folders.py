@@ -19,6 +19,7 @@ from biphase.finetuning.class_report import draw_confusion, read_report
 from biphase.finetuning.kept import RECORD, KeptModel
 from biphase.finetuning.scores import read_score, read_scores
 from biphase.run import Run, read_checkpoint_manifest, read_done, read_metrics, read_recipe, whole_steps
+from biphase.studies.cost import count_characters
 from biphase.tasks import examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import find_task
@@ -250,12 +251,6 @@ def collection_rows(data: Collection) -> list[dict[str, Any]]:
 def lengths(sizes: Sequence[int]) -> dict[str, float | None]:
     """Return the median and the largest size; None if there are no sizes."""
     return {"median_characters": statistics.median(sizes) if sizes else None, "longest": max(sizes, default=None)}
-
-
-def count_characters(example: examples.AnyExample) -> int:
-    """Count the characters of an example's texts that a network sees."""
-    text = " ".join(example.words) if isinstance(example, examples.TaggedWords) else examples.input_of(example)
-    return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
 def labels_of(example: examples.AnyExample, classes: Sequence[str]) -> list[str]:

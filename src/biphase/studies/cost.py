@@ -48,7 +48,7 @@ from biphase.run import open_run, read_metrics
 from biphase.studies.folder import StudyState
 from biphase.studies.plan import EvaluatedModel, Plan, PlannedRun, StudyCell
 from biphase.studies.spec import EmbedEvaluation, Planning, Study, find_data_dirs, trainings
-from biphase.tasks.examples import count_characters, load_examples
+from biphase.tasks.examples import AnyExample, TaggedWords, input_of, load_examples
 from biphase.tasks.families import KINDS, TaskSize
 from biphase.tasks.sources import HUB, TaskSource, dir_of, find_source
 from biphase.tasks.spec import find_task, name_tests
@@ -255,6 +255,12 @@ def count_examples(source: TaskSource) -> TaskSize:
         evaluated_tokens=tokens["validation"] + tokens["test"],
         test_examples=len(data.test),
     )
+
+
+def count_characters(example: AnyExample) -> int:
+    """Count the characters of an example's texts that a network sees."""
+    text = " ".join(example.words) if isinstance(example, TaggedWords) else input_of(example)
+    return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
 def list_assumptions(plan: Plan, sizes: Mapping[str, RunSize], machine: Machine | None) -> Iterator[str]:

@@ -218,8 +218,7 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
         return load_collection(source, judged_only, most_evaluated)
     task = source.task
     examples: dict[spec.TaskSplit, list[AnyExample]] = {}
-    left_out = 0
-    lacking: dict[str, list[str]] = defaultdict(list)
+    left_out, lacking = 0, defaultdict[str, list[str]](list)
     for split in source.splits:
         examples[split], num_left_out = make_examples(task, source.form.scheme, read_rows(source, split), lacking)
         left_out += num_left_out
