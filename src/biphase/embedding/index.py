@@ -211,21 +211,24 @@ def build_index(
             if words is not None:
                 words.save(part / WORDS)
         # 3. Embeddings.
-        vectors_ND = None if embedder is None else write_vectors(part, embedder, old_rows_N, old)
+        width, found_share = 0, 1.0
+        if embedder is not None:
+            vectors_ND = write_vectors(part, embedder, old_rows_N, old)
+            width, found_share = vectors_ND.shape[1], share_found(embedder, vectors_ND, read_texts(part))
         manifest = IndexManifest(
             model=old.manifest.model if old is not None and old.manifest.model else model,
             model_hash=model_hash,
             text=text,
             text_hash=text_hash,
             num_passages=num_passages,
-            width=0 if vectors_ND is None else vectors_ND.shape[1],
+            width=width,
             text_field=text_field,
             model_place=str(Path(model).absolute()) if is_here(model) else "",
             cutting=cutting_hash(),
             sources=[source.record_name for source in sources if source.path is None],
             language=language,
             columns=columns,
-            found_share=1.0 if vectors_ND is None else share_found(embedder, vectors_ND, read_texts(part)),
+            found_share=found_share,
         )
         write_json(part / "index.json", manifest.model_dump())
         stamp = stamp_of(part / "index.json")

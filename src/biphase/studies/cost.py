@@ -5,7 +5,7 @@ This module also finds the speed and memory of devices, and the sizes of network
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -334,7 +334,7 @@ def tell_misfit(model: str, shape: Shape, recipe: Recipe, machine: Machine) -> s
     ways = []
     for devices in (1, 2, 4, 8):
         if fitted := fit_memory(shape, recipe, replace(machine, devices=devices)):
-            keys = " ".join(f"recipe.{change}" for change in list_changes(recipe, fitted))
+            keys = " ".join(f"recipe.{change}" for change in list_differences(recipe, fitted))
             ways.append(keys + (f" on {devices} of them" if devices > 1 else ""))
             break
     smaller = [name for name in PRESETS if fits(shape_of(name, {}, shape.vocab_size), recipe, machine)]
@@ -344,7 +344,7 @@ def tell_misfit(model: str, shape: Shape, recipe: Recipe, machine: Machine) -> s
     return f"{lack}; what fits: {', or '.join(ways)}" if ways else lack
 
 
-def list_changes(recipe: Recipe, fitted: Recipe) -> list[str]:
+def list_differences(recipe: Recipe, fitted: Recipe) -> list[str]:
     """List the settings of `compute` in which two recipes differ, as `KEY=VALUE` of the second."""
     changes = [(key, value) for key, value in fitted.compute if value != getattr(recipe.compute, key)]
     return [f"compute.{key}={str(value).lower()}" for key, value in changes]
@@ -362,7 +362,7 @@ def refuse_lack_of_memory(recipe: Recipe, vocab_size: int, processes: int) -> No
         return
     alone = find_machine("CPU")
     fitted = fit_memory(shape, recipe, alone)
-    ways = [] if fitted is None else [" ".join(list_changes(recipe, fitted)) or "fewer processes"]
+    ways = [] if fitted is None else [" ".join(list_differences(recipe, fitted)) or "fewer processes"]
     ways += [f"preset {name}" for name in PRESETS if fits(shape_of(name, {}, vocab_size), recipe, alone)][:1]
     remedy = f"; what fits: {', or '.join(ways)}" if ways else ""
     lack = f"{recipe.name} needs {show_gib(needed)} of memory, and this machine has {show_gib(installed)}"
@@ -549,7 +549,7 @@ COST_COLUMNS = ("stage", "device", "units", "steps", "tokens", "FLOPs", "worker 
 
 def tell_cost(costs: Sequence[Mapping[str, object]]) -> Iterator[tuple[str, str]]:
     """Yield the cost of a study (`list_costs`) for its page: the hours of each device, a GPU or a thread of a CPU."""
-    hours = Counter[str]()
+    hours = defaultdict[str, float](float)
     for row in costs:
         hours[str(row["device"]).partition(" × ")[2]] += float(str(row["device hours"]))
     told = [
