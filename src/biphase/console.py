@@ -230,6 +230,21 @@ def told_if_slow(line: str) -> Iterator[None]:
         timer.cancel()
 
 
+bar_prefix = ""
+"""The prefix of the names of bars; `prefix_bars` sets it."""
+
+
+@contextmanager
+def prefix_bars(prefix: str) -> Iterator[None]:
+    """Put a prefix before the name of each bar that opens in the block, for work that is a part of a larger one."""
+    global bar_prefix
+    bar_prefix = prefix
+    try:
+        yield
+    finally:
+        bar_prefix = ""
+
+
 LINE_SECONDS, LIVE_SECONDS = 10.0, 0.5
 """The least seconds between two lines in a log file, and between two changes of a notebook's line."""
 LONGEST_SILENCE = 30.0
@@ -255,6 +270,7 @@ class Tracker:
 
     def __init__(self, label: str, total: float | None, unit: str, done: float = 0.0) -> None:
         """Start a bar. `done` units come from an earlier call and do not count for the rate."""
+        label = bar_prefix + label
         self.label, self.total, self.unit = label, total, unit
         self.done = self.credited = done
         self.text = self.period = ""

@@ -103,7 +103,8 @@ def finetune(
             transformers' head for this model type differs from that of arXiv 2507.00994, transformers' head is used,
             and a message says so.
         settings: Settings to override, such as `learning_rate=1e-4, seed=3`. Without a rate, your own tasks except
-            retrieval try three rates for up to 100 steps each and use the best.
+            retrieval try three rates in short trainings and use the best. Without `epochs` and `max_steps`, they train
+            3 to 20 epochs by the number of examples, and keep the weights that score best on validation.
     """
     if not isinstance(task, str | Path | None):
         raise InputError(f"`task` is a {type(task).__name__}: give a name or a file; rows go to `data`")
@@ -112,16 +113,17 @@ def finetune(
     if keep is not None:
         refuse_filled(Path(keep))
     [plan] = plan_cells(str(model), [task], config, folders)
+    from biphase.finetuning.defaults import fill_in
     from biphase.finetuning.fit import fit_cells
     from biphase.finetuning.keeping import keep_anew, plan_to_keep
-    from biphase.finetuning.rates import search_rate
 
-    out, has_rate = Path(scores), "learning_rate" in config.model_fields_set or is_own_task(find_task(task))
+    out = Path(scores)
     plan = plan if keep is None else plan_to_keep(plan)
     words = score_words(plan.train, plan.evaluation, [plan.config], out / WORD_SCORES)
     for alone in words:
         console.err.print(tell_word_score(alone))
-    plan = plan if has_rate or plan.task.kind.is_search else search_rate(plan, out)
+    if not is_own_task(find_task(task)):
+        plan = fill_in(plan, config.model_fields_set, out)
     is_old = plan.is_finished(out)
     [score] = fit_cells([plan], out) if keep is None else [keep_anew(plan, out, Path(keep))]
     tell_score(score, keep, is_old, words)

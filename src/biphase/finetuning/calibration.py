@@ -27,6 +27,21 @@ class Calibration(Strict):
 
 AS_THEY_ARE = Calibration()
 
+
+def tell_calibration(calibration: Calibration) -> str:
+    """Write what a calibration changes on test; nothing if that was not measured."""
+    if calibration.on_test is None:
+        return ""
+    before, after = calibration.on_test
+    if calibration.thresholds:
+        return f"macro F1 on test {before:.1%}; with a threshold for each class, by validation, {after:.1%}"
+    if calibration.temperature == 1:
+        effect = "temperature scaling does not clearly help on validation, so none is applied"
+    else:
+        effect = f"with a temperature of {calibration.temperature:.2f}, by validation, {after:.1%}"
+    return f"calibration error on test {before:.1%}; {effect}"
+
+
 NUM_BINS = 15
 LEAST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.05, 20.0
 SIGNIFICANT_RATIO = 3.841

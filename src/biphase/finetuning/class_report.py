@@ -17,7 +17,7 @@ import numpy as np
 from biphase import files
 from biphase.console import PlainConsole, out, print_rows
 from biphase.errors import InputError, first_of
-from biphase.finetuning.calibration import calibration_error
+from biphase.finetuning.calibration import Calibration, calibration_error
 from biphase.finetuning.metrics import find_entities, index_tags, is_sentence, one_hot
 from biphase.finetuning.scores import Score
 from biphase.style import INK, PLOT_STYLE, check_picture, save_picture
@@ -75,6 +75,8 @@ class ClassReport:
     """The expected calibration error (`calibration.calibration_error`)."""
     coverage: tuple[Coverage, ...] = ()
     """The accuracy on about 90 %, 80 % and 50 % of the examples; () for words and for labels without a probability."""
+    calibration: Calibration | None = None
+    """The way to read the outputs that validation gives; these predictions are without it."""
 
 
 def report_classes(rows: Sequence[Mapping[str, Any]], classes: Sequence[str]) -> ClassReport:
@@ -178,7 +180,9 @@ def read_report(score: Score, split: EvaluatedSplit = "test") -> ClassReport | N
     files.refuse_changed(score.folder, {path.name: score.predictions[split]}, "rerun its cell")
     with files.reading(path, "rerun its cell"), path.open(encoding="utf-8") as file:
         report = report_classes([files.parse_json(line) for line in file], score.classes)
-    return replace(report, coverage=tuple(replace(point, least=None) for point in report.coverage))
+    calibration = score.calibration if split == "test" else None
+    coverage = tuple(replace(point, least=None) for point in report.coverage)
+    return replace(report, calibration=calibration, coverage=coverage)
 
 
 def tell_report(report: ClassReport, in_train: Mapping[str, int]) -> list[str]:
@@ -197,7 +201,13 @@ def tell_report(report: ClassReport, in_train: Mapping[str, int]) -> list[str]:
             counts.append(f"{name} ({in_train.get(name, supports[name]):,}{scope if not counts else ''})")
         sentences.append(f"never predicted: {first_of(counts, CLASSES_IN_TABLE)}")
     if report.calibration_error is not None:
-        sentences.append(f"probabilities are {100 * report.calibration_error:.1f} points off on average (ECE)")
+        off, chosen = 100 * report.calibration_error, report.calibration
+        if chosen is None or chosen.on_test is None or chosen.temperature == 1:
+            sentences.append(f"probabilities are {off:.1f} points off on average (ECE)")
+        else:
+            how = f"with the temperature {chosen.temperature:.2f} that validation gives, as in a kept model"
+            after = f"{100 * chosen.on_test[1]:.1f}"
+            sentences.append(f"probabilities are {after} points off on average (ECE) {how}; {off:.1f} without it")
     if report.coverage:
         sentences.append(tell_coverage(report.coverage))
     return sentences

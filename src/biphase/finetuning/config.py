@@ -59,7 +59,7 @@ class FinetuneConfig(Strict):
 
     later: ClassVar[frozenset[str]] = frozenset(
         {"frozen", "shots", "keep_texts", "ranking", "head", "class_weights", "label_smoothing"}
-        | {"load_best_model_at_end", "tracking", "words"}
+        | {"load_best_model_at_end", "early_stopping_patience", "tracking", "words"}
     )
 
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 5e-5
@@ -94,6 +94,9 @@ class FinetuneConfig(Strict):
     """Whether to end with the weights that score best on validation, the earliest of equal ones. Training then scores
     validation after each epoch, or after each quarter of the steps if there are fewer than four epochs. The paper keeps
     the last weights."""
+    early_stopping_patience: PositiveCount | None = None
+    """Training stops when this many checks of validation in a row, at the same steps as for `load_best_model_at_end`,
+    bring no better score. None: it runs to its end. The rate falls as if it did not stop."""
     max_length: Annotated[int, Field(ge=2)] = DEFAULT_MAX_LENGTH
     """The longest input in tokens, end-of-text included. A network with fewer positions lowers it. A pair that is too
     long loses tokens of its longer text."""

@@ -274,8 +274,8 @@ class EncodedSplit(ABC):
         """The index of every class or tag of every example; empty for a task without classes."""
         return np.zeros(0, dtype=np.int64)
 
-    def calibrate(self, model: "BatchModel", cell: CellContext) -> Calibration | None:
-        """Calibrate outputs on this split, which is validation. None in families without classes."""
+    def calibrate(self, predictions: Any, cell: CellContext) -> Calibration | None:
+        """Calibrate by the predictions for this split, which is validation. None in families without classes."""
         return None
 
     @abstractmethod

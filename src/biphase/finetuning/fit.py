@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, takewhile
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
@@ -26,6 +26,7 @@ from biphase.encoder.attention import explain_computing
 from biphase.encoder.models import Encoder
 from biphase.errors import InputError, memory_told
 from biphase.files import locked
+from biphase.finetuning.calibration import AS_THEY_ARE, Calibration, calibration_error
 from biphase.finetuning.class_report import report_classes
 from biphase.finetuning.config import PROTOCOL, CellPlan, FinetuneConfig
 from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask
@@ -42,29 +43,29 @@ from biphase.tasks.splits import draw_indices
 def train_network(
     network: nn.Module, split: EncodedSplit, cell: CellContext, validation: EncodedSplit | None = None
 ) -> tuple[list[float], dict[str, Any]]:
-    """Train `network` in place. Returns the losses, and the fields of `Score` about training. Training stops early only
-    at a loss or gradient that is not finite. With `load_best_model_at_end`, `validation` chooses the weights."""
-    # 1. The items, the number of steps, and the items of each step.
+    """Train `network` in place. Returns the losses, and the fields of `Score` about training. Training stops early at a
+    loss or gradient that is not finite, and by `early_stopping_patience`. With `load_best_model_at_end`, `validation`
+    chooses the weights."""
+    # 1. The items, the number of steps, the items of each step, and the steps that are followed by a check.
     config = cell.config
-    items, num_steps = choose_items(split, config)
-    cell = weigh_classes(cell, split, items)
-    order, checks = training_order(items, config, num_steps), steps_to_validate(config, len(items), num_steps)
-    best: BestWeights | None = None
+    items, num_planned = choose_items(split, config)
+    cell, num_steps = weigh_classes(cell, split, items), num_planned
+    order, checks = training_order(items, config, num_planned), steps_to_validate(config, len(items), num_planned)
+    scores, best = dict[int, float](), dict[str, Tensor]()
     # 2. Optimizer.
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    optimizer, schedule = make_optimizer(parameters, config), config.schedule(num_steps)
+    optimizer, schedule = make_optimizer(parameters, config), config.schedule(num_planned)
     set_training(network, config)
     # 3. Updates. While one computes, a thread packs the batches of the next. Losses stay on the device for up to 25
     # steps or a second, so that few steps wait for them.
-    unread: list[Tensor] = []
-    losses: list[float] = []
+    unread, losses = list[Tensor](), list[float]()
     diverged_at, num_tokens = None, 0
     started = shown_at = time.perf_counter()
     packed = prefetch((chosen, split.pack_items(chosen, cell)) for chosen in order)
-    with closing(packed), console.track(f"fine-tune {cell.task.name}", num_steps, "steps") as progress:
+    with closing(packed), console.track(f"fine-tune {cell.task.name}", num_planned, "steps") as progress:
         for step, (chosen, batches) in enumerate(packed):
             for group in optimizer.param_groups:
-                group["lr"] = config.learning_rate * schedule.share_of_peak(step, num_steps)
+                group["lr"] = config.learning_rate * schedule.share_of_peak(step, num_planned)
             loss = split.accumulate_gradients(network, chosen, batches, cell)
             norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
             optimizer.step()
@@ -72,27 +73,28 @@ def train_network(
             unread.append(torch.stack([loss.float(), norm.float()]))
             num_tokens += int(split.lengths_I[chosen].sum())
             if step + 1 in checks and validation is not None:
-                best = choose_weights(best, step + 1, network, validation, cell)
+                best = check_weights(network, validation, cell, step + 1, scores) or best
+                num_steps = step + 1 if is_stuck(scores, config) else num_planned
             if len(unread) == 25 or step + 1 == num_steps or time.perf_counter() - shown_at > 1:
                 finite = finite_losses(unread)
                 losses += finite
                 progress.advance(len(unread), f"loss {losses[-1]:.3f}" if losses else "")
-                if len(finite) < len(unread):
-                    diverged_at = len(losses)
+                diverged_at = len(losses) if len(finite) < len(unread) else None
+                if diverged_at is not None or step + 1 == num_steps:
                     break
                 unread.clear()
                 shown_at = time.perf_counter()
     # 4. The best weights on validation. The last update may have broken them, and no loss has seen it.
     if diverged_at is None and not all(parameter.isfinite().all() for parameter in parameters):
         diverged_at = num_steps - 1
-    best = best if diverged_at is None else None
-    if best is not None:
-        network.load_state_dict(best.parameters, strict=False)
-        console.err.print(f"{cell.task.name}: step {best.step} of {num_steps} was best on validation, {best.value:.2%}")
+    if scores and diverged_at is None:
+        network.load_state_dict(best, strict=False)
+        console.err.print(f"{cell.task.name}: {tell_checks(scores, num_steps < num_planned)}")
     seconds = time.perf_counter() - started
     return losses, {
         "num_steps": num_steps,
-        "best_step": best and best.step,
+        "best_step": best_of(scores) if best and diverged_at is None else None,
+        "checks": scores,
         "diverged": diverged_at is not None,
         "diverged_at_step": diverged_at,
         "final_loss": float(np.mean(losses[-math.ceil(len(losses) / 10) :])) if diverged_at is None else None,
@@ -123,39 +125,51 @@ def set_training(network: nn.Module, config: FinetuneConfig) -> None:
         network.get_submodule("backbone").eval()
 
 
-@dataclass(frozen=True)
-class BestWeights:
-    """The best weights of a training so far."""
-
-    value: float
-    """Their score on validation."""
-    step: int
-    """The number of updates before them."""
-    parameters: dict[str, Tensor]
-    """The trained parameters by name, on the CPU."""
-
-
 def steps_to_validate(config: FinetuneConfig, num_items: int, num_steps: int) -> set[int]:
-    """List the steps after which validation is scored; none unless `load_best_model_at_end`."""
-    if not config.load_best_model_at_end:
+    """List the steps after which validation is scored; none unless `load_best_model_at_end` or
+    `early_stopping_patience` needs it."""
+    if not config.load_best_model_at_end and config.early_stopping_patience is None:
         return set()
     num_checks = max(4, math.ceil(num_steps / math.ceil(num_items / config.batch_size)))
     return {math.ceil(num_steps * check / num_checks) for check in range(1, num_checks + 1)}
 
 
 @torch.no_grad()
-def choose_weights(
-    best: BestWeights | None, step: int, network: nn.Module, validation: EncodedSplit, cell: CellContext
-) -> BestWeights | None:
-    """Score a network in the middle of its training, and return its weights if they are better than the best so far."""
+def check_weights(
+    network: nn.Module, validation: EncodedSplit, cell: CellContext, step: int, scores: dict[int, float]
+) -> dict[str, Tensor]:
+    """Score a network on validation in the middle of its training, and add the score to `scores`, by steps.
+
+    With `load_best_model_at_end`, return a copy of its trained parameters, by name and on the CPU, if this score is the
+    best so far; otherwise {}.
+    """
     if not all(parameter.isfinite().all() for parameter in network.parameters()):
-        return best
-    value = validation.judge(validation.predict(network.eval(), cell), cell)[0][cell.task.metric]
+        return {}
+    scores[step] = validation.judge(validation.predict(network.eval(), cell), cell)[0][cell.task.metric]
     set_training(network, cell.config)
-    if best is not None and value <= best.value:
-        return best
-    named = network.named_parameters()
-    return BestWeights(value, step, {name: weight.cpu().clone() for name, weight in named if weight.requires_grad})
+    if not cell.config.load_best_model_at_end or best_of(scores) != step:
+        return {}
+    return {name: weight.cpu().clone() for name, weight in network.named_parameters() if weight.requires_grad}
+
+
+def best_of(scores: Mapping[int, float]) -> int:
+    """Return the step with the best score, the earliest of equal ones."""
+    return max(scores, key=lambda step: scores[step])
+
+
+def is_stuck(scores: Mapping[int, float], config: FinetuneConfig) -> bool:
+    """Tell whether as many checks as `early_stopping_patience` followed the best one."""
+    patience = config.early_stopping_patience
+    return patience is not None and bool(scores) and [*scores].index(best_of(scores)) < len(scores) - patience
+
+
+def tell_checks(scores: Mapping[int, float], has_stopped: bool) -> str:
+    """Write which check was best on validation, what the first one was, and whether training stopped early."""
+    (first, value), best = next(iter(scores.items())), best_of(scores)
+    sentence = f"step {best} was best on validation, {scores[best]:.2%}"
+    if best != first:
+        sentence += f"; the first check, after step {first}, had {value:.2%}"
+    return sentence + (f"; stopped after step {[*scores][-1]}, as it rose no more" if has_stopped else "")
 
 
 def choose_examples(split: EncodedSplit, config: FinetuneConfig) -> np.ndarray:
@@ -205,11 +219,12 @@ def evaluate_cell(
     started = time.perf_counter()
     metrics: dict[str, dict[str, float]] = {}
     rows: dict[str, Rows] = {}
+    predictions: dict[str, Any] = {}
     network.eval()
     for name in () if training["diverged"] else EVALUATED_SPLITS:
         with torch.no_grad():
-            predictions = splits[name].predict(network, cell)
-        metrics[name], rows[name] = splits[name].judge(predictions, cell)
+            predictions[name] = splits[name].predict(network, cell)
+        metrics[name], rows[name] = splits[name].judge(predictions[name], cell)
     is_on_gpu = cell.device.type == "cuda"
     peak = torch.cuda.max_memory_allocated(cell.device) if is_on_gpu else 1024 * getrusage(RUSAGE_SELF).ru_maxrss
     training = training | {"seconds": training["seconds"] | {"evaluate": round(time.perf_counter() - started, 3)}}
@@ -232,9 +247,25 @@ def evaluate_cell(
         num_left_out=num_left_out,
         peak_memory_bytes=peak,
         machine=describe_machine(cell.device),
+        calibration=calibrate_cell(splits, predictions, cell) if predictions and plan.task.classes else None,
         **training,
     )
     return score, rows
+
+
+def calibrate_cell(
+    splits: Mapping[str, EncodedSplit], predictions: Mapping[str, Any], cell: CellContext
+) -> Calibration | None:
+    """Calibrate a cell by its predictions for validation, and measure the effect on test."""
+    chosen = splits["validation"].calibrate(predictions["validation"], cell)
+    if chosen is None:
+        return None
+    measured = []
+    for calibration in (AS_THEY_ARE, chosen):
+        outputs = predictions["test"] / calibration.temperature
+        metrics, rows = splits["test"].judge(outputs, replace(cell, calibration=calibration))
+        measured.append(metrics["macro_f1"] if chosen.thresholds else calibration_error(rows))
+    return chosen.model_copy(update={"on_test": tuple(measured)})
 
 
 def name_never_predicted(

@@ -20,7 +20,7 @@ from biphase.encoder.proofs import agree, telling_tokens
 from biphase.errors import InputError, memory_told
 from biphase.exporting.model import as_llama, set_direction
 from biphase.files import claimed, read_json_as, refuse_filled, whole_folder, write_json, write_mark, write_text
-from biphase.finetuning.calibration import calibration_error
+from biphase.finetuning.calibration import AS_THEY_ARE, tell_calibration
 from biphase.finetuning.class_report import report_classes, tell_coverage
 from biphase.finetuning.config import CellPlan, FinetuneConfig, plan_cell
 from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, TokenizedTexts, pack
@@ -123,8 +123,10 @@ def keep_anew(plan: CellPlan, out: Path, folder: Path) -> Score:
 
 
 def keep_cell(fitted: FittedCell, folder: Path) -> None:
-    """Calibrate a trained network, and write it to a model folder."""
-    cell = calibrate_cell(fitted)
+    """Write a trained network, calibrated, to a model folder."""
+    cell = replace(fitted.context, calibration=fitted.score.calibration or AS_THEY_ARE)
+    for line in filter(None, (tell_calibration(cell.calibration), tell_kept_coverage(fitted, cell))):
+        err.print(line)
     model = to_transformers(fitted.network, fitted.encoder, cell)
     refuse_replaced(fitted.plan.model)
     inputs = list_trained(fitted.plan, fitted.train)
@@ -132,27 +134,14 @@ def keep_cell(fitted: FittedCell, folder: Path) -> None:
 
 
 @torch.no_grad()
-def calibrate_cell(fitted: FittedCell) -> CellContext:
-    """Calibrate a cell on validation, and print the effect on test."""
-    network, splits, cell = fitted.network, fitted.splits, fitted.context
-    chosen = splits["validation"].calibrate(network, cell) if cell.task.classes else None
-    if chosen is None:
-        return cell
-    test = splits["test"]
-    outputs = test.predict(network, cell)
-    measured = []
-    for calibration in (cell.calibration, chosen):
-        metrics, rows = test.judge(outputs / calibration.temperature, replace(cell, calibration=calibration))
-        measured.append(metrics["macro_f1"] if chosen.thresholds else calibration_error(rows))
-    what = "macro F1" if chosen.thresholds else "calibration error"
-    how = "a threshold for each class" if chosen.thresholds else f"a temperature of {chosen.temperature:.2f}"
-    effect = f"with {how}, by validation, {measured[1]:.1%}"
-    if chosen == cell.calibration:
-        effect = "temperature scaling does not clearly help on validation, so none is applied"
-    err.print(f"{what} on test {measured[0]:.1%}; {effect}")
-    if coverage := report_classes(rows, cell.task.classes).coverage:
-        err.print(f"the kept model on test: {tell_coverage(coverage)}")
-    return replace(cell, calibration=chosen.model_copy(update={"on_test": tuple(measured)}))
+def tell_kept_coverage(fitted: FittedCell, cell: CellContext) -> str:
+    """Write how accurate the calibrated network is on the surest test examples; "" if it has no such probabilities."""
+    test, task = fitted.splits["test"], cell.task
+    if not task.classes or cell.calibration.thresholds:
+        return ""
+    _, rows = test.judge(test.predict(fitted.network, cell) / cell.calibration.temperature, cell)
+    coverage = report_classes(rows, task.classes).coverage
+    return f"the kept model on test: {tell_coverage(coverage)}" if coverage else ""
 
 
 def list_trained(plan: CellPlan, train: EncodedSplit) -> list[Any]:

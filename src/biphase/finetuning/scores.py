@@ -26,6 +26,7 @@ from biphase import console, files
 from biphase.config import Strict
 from biphase.errors import InputError, first_line, told_as
 from biphase.finetuning import metrics
+from biphase.finetuning.calibration import Calibration
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig
 from biphase.tasks.families import KINDS
 from biphase.tasks.spec import EVALUATED_SPLITS, EvaluatedSplit
@@ -44,7 +45,7 @@ NO_SETTING = PLACEMENT | {"learning_rate", "seed"}
 class Score(Strict):
     """The score of a cell, as in its `score.json`."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"best_step"})
+    later: ClassVar[frozenset[str]] = frozenset({"best_step", "checks", "calibration"})
 
     protocol: int
     """The `PROTOCOL` when the cell was computed."""
@@ -75,6 +76,12 @@ class Score(Strict):
     num_steps: int
     best_step: int | None = None
     """With `load_best_model_at_end`: the step of the scored weights."""
+    checks: dict[int, float] = Field(default={})
+    """With `load_best_model_at_end` or `early_stopping_patience`: the metric on validation after these steps, in the
+    middle of the training."""
+    calibration: Calibration | None = None
+    """For classes of texts and choices: the way to read the outputs that validation gives. `metrics` and stored
+    predictions are without it; a kept model has it."""
     diverged: bool = False
     diverged_at_step: int | None = None
     """The first step (from 0) whose loss or gradient was not finite."""
@@ -134,7 +141,8 @@ class Score(Strict):
         speed = f"{self.tokens_per_second.get('train', math.nan):,.0f} tokens/s"
         steps = f"{self.num_steps:,} steps"
         if not self.config.shots and self.num_steps < self.config.max_steps:
-            steps += f", {self.config.epochs} epoch{'s' * (self.config.epochs > 1)}"
+            at_most = "up to " * (self.config.early_stopping_patience is not None)
+            steps += f", {at_most}{self.config.epochs} epoch{'s' * (self.config.epochs > 1)}"
         if self.best_step is not None:
             steps += f", the weights of step {self.best_step}"
         return f"{steps}, {spent}, {speed}"

@@ -18,7 +18,7 @@ from biphase.corpus.forms import PlacedRow
 from biphase.errors import InputError
 from biphase.finetuning.calibration import Calibration, fit_temperature
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import Batch, BatchModel, CellContext, EncodedSplit, HashedTokenizer, to_bounds
+from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, to_bounds
 from biphase.finetuning.families import Predicted, predict_inputs
 from biphase.finetuning.families.sequence_classification import labelled
 from biphase.finetuning.kept import KeptModel
@@ -56,10 +56,10 @@ class Split(EncodedSplit):
     def class_indices(self) -> np.ndarray:
         return self.right_Q
 
-    def calibrate(self, model: BatchModel, cell: CellContext) -> Calibration:
+    def calibrate(self, scores_S1: np.ndarray, cell: CellContext) -> Calibration:
         sizes_Q = np.diff(self.bounds_Q1)
         logits_QC = np.full((len(sizes_Q), sizes_Q.max()), -np.inf)
-        logits_QC[np.arange(sizes_Q.max()) < sizes_Q[:, None]] = self.predict(model, cell)[:, 0]
+        logits_QC[np.arange(sizes_Q.max()) < sizes_Q[:, None]] = scores_S1[:, 0]
         return Calibration(temperature=fit_temperature(logits_QC, self.right_Q))
 
     def judge(self, scores_S1: np.ndarray, cell: CellContext) -> Judgement:

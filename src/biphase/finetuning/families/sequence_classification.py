@@ -21,7 +21,7 @@ from biphase.corpus.forms import PlacedRow, Row
 from biphase.corpus.rows import column
 from biphase.finetuning.calibration import Calibration, choose_thresholds, fit_temperature
 from biphase.finetuning.config import FinetuneConfig
-from biphase.finetuning.encoding import NO_TEXTS, Batch, BatchModel, CellContext, EncodedSplit, HashedTokenizer
+from biphase.finetuning.encoding import NO_TEXTS, Batch, CellContext, EncodedSplit, HashedTokenizer
 from biphase.finetuning.families import Predicted, in_order_of_length, predict_inputs
 from biphase.finetuning.kept import KeptModel, input_columns
 from biphase.finetuning.loss import balance_classes, cross_entropy
@@ -64,8 +64,7 @@ class Split(EncodedSplit):
     def class_indices(self) -> np.ndarray:
         return np.nonzero(self.labels_S)[1] if self.labels_S.ndim == 2 else self.strata
 
-    def calibrate(self, model: BatchModel, cell: CellContext) -> Calibration:
-        logits_SC = self.predict(model, cell)
+    def calibrate(self, logits_SC: np.ndarray, cell: CellContext) -> Calibration:
         if cell.task.problem_type is None:
             return Calibration(temperature=fit_temperature(logits_SC, self.labels_S))
         return Calibration(thresholds=choose_thresholds(expit(logits_SC), self.labels_S))

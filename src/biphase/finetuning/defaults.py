@@ -1,0 +1,128 @@
+"""A cell of a user's own table, without a length or a learning rate → the same cell with both.
+
+The paper's one epoch is too little for most tables, so the number of epochs follows from the size of the table. The
+paper's 5e-5 suits its network of 210M parameters. Smaller networks need higher rates, so a short search on validation
+tries three rates around one that depends on size. biphase's own tasks, `evaluate` and studies keep the paper's length.
+`evaluate` and studies have grids of rates; biphase's own tasks use 5e-5.
+"""
+
+import math
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from biphase.console import err, prefix_bars
+from biphase.device import choose_device, choose_dtype
+from biphase.errors import memory_told
+from biphase.files import read_json_as, write_json
+from biphase.finetuning.choosing import choose_rate
+from biphase.finetuning.config import CellPlan, plan_cell
+from biphase.finetuning.encoding import CellContext
+from biphase.finetuning.encoding_cache import load_encoded
+from biphase.finetuning.fit import choose_items, train_copy
+from biphase.finetuning.heads import open_encoder
+from biphase.finetuning.loss import weigh_classes
+from biphase.finetuning.scores import show_rate
+
+PROBE_RATES = (1e-3, 1e-2, 1e-1)
+"""The rates to try for a linear probe."""
+PAPER_RATE, PAPER_PARAMETERS, EXPONENT = 5e-5, 112e6, 0.75
+"""The paper's rate, the parameters of its network without embeddings, and the power by which the rate falls with their
+number. It fits the best rates of the preset 1m (3e-3 to 6e-3), of all-MiniLM-L6-v2 (3e-4) and of that network."""
+SEARCH_STEPS = 100
+"""The most updates of each try, with warm-up and decay. All tries together have at most a third of the training's."""
+ENOUGH_STEPS, FEWEST_EPOCHS, MOST_EPOCHS, MOST_STEPS = 600, 3, 20, 4000
+"""The length of a training: as many epochs as give about 600 updates, between 3 and 20, and never more than 4,000
+updates."""
+FEWEST_VALIDATED, PATIENCE = 500, 3
+"""The fewest examples of validation that choose weights, and the checks without a better score that end a training."""
+
+
+def fill_in(plan: CellPlan, given: Collection[str], scores: Path) -> CellPlan:
+    """Plan a cell of a user's own table with a length and a learning rate, unless they are among the settings that are
+    `given`. Cells of retrieval stay as they are."""
+    if plan.task.kind.is_search:
+        return plan
+    plan = choose_length(plan, given)
+    return plan if "learning_rate" in given else search_rate(plan, scores)
+
+
+def choose_length(plan: CellPlan, given: Collection[str]) -> CellPlan:
+    """Plan the cell with a length that suits the size of its table, and print it.
+
+    The weights that score best on validation are kept, and training stops when that score no longer rises. If
+    validation is too small to tell epochs apart, training runs to its end. Settings whose names are `given` stay as
+    they are, and so does a cell whose length is given, by `epochs`, `max_steps` or `shots`.
+    """
+    if {"epochs", "max_steps", "shots"} & {*given}:
+        return plan
+    splits, _ = load_encoded(plan.train, open_encoder(plan.model), plan.config)
+    items, _ = choose_items(splits["train"], plan.config)
+    steps, num_validated = math.ceil(len(items) / plan.config.batch_size), splits["validation"].num_examples
+    epochs = min(max(round(ENOUGH_STEPS / steps), FEWEST_EPOCHS), MOST_EPOCHS)
+    chosen: dict[str, Any] = {"epochs": epochs, "max_steps": MOST_STEPS}
+    if num_validated >= FEWEST_VALIDATED:
+        chosen |= {"load_best_model_at_end": True, "early_stopping_patience": PATIENCE}
+    config = plan.config.model_copy(update={key: value for key, value in chosen.items() if key not in given})
+    length = f"{epochs} epochs of {steps:,} updates" if epochs * steps <= MOST_STEPS else f"{MOST_STEPS:,} updates"
+    length = f"up to {length}" if config.early_stopping_patience is not None else length
+    kept = "the weights that score best on validation are kept"
+    if not config.load_best_model_at_end:
+        kept = f"the last weights are kept, because validation has only {num_validated:,} examples"
+    err.print(f"{plan.task.name}: {length} for {len(items):,} examples; {kept}; epochs=… sets another length")
+    return plan_cell(plan.model, plan.train, plan.evaluation, config)
+
+
+def search_rate(plan: CellPlan, scores: Path) -> CellPlan:
+    """Plan the cell at the tried rate with the lowest loss on validation.
+
+    After few steps a metric may be the same at all rates, with one class or no entity predicted; the loss still tells
+    them apart. `scores/.rates` stores the losses, so that no search runs twice.
+    """
+    encoder = open_encoder(plan.model)
+    rates = PROBE_RATES if plan.config.frozen else rates_by_size(encoder.backbone)
+    splits, _ = load_encoded(plan.train, encoder, plan.config)
+    _, num_steps = choose_items(splits["train"], plan.config)
+    steps = max(1, min(SEARCH_STEPS, num_steps // (3 * len(rates))))
+    shorter = {"max_steps": steps, "load_best_model_at_end": False, "early_stopping_patience": None}
+    trial = plan_cell(plan.model, plan.train, plan.evaluation, plan.config.model_copy(update=shorter))
+    path = scores / ".rates" / f"{plan.task.name}-{trial.hash[:16]}.json"
+    losses = read_json_as(path, dict[float, float | None]) if path.exists() else {}
+    for number, rate in enumerate(rates, start=1):
+        if rate not in losses:
+            with prefix_bars(f"learning rate {number} of {len(rates)} · "):
+                losses[rate] = try_rate(trial, rate)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_json(path, losses)
+    best = choose_rate({rate: [None if loss is None else -loss] for rate, loss in losses.items()})
+    tried = (f"{show_rate(rate)} {'diverged' if loss is None else f'{loss:.3f}'}" for rate, loss in losses.items())
+    how = f"tried for {steps} steps each, loss on validation: {', '.join(tried)}"
+    err.print(f"{plan.task.name}: learning rate {show_rate(best)} ({how}); learning_rate=… skips this")
+    return plan_cell(plan.model, plan.train, plan.evaluation, plan.config.model_copy(update={"learning_rate": best}))
+
+
+def rates_by_size(backbone: Any) -> list[float]:
+    """List the rate that a network's size suggests, a third of it and three times as much, each to one digit."""
+    num_parameters = sum(parameter.numel() for parameter in backbone.parameters())
+    num_parameters -= backbone.get_input_embeddings().weight.numel()
+    rate = PAPER_RATE * (PAPER_PARAMETERS / num_parameters) ** EXPONENT
+    return [float(f"{factor * rate:.0e}") for factor in (1 / 3, 1, 3)]
+
+
+@memory_told("lower microbatch_tokens (65,536 unless given)")
+def try_rate(plan: CellPlan, rate: float) -> float | None:
+    """Train a network at a rate. Returns its mean loss on validation, None if it diverged."""
+    encoder, device = open_encoder(plan.model), choose_device(plan.config.device)
+    config = plan.config.model_copy(update={"learning_rate": rate, "device": device.type})
+    splits, _ = load_encoded(plan.train, encoder, config)
+    cell = CellContext(plan.train.task, config, device, choose_dtype(config.precision, device))
+    network, _, training = train_copy(encoder, cell, splits, splits.values())
+    validation = splits["validation"]
+    items = np.arange(len(validation.lengths_I))
+    cell = weigh_classes(cell, validation, items)
+    with torch.no_grad():
+        loss = float(validation.accumulate_gradients(network.eval(), items, validation.pack_items(items, cell), cell))
+    return None if training["diverged"] or not math.isfinite(loss) else loss
