@@ -15,7 +15,9 @@ import biphase
 from biphase.errors import InputError
 from biphase.files import MARK
 from biphase.finetuning.calibration import Calibration, calibration_error, choose_thresholds, fit_temperature
+from biphase.finetuning.class_report import read_report, tell_report
 from biphase.finetuning.kept import RECORD
+from biphase.finetuning.scores import read_score
 from biphase.tasks.spec import task_table
 
 from ..conftest import DEVICE
@@ -124,6 +126,18 @@ def test_a_kept_model_is_scored_as_its_cell_was(
     logs = [np.log([*one["probabilities"].values()]) * calibration.temperature for one in predicted]
     uncalibrated = [softmax(row).max() for row in logs]
     assert uncalibrated == pytest.approx([row["probability"] for row in rows], abs=1e-3)
+    # The cell has it too, kept or not, and its report tells what is left.
+    [cell] = (tmp_path / "scores").glob("snli-*")
+    assert read_score(cell).calibration == calibration
+    capsys.readouterr()
+    before, after = calibration.on_test
+    report = read_report(read_score(cell))
+    assert report is not None and report.calibration_error == pytest.approx(before)
+    [sentence] = [line for line in tell_report(report, {}) if "ECE" in line]
+    assert sentence == (
+        f"probabilities are {100 * after:.1f} points off on average (ECE) with the temperature "
+        f"{calibration.temperature:.2f} that validation gives, as in a kept model; {100 * before:.1f} without it"
+    )
     # `predict` on labelled rows says as much.
     capsys.readouterr()
     biphase.predict(kept, file, device=DEVICE)

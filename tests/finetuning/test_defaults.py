@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,11 +8,15 @@ import torch
 from torch import nn
 
 import biphase
+from biphase import console
 from biphase.finetuning import defaults
+from biphase.finetuning.config import FinetuneConfig, plan_cells
+from biphase.finetuning.fit import choose_items
 from biphase.finetuning.heads import load_encoder
 from biphase.finetuning.scores import Score, show_rate
 
 SETTINGS: dict[str, Any] = {"device": "cpu", "precision": "fp32", "max_length": 64, "batch_size": 8, "epochs": 2}
+UNSET = {key: value for key, value in SETTINGS.items() if key != "epochs"}
 ROWS = [
     {"text": f"the {noun} is {'good' if number % 3 else 'bad'} on day {number}", "label": "yes" if number % 3 else "no"}
     for number in range(60)
@@ -53,6 +58,80 @@ def test_the_search_tries_what_a_linear_probe_needs_and_goes_on_where_a_rate_div
     score = tune(model_folder, tmp_path, frozen=True)
     assert tuple(tried) == defaults.PROBE_RATES
     assert score.config.learning_rate == max(rate for rate in tried if rate <= 0.02)
+
+
+@pytest.mark.parametrize(
+    ("train", "validation", "epochs", "updates", "told"),
+    [
+        (
+            285,
+            15,
+            20,
+            180,
+            "20 epochs of 9 updates for 285 examples; the last weights are kept, because validation has",
+        ),
+        (3000, 500, 6, 564, "up to 6 epochs of 94 updates for 3,000 examples; the weights that score best on"),
+        (3000, 499, 6, 564, "genre: 6 epochs of 94 updates for 3,000 examples; the last weights are kept"),
+        (19_000, 1000, 3, 1782, "up to 3 epochs of 594 updates for 19,000 examples"),
+        (67_349, 5000, 3, 4000, "up to 4,000 updates for 67,349 examples"),
+    ],
+)
+def test_the_length_follows_from_the_size_of_the_table(
+    train: int,
+    validation: int,
+    epochs: int,
+    updates: int,
+    told: str,
+    model_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sizes = {"train": train, "validation": validation}
+    splits: Any = {name: SimpleNamespace(num_examples=num, items_of=lambda items: items) for name, num in sizes.items()}
+    monkeypatch.setattr(defaults, "load_encoded", lambda *_: (splits, 0))
+    [plan] = plan_cells(str(model_folder), ["genre"], FinetuneConfig(device="cpu", precision="fp32"), {})
+    chosen = defaults.choose_length(plan, ())
+    assert told in " ".join(capsys.readouterr().err.split()) and chosen.hash != plan.hash
+    assert chosen.config.epochs == epochs and choose_items(splits["train"], chosen.config)[1] == updates
+    checks = (True, 3) if validation >= 500 else (False, None)
+    assert (chosen.config.load_best_model_at_end, chosen.config.early_stopping_patience) == checks
+    for given in ("epochs", "max_steps", "shots"):
+        assert defaults.choose_length(plan, {given}) is plan
+    kept = defaults.choose_length(plan, {"load_best_model_at_end", "early_stopping_patience"}).config
+    assert (kept.load_best_model_at_end, kept.early_stopping_patience, kept.epochs) == (False, None, epochs)
+
+
+def test_a_table_without_a_length_is_the_cell_of_the_chosen_settings_and_a_length_that_is_given_stays(
+    model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"data": ROWS, "template": "{text}", "learning_rate": 3e-3}
+    score = biphase.finetune(model_folder, "own", scores=tmp_path, **given | UNSET)
+    assert (score.config.epochs, score.config.max_steps, score.num_steps) == (20, 4000, 20 * 13)
+    assert "260 steps, 20 epochs, " in score.spent
+    explicit = biphase.finetune(model_folder, "own", scores=tmp_path, **given | UNSET, epochs=20, max_steps=4000)
+    assert explicit == score
+    one = biphase.finetune(model_folder, "own", scores=tmp_path, **given | UNSET, epochs=1)
+    assert (one.config.epochs, one.config.max_steps, one.num_steps, one.checks) == (1, 1000, 13, {})
+    paper = biphase.finetune(model_folder, "snli", data=data_dirs["snli"], scores=tmp_path, **UNSET)
+    assert (paper.config.epochs, paper.config.max_steps, paper.config.learning_rate) == (1, 1000, 5e-5)
+    assert not paper.config.load_best_model_at_end and paper.config.early_stopping_patience is None
+
+
+def test_all_tries_of_a_rate_have_a_third_of_the_updates_and_are_counted(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bars: list[tuple[str, float]] = []
+    original = console.Tracker.__init__
+
+    def noted(tracker: Any, label: str, total: float, *given: Any) -> None:
+        original(tracker, label, total, *given)
+        bars.append((tracker.label, total))
+
+    monkeypatch.setattr(console.Tracker, "__init__", noted)
+    tune(model_folder, tmp_path, epochs=6, load_best_model_at_end=True)
+    tries = [bar for bar in bars if bar[0].startswith("learning rate")]
+    assert tries == [(f"learning rate {number} of 3 · fine-tune own", 8) for number in (1, 2, 3)]
+    assert bars[-1] == ("fine-tune own", 78) and 3 * 8 <= 78 / 3
 
 
 def test_the_rate_by_size_is_the_papers_for_its_network() -> None:

@@ -116,3 +116,42 @@ def test_the_weights_that_were_best_on_validation_come_back(encoder: Encoder, da
     assert told["best_step"] == math.ceil(told["num_steps"] / 2)
     assert torch.equal(next(networks[0].parameters()), validation.seen[1])
     assert torch.equal(next(networks[1].parameters()), validation.seen[3])
+    assert [*told["checks"].values()] == validation.values and plain["checks"] == {}
+
+
+@pytest.mark.parametrize(("patience", "num_checks"), [(1, 4), (2, 5), (3, 8), (4, 8)])
+@pytest.mark.parametrize("is_best_kept", [True, False])
+def test_training_stops_when_validation_has_not_risen_for_so_many_checks(
+    patience: int, num_checks: int, is_best_kept: bool, encoder: Encoder, data_dirs: Dirs, capsys: Any
+) -> None:
+    """The third check is best until the sixth; as in transformers' EarlyStoppingCallback, an equal score is no rise."""
+    curve = [0.1, 0.2, 0.7, 0.6, 0.7, 0.9, 0.8, 0.8]
+    seen: list[torch.Tensor] = []
+
+    def predict(network: nn.Module, _: CellContext) -> None:
+        seen.append(next(network.parameters()).clone())
+
+    validation: Any = SimpleNamespace(predict=predict, judge=lambda *_: ({"accuracy": curve[len(seen) - 1]}, []))
+    results = []
+    for stops in (True, False):
+        seen.clear()
+        given = {"early_stopping_patience": patience} if stops else {}
+        cell = make_cell("snli", load_best_model_at_end=is_best_kept or not stops, epochs=8, **given)
+        torch.manual_seed(0)
+        network = build_network(encoder, cell, [])
+        results.append((network, *train_network(network, encoded_split(encoder, cell, data_dirs), cell, validation)))
+        if stops:
+            stopped_at = [*seen]
+    (network, losses, told), (_, all_losses, _) = results
+    steps_per_epoch = len(all_losses) // 8
+    assert len(stopped_at) == num_checks and told["num_steps"] == len(losses) == num_checks * steps_per_epoch
+    assert losses == all_losses[: len(losses)]  # the rate falls as if training did not stop
+    best = curve.index(max(curve[:num_checks]))
+    assert told["best_step"] == ((best + 1) * steps_per_epoch if is_best_kept else None)
+    assert torch.equal(next(network.parameters()), stopped_at[best if is_best_kept else -1])
+    said = " ".join(capsys.readouterr().err.split())
+    first = (
+        f"step {(best + 1) * steps_per_epoch} was best on validation, {max(curve[:num_checks]):.2%}; the first check,"
+    )
+    assert f"snli: {first} after step {steps_per_epoch}, had 10.00%" in said
+    assert (f"; stopped after step {len(losses)}, as it rose no more" in said) == (num_checks < 8)
