@@ -63,8 +63,9 @@ def fit_temperature(logits_NC: np.ndarray, gold_N: np.ndarray) -> float:
     """Find the temperature with the lowest negative log-likelihood (Guo et al. 2017).
 
     It stays 1 unless a likelihood-ratio test rejects 1: otherwise it would follow the noise of these examples. It stays
-    1 too if that test does not reject an end of the search, as for a network that has learned nothing, and if every
-    example is right: the examples then give no temperature. Choices that a question lacks are -inf.
+    1 too if that test does not reject the lowest temperature, as for a network that has learned nothing, and if every
+    example is right: the examples then give no temperature. A high one only makes a network less sure. Choices that a
+    question lacks are -inf.
     """
     from scipy.optimize import minimize_scalar
 
@@ -78,7 +79,7 @@ def fit_temperature(logits_NC: np.ndarray, gold_N: np.ndarray) -> float:
 
     ends = np.log([LEAST_TEMPERATURE, HIGHEST_TEMPERATURE])
     best = minimize_scalar(mean_loss, bounds=ends, method="bounded")
-    ratios = [2 * len(gold_N) * (mean_loss(other) - best.fun) for other in (0.0, *ends)]
+    ratios = [2 * len(gold_N) * (mean_loss(other) - best.fun) for other in (0.0, ends[0])]
     return float(np.exp(best.x)) if min(ratios) > SIGNIFICANT_RATIO else 1.0
 
 
