@@ -32,8 +32,9 @@ PROBE_RATES = (1e-3, 1e-2, 1e-1)
 PAPER_RATE, PAPER_PARAMETERS, EXPONENT = 5e-5, 112e6, 0.75
 """The paper's rate, the parameters of its network without embeddings, and the power by which the rate falls with their
 number. It fits the best rates of the preset 1m (3e-3 to 6e-3), of all-MiniLM-L6-v2 (3e-4) and of that network."""
-SEARCH_STEPS = 100
-"""The most updates of each try, with warm-up and decay. All tries together have at most a third of the training's."""
+LEAST_SEARCH_STEPS, SEARCH_STEPS = 20, 100
+"""The least and the most updates of each try, with warm-up and decay. In between, all tries together have a third of
+the training's updates; no try has more than the training."""
 ENOUGH_STEPS, FEWEST_EPOCHS, MOST_EPOCHS, MOST_STEPS = 600, 3, 20, 4000
 """The length of a training: as many epochs as give about 600 updates, between 3 and 20, and never more than 4,000
 updates."""
@@ -86,7 +87,7 @@ def search_rate(plan: CellPlan, scores: Path) -> CellPlan:
     rates = PROBE_RATES if plan.config.frozen else rates_by_size(encoder.backbone)
     splits, _ = load_encoded(plan.train, encoder, plan.config)
     _, num_steps = choose_items(splits["train"], plan.config)
-    steps = max(1, min(SEARCH_STEPS, num_steps // (3 * len(rates))))
+    steps = min(num_steps, max(LEAST_SEARCH_STEPS, min(SEARCH_STEPS, num_steps // (3 * len(rates)))))
     shorter = {"max_steps": steps, "load_best_model_at_end": False, "early_stopping_patience": None}
     trial = plan_cell(plan.model, plan.train, plan.evaluation, plan.config.model_copy(update=shorter))
     path = scores / ".rates" / f"{plan.task.name}-{trial.hash[:16]}.json"
