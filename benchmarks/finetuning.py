@@ -92,7 +92,7 @@ def main() -> None:
             "fine-tuning by default and for one epoch", machine, asked, time.perf_counter() - started
         )
         save(
-            options.out or result_path(f"finetuning-{options.model.name}", machine["cpu"], 1),
+            options.out or result_path(f"finetuning-{options.model.name}", machine["processor"], 1),
             document | {"found": tables},
         )
 

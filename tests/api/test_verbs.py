@@ -515,7 +515,8 @@ def test_a_training_that_diverged_keeps_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     score = SimpleNamespace(folder=tmp_path / "snli-0", headline=lambda: "snli", classes=(), diverged=True)
-    plan = SimpleNamespace(is_finished=lambda out: True, train=None, evaluation=None, config=None)
+    given = {"task": find_task("snli"), "train": None, "evaluation": None, "config": None}
+    plan = SimpleNamespace(is_finished=lambda out: True, **given)
     monkeypatch.setattr("biphase.api.finetuning.score_words", lambda *arguments: [])
     monkeypatch.setattr("biphase.finetuning.keeping.fit_and_keep", lambda *arguments: score)
     monkeypatch.setattr("biphase.api.finetuning.plan_cells", lambda *arguments: [plan])

@@ -61,7 +61,7 @@ from biphase.style import check_picture
 from biphase.tasks.examples import input_of
 from biphase.tasks.own import write_task
 from biphase.tasks.sources import find_source, name_data_dirs
-from biphase.tasks.spec import PAPER_TASKS, find_task, is_own_task, name_tests
+from biphase.tasks.spec import PAPER_TASKS, find_task, name_tests
 from biphase.tasks.splits import TaskData
 
 if TYPE_CHECKING:
@@ -103,8 +103,7 @@ def finetune(
             transformers' head for this model type differs from that of arXiv 2507.00994, transformers' head is used,
             and a message says so.
         settings: Settings to override, such as `learning_rate=1e-4, seed=3`. Without a rate, your own tasks except
-            retrieval try three rates in short trainings and use the best. Without `epochs` and `max_steps`, they train
-            3 to 20 epochs by the number of examples, and keep the weights that score best on validation.
+            retrieval try three rates; without `epochs` and `max_steps`, they train 3 to 20 epochs.
     """
     if not isinstance(task, str | Path | None):
         raise InputError(f"`task` is a {type(task).__name__}: give a name or a file; rows go to `data`")
@@ -122,8 +121,7 @@ def finetune(
     words = score_words(plan.train, plan.evaluation, [plan.config], out / WORD_SCORES)
     for alone in words:
         console.err.print(tell_word_score(alone))
-    if not is_own_task(find_task(task)):
-        plan = fill_in(plan, config.model_fields_set, out)
+    plan = fill_in(plan, config.model_fields_set, out)
     is_old = plan.is_finished(out)
     [score] = fit_cells([plan], out) if keep is None else [keep_anew(plan, out, Path(keep))]
     tell_score(score, keep, is_old, words)

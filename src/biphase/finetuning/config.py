@@ -72,7 +72,7 @@ class FinetuneConfig(Strict):
     """The most updates."""
     epochs: PositiveCount = 1
     """The most epochs. Training ends after `max_steps` or this many epochs, whichever comes first. With `shots`, 1 sets
-    no limit."""
+    no limit. If neither is given, `finetune` chooses both for a task of your own."""
     warmup_ratio: Share = 0.1
     """The share of the updates in which the rate rises from 0."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)

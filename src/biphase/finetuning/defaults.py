@@ -26,6 +26,7 @@ from biphase.finetuning.fit import choose_items, train_copy
 from biphase.finetuning.heads import open_encoder
 from biphase.finetuning.loss import weigh_classes
 from biphase.finetuning.scores import show_rate
+from biphase.tasks.spec import is_own_task
 
 PROBE_RATES = (1e-3, 1e-2, 1e-1)
 """The rates to try for a linear probe."""
@@ -35,7 +36,7 @@ number. It fits the best rates of the preset 1m (3e-3 to 6e-3), of all-MiniLM-L6
 LEAST_SEARCH_STEPS, SEARCH_STEPS = 20, 100
 """The least and the most updates of each try, with warm-up and decay. In between, all tries together have a third of
 the training's updates; no try has more than the training."""
-ENOUGH_STEPS, FEWEST_EPOCHS, MOST_EPOCHS, MOST_STEPS = 600, 3, 20, 4000
+TABLE_STEPS, TABLE_EPOCHS, MOST_TABLE_STEPS = 600, (3, 20), 4000
 """The length of a training: as many epochs as give about 600 updates, between 3 and 20, and never more than 4,000
 updates."""
 FEWEST_VALIDATED, PATIENCE = 500, 3
@@ -44,8 +45,8 @@ FEWEST_VALIDATED, PATIENCE = 500, 3
 
 def fill_in(plan: CellPlan, given: Collection[str], scores: Path) -> CellPlan:
     """Plan a cell of a user's own table with a length and a learning rate, unless they are among the settings that are
-    `given`. Cells of retrieval stay as they are."""
-    if plan.task.kind.is_search:
+    `given`. Cells of biphase's own tasks and of retrieval stay as they are."""
+    if is_own_task(plan.task) or plan.task.kind.is_search:
         return plan
     plan = choose_length(plan, given)
     return plan if "learning_rate" in given else search_rate(plan, scores)
@@ -63,12 +64,13 @@ def choose_length(plan: CellPlan, given: Collection[str]) -> CellPlan:
     splits, _ = load_encoded(plan.train, open_encoder(plan.model), plan.config)
     items, _ = choose_items(splits["train"], plan.config)
     steps, num_validated = math.ceil(len(items) / plan.config.batch_size), splits["validation"].num_examples
-    epochs = min(max(round(ENOUGH_STEPS / steps), FEWEST_EPOCHS), MOST_EPOCHS)
-    chosen: dict[str, Any] = {"epochs": epochs, "max_steps": MOST_STEPS}
+    epochs = int(np.clip(round(TABLE_STEPS / steps), *TABLE_EPOCHS))
+    chosen: dict[str, Any] = {"epochs": epochs, "max_steps": MOST_TABLE_STEPS}
     if num_validated >= FEWEST_VALIDATED:
         chosen |= {"load_best_model_at_end": True, "early_stopping_patience": PATIENCE}
     config = plan.config.model_copy(update={key: value for key, value in chosen.items() if key not in given})
-    length = f"{epochs} epochs of {steps:,} updates" if epochs * steps <= MOST_STEPS else f"{MOST_STEPS:,} updates"
+    has_all = epochs * steps <= MOST_TABLE_STEPS
+    length = f"{epochs} epochs of {steps:,} updates" if has_all else f"{MOST_TABLE_STEPS:,} updates"
     length = f"up to {length}" if config.early_stopping_patience is not None else length
     kept = "the weights that score best on validation are kept"
     if not config.load_best_model_at_end:

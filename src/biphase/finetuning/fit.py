@@ -43,9 +43,8 @@ from biphase.tasks.splits import draw_indices
 def train_network(
     network: nn.Module, split: EncodedSplit, cell: CellContext, validation: EncodedSplit | None = None
 ) -> tuple[list[float], dict[str, Any]]:
-    """Train `network` in place. Returns the losses, and the fields of `Score` about training. Training stops early at a
-    loss or gradient that is not finite, and by `early_stopping_patience`. With `load_best_model_at_end`, `validation`
-    chooses the weights."""
+    """Train `network` in place. Returns the losses, and the fields of `Score` about training. It stops early at a loss
+    or gradient that is not finite, or by the scores on `validation`, which may also choose the weights."""
     # 1. The items, the number of steps, the items of each step, and the steps that are followed by a check.
     config = cell.config
     items, num_planned = choose_items(split, config)
