@@ -42,9 +42,9 @@ def read_bundled(name: str) -> dict[str, Rows]:
     from biphase.tasks.spec import find_task
 
     task = find_task(name)
-    splits = load_examples(find_source(task, None), judged_only=False).splits
+    data: Any = load_examples(find_source(task, None), judged_only=False)
     rows: dict[str, Rows] = {"train": [], "test": []}
-    for split, examples in splits.items():
+    for split, examples in data.splits.items():
         for example in examples:
             row = {"text": input_of(example), "label": task.classes[example.label]}
             rows["test" if split == "test" else "train"].append(row)
@@ -59,7 +59,12 @@ def measure(model: Path, rate: float, data: dict[str, Rows], name: str, scores: 
     measured: dict[str, Any] = {}
     for arm, settings in ARMS.items():
         started = time.process_time()
-        given = {"learning_rate": rate, "max_length": 96, "device": "cpu", "precision": "fp32"} | settings
+        given: dict[str, Any] = {
+            "learning_rate": rate,
+            "max_length": 96,
+            "device": "cpu",
+            "precision": "fp32",
+        } | settings
         score = biphase.finetune(model, name, data=data, scores=scores, **given)
         spent = {"cpu_seconds": time.process_time() - started, "seconds": score.seconds}
         error = None if score.calibration is None else score.calibration.on_test

@@ -253,7 +253,7 @@ def evaluate_cell(
 
 
 def calibrate_cell(
-    splits: Mapping[str, EncodedSplit], predictions: Mapping[str, Any], cell: CellContext
+    splits: Mapping[Any, EncodedSplit], predictions: Mapping[str, Any], cell: CellContext
 ) -> Calibration | None:
     """Calibrate a cell by its predictions for validation, and measure the effect on test."""
     chosen = splits["validation"].calibrate(predictions["validation"], cell)
