@@ -36,9 +36,9 @@ PATHS = {
 }
 """Path → the module and the function where it begins."""
 CAPS = {
-    "code": 25_080,
-    "modules": 144,
-    "import lines": 2_703,
+    "code": 25_770,
+    "modules": 145,
+    "import lines": 2_776,
     "longest function": 53,
     "a recipe into train": 87,
     "a cell into its score": 76,

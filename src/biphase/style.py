@@ -7,7 +7,7 @@ hatch, so that it survives black-and-white print. This module imports no torch, 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,17 +56,6 @@ SERIES = (
     Look("#56B4E9", "v", (0, (5, 1)), "--"),  # type: ignore[arg-type]
 )
 """The looks of series without an objective, in turn, and the markers, lines and hatches of further ones."""
-
-
-def look_of(objective: str, rank: int = 0) -> Look:
-    """Return the look of the series number `rank` of an objective: its colour, with another marker, line and hatch for
-    each further series. Colours change too if the objective is `curriculum`, a mixture of several, or unknown."""
-    own = LOOKS.get(objective)
-    if own is None:
-        others = [LOOKS[name] for name in ("mntp", "meap", "causal-mlm")] if objective == "curriculum" else [*SERIES]
-    else:
-        others = [own, *(replace(look, color=own.color) for look in SERIES if look.marker != own.marker)]
-    return others[rank % len(others)]
 
 
 CURVE_POINTS = 300

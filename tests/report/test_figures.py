@@ -24,6 +24,7 @@ from biphase.report.figures import (
     figure_pool,
     fill_panels,
     list_figures,
+    look_of,
     plot_panel,
     round_ticks,
     save_figure,
@@ -31,7 +32,7 @@ from biphase.report.figures import (
 )
 from biphase.report.paper import read_reference
 from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
-from biphase.style import CURVE_POINTS, LOOKS, SERIES, look_of, plot_losses, thin
+from biphase.style import CURVE_POINTS, LOOKS, SERIES, plot_losses, thin
 
 LOSSES = {
     "clm-100": [{"kind": "train", "step": step, "objective": "clm", "loss": 9 - step / 20} for step in range(1, 101)],

@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from io import StringIO
 from operator import attrgetter, itemgetter
@@ -29,7 +29,7 @@ from biphase.report.contrasts import difference
 from biphase.report.formats import group_measures, show_list, show_steps
 from biphase.report.results import FAMILY_NAMES, ReportArm, ResultSet, num_parameters, read_words
 from biphase.report.statistics import Interval, rate_spread, stability_rates
-from biphase.style import INK, PLOT_STYLE, Look, look_of, plot_losses
+from biphase.style import INK, LOOKS, PLOT_STYLE, SERIES, Look, plot_losses
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -298,6 +298,17 @@ def list_series(row: FigureRow, rows: Sequence[Arms]) -> list[tuple[str, Look, l
         groups.setdefault(name, []).append((arm, *baseline))
     objectives = [getattr(group[0][0], row.look) if row.look else "" for group in groups.values()]
     return [(*item, group) for item, group in zip(name_looks(groups, objectives), groups.values(), strict=True)]
+
+
+def look_of(objective: str, rank: int = 0) -> Look:
+    """Return the look of the series number `rank` of an objective: its colour, with another marker, line and hatch for
+    each further series. Colours change too if the objective is `curriculum`, a mixture of several, or unknown."""
+    own = LOOKS.get(objective)
+    if own is None:
+        others = [LOOKS[name] for name in ("mntp", "meap", "causal-mlm")] if objective == "curriculum" else [*SERIES]
+    else:
+        others = [own, *(replace(look, color=own.color) for look in SERIES if look.marker != own.marker)]
+    return others[rank % len(others)]
 
 
 def name_looks(names: Iterable[str], objectives: Iterable[str]) -> Iterator[tuple[str, Look]]:

@@ -7,7 +7,7 @@ stack.
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ from biphase.report import contrasts, formats, tables
 from biphase.report.claims import Finding, Verdicts, count_tested, tell_finding, tell_verdict
 from biphase.report.equivalents import ladder_panel, list_prices, price_sentence, price_tables, tell_compute
 from biphase.report.figures import FigurePart, figure_pool, list_figures, plot_panel, save_figure
-from biphase.report.formats import MISSING, show_count, show_list, show_share, show_steps, show_tokens, tell_p_value
+from biphase.report.formats import MISSING, show_count, show_estimate, show_list, show_share, show_steps, tell_p_value
 from biphase.report.results import ALL_TASKS, FAMILY_NAMES, ReportArm, Result, ResultSet, find_flaws, read_words
 from biphase.report.statistics import SIGNIFICANCE, Interval, is_significant
 from biphase.report.verdicts import LOOKS_OF_VERDICTS, compare_words
@@ -181,8 +181,6 @@ class PageText:
     """Tables with verdicts on methods."""
     notes: Sequence[str] = ()
     """Sentences to read before comparing models."""
-    facts: Sequence[tuple[str, str]] = ()
-    """What was compared, and at what cost, beyond what scores show: a name and words for each fact."""
     costs: Sequence[Mapping[str, object]] = ()
     commands: Sequence[str] = ()
     words: Sequence[Score] = ()
@@ -242,7 +240,8 @@ def write_report(results: ResultSet, out: Path, page_text: PageText, pool: Execu
         page_text = replace(page_text, notes=[*page_text.notes, *flaws.edges], missing=missing)
         sentences = [*tell_answer(results, price_sentences, page_text), *(row.sentence for row in beside)]
         html = render(
-            limits=[*list_limits(results)],
+            facts=[*describe_results(results), *tell_cost(page_text.costs)],
+            scope=find_scope(results),
             sentences=list_leads(sentences, page_text),
             label=arm_labels(results.arms),
             checks=flaws.averages,
@@ -251,7 +250,7 @@ def write_report(results: ResultSet, out: Path, page_text: PageText, pool: Execu
             figures=figures,
             tables=printed,
             drawn=dict(zip(plots, drawn, strict=True)),
-            **vars(page_text) | {"facts": [*describe_results(results), *page_text.facts]},
+            **vars(page_text),
         )
         for name, text in {**texts, "index.html": html}.items():
             (folder / name).parent.mkdir(exist_ok=True)
@@ -312,8 +311,7 @@ def render(drawn: Mapping[str, Sequence[FigurePart]], plan_svg: str, **contents:
 
 
 def describe_results(results: ResultSet) -> list[tuple[str, str]]:
-    """Return what was compared: the numbers of models and data sets, sizes, tokens and seeds, and the metrics of
-    verdicts and figures."""
+    """Return what was compared: the numbers of models, data sets and seeds, and the metrics of verdicts and figures."""
     metric = results.primary_metric
     pretrained = [result for result in results.results if result.arm.setup != "control"] or results.results
     seeds = sorted({result.num // result.num_pretrainings for result in pretrained})
@@ -324,30 +322,38 @@ def describe_results(results: ResultSet) -> list[tuple[str, str]]:
     tuned = f"{span} fine-tuning seeds" if span != "1" else f"1 fine-tuning seed{of_each}"
     pretrained_by = "" if results.is_foreign else f"{show_count(num_pretrainings, 'pretraining seed')}, "
     models = show_count(len({arm.name for arm in results.arms}), "model")
-    facts = [("compared", f"{models} on {show_count(num_datasets, 'dataset')}")]
-    facts += [("networks", show_list(results.sizes))] if any(results.sizes) else []
-    facts += [("training", tokens)] if (tokens := tell_tokens(results)) else []
-    facts += [("repeats", f"{pretrained_by}{tuned}")]
+    facts = [("compared", f"{models} on {show_count(num_datasets, 'dataset')}"), ("repeats", f"{pretrained_by}{tuned}")]
     metrics = [("metrics", "the standard ones" if metric == "standard" else "the paper’s own")]
     return facts if results.is_foreign else facts + metrics
 
 
-def tell_tokens(results: ResultSet) -> str:
-    """Write the tokens of the shortest and of the longest pretraining; empty if they are unknown."""
-    tokens = sorted({arm.tokens for arm in results.arms if arm.tokens})
-    ends = [show_tokens(num) for num in dict.fromkeys((tokens[0], tokens[-1]))] if tokens else []
-    return f"{' to '.join(dict.fromkeys(ends))} tokens" if ends else ""
+def tell_cost(costs: Sequence[Mapping[str, object]]) -> Iterator[tuple[str, str]]:
+    """Yield the hours of each device, a GPU or a thread of a CPU, by the rows of the table of costs."""
+    hours = defaultdict[str, float](float)
+    for row in costs:
+        hours[str(row["device"]).partition(" × ")[2]] += float(str(row["device hours"]))
+    spent = {"a CPU thread" if name == "cpu" else f"one {name}": num for name, num in hours.items() if num}
+    if spent:
+        yield "cost", show_list([f"{show_estimate(num)} hours of {name}" for name, num in spent.items()])
 
 
-def list_limits(results: ResultSet) -> Iterator[str]:
-    """Yield what the results of a study do not show."""
+class Scope(NamedTuple):
+    """What the results of a study are about, and so what they do not show."""
+
+    sizes: Sequence[str]
+    tokens: Sequence[float]
+    """The tokens of the shortest and of the longest pretraining; () if they are unknown."""
+    is_repeated: bool
+    """Whether models were pretrained more than once."""
+
+
+def find_scope(results: ResultSet) -> Scope | None:
+    """Find the scope of a study's results; None for tables of other people's scores."""
     if results.is_foreign:
-        return
-    if max(result.num_pretrainings for result in results.results) == 1:
-        yield "how another pretraining would come out: each model was pretrained once"
-    scope = [f"after more than {tokens.rpartition(' to ')[2]}"] if (tokens := tell_tokens(results)) else []
-    scope += [f"with networks other than {show_list(results.sizes)}"] if any(results.sizes) else []
-    yield f"anything {' or '.join([*scope, 'on other tasks'])}"
+        return None
+    tokens = sorted({arm.tokens for arm in results.arms if arm.tokens})
+    is_repeated = max(result.num_pretrainings for result in results.results) > 1
+    return Scope([size for size in results.sizes if size], [*dict.fromkeys((*tokens[:1], *tokens[-1:]))], is_repeated)
 
 
 def tell_evidence(finding: Finding) -> str:

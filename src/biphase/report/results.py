@@ -97,7 +97,7 @@ class ReportArm:
 
     @property
     def look(self) -> str:
-        """The objective whose look it has in tables and figures (`style.look_of`): of a curriculum that
+        """The objective whose look it has in tables and figures (`figures.look_of`): of a curriculum that
         `whole_objective` does not name, the first one unless that is CLM or MLM."""
         if not (self.curriculum and self.objective):
             return self.whole_objective

@@ -6,7 +6,7 @@ This module also finds the speed and memory of devices, and the sizes of network
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -545,20 +545,6 @@ def count_disk(plan: Plan, sizes: Mapping[str, RunSize]) -> dict[str, float]:
 
 
 COST_COLUMNS = ("stage", "device", "units", "steps", "tokens", "FLOPs", "worker time", "device hours", "kWh at most")
-
-
-def tell_cost(costs: Sequence[Mapping[str, object]]) -> Iterator[tuple[str, str]]:
-    """Yield the cost of a study (`list_costs`) for its page: the hours of each device, a GPU or a thread of a CPU."""
-    hours = defaultdict[str, float](float)
-    for row in costs:
-        hours[str(row["device"]).partition(" × ")[2]] += float(str(row["device hours"]))
-    told = [
-        f"{show_estimate(spent)} hours of {'a CPU thread' if name == 'cpu' else f'one {name}'}"
-        for name, spent in hours.items()
-        if spent
-    ]
-    if told:
-        yield "cost", show_list(told)
 
 
 class StageCost(NamedTuple):

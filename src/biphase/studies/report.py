@@ -35,7 +35,7 @@ from biphase.report.tables import LATEX
 from biphase.run import Run, read_metrics
 from biphase.studies.advise import Evidence
 from biphase.studies.arms import Arm
-from biphase.studies.cost import RunSize, list_costs, measure_sizes, measure_training, tell_cost
+from biphase.studies.cost import RunSize, list_costs, measure_sizes, measure_training
 from biphase.studies.declarations import count_look, tell_declaration
 from biphase.studies.folder import TRAINING, StudyState, find_text, read_state
 from biphase.studies.plan import EvaluatedModel, Plan, history, plan_study
@@ -410,7 +410,6 @@ def report_study(plan: Plan, folder: Path, out: Path, commands: Sequence[str]) -
         declared += propose_looks(plan, findings)
         files = {"hypotheses.json": hypotheses_json(plan, digest, declared, findings)} if findings else {}
         files |= {"scores.csv": cells_csv(state.scores), "citation.bib": write_citation(plan.study, declared)}
-        costs = list_costs(state, sizes)
         tests = [(s.task, s.metrics.get("test", {})) for scores in state.scores.values() for s in scores.scores]
         page_text = PageText(
             title=plan.study.title or f"The study {plan.study.name}",
@@ -426,8 +425,7 @@ def report_study(plan: Plan, folder: Path, out: Path, commands: Sequence[str]) -
             losses=losses,
             files=files,
             missing=list(map(without_folders, list_missing(state, failures))),
-            facts=[*tell_cost(costs)],
-            costs=costs,
+            costs=list_costs(state, sizes),
         )
         return write_report(results, out, page_text, pool)
 
