@@ -67,7 +67,7 @@ scores = biphase.evaluate(
     encoder, ["boys"], learning_rates=[1e-3], seeds=range(2), scores="grid", data=data, workers=1, **settings
 )
 scores.to_json("scores.json", orient="records")
-assert list(scores["model"]) == [encoder, "words alone (TF-IDF + linear)"], scores["model"]
+assert list(scores["model"]) == [str(encoder), "words alone (TF-IDF + linear)"], scores["model"]
 assert list(scores["num_cells"]) == [2, 2], scores["num_cells"]
 """
 

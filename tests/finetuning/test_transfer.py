@@ -46,7 +46,7 @@ def test_one_training_gives_a_score_by_name(model_folder: Path, tmp_path: Path) 
     assert plan_cells(str(model_folder), [f"{task}:de"], training[0].config, dirs)[0].hash == training[1].hash
     Path(task).write_text(content)
     settings: dict[str, Any] = {"learning_rates": [5e-3], "seeds": [0], "workers": 1, "scores": tmp_path / "scores"}
-    settings |= {"precision": "fp32", "device": "cpu", "max_length": 64, "epochs": 20, "batch_size": 8}
+    settings |= {"precision": "fp32", "device": "cpu", "max_length": 64, "epochs": 20, "batch_size": 8, "words": False}
     table = evaluate(model_folder, task, data={task: tmp_path}, **settings).set_index("task")
     assert table.loc["own.en", "mean"] > 0.9 and table.loc["own.de", "mean"] == pytest.approx(0, abs=0.1)
     assert len(list((tmp_path / "scores").glob("own.*/score.json"))) == 2

@@ -137,7 +137,7 @@ def keep_cell(fitted: FittedCell, folder: Path) -> None:
 def tell_kept_coverage(fitted: FittedCell, cell: CellContext) -> str:
     """Write how accurate the calibrated network is on the surest test examples; "" if it has no such probabilities."""
     test, task = fitted.splits["test"], cell.task
-    if not task.classes or cell.calibration.thresholds:
+    if fitted.score.calibration is None or cell.calibration.thresholds:
         return ""
     _, rows = test.judge(test.predict(fitted.network, cell) / cell.calibration.temperature, cell)
     coverage = report_classes(rows, task.classes).coverage
