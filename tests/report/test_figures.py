@@ -265,7 +265,7 @@ def test_all_arms_share_a_panel_and_an_arm_has_one_look() -> None:
     arms["run-1"] = ReportArm("run-1", objective="clm+mlm", curriculum="MEAP → MLM", phases=(("MEAP", 5), ("MLM", 5)))
     del arms["run-2"]
     shown, looks = [], dict[str, set[tuple[Any, ...]]]()
-    for plot in share_out_curves(losses, arms):
+    for plot in share_out_curves(losses, {name: arm.look for name, arm in arms.items()}):
         axes = Figure().add_subplot()
         plot(axes)
         assert axes.get_xlim()[0] == 0

@@ -226,7 +226,8 @@ def list_figures(
             plots[name] = told
         elif panels and not any(marks for panel in panels for _, _, marks in panel.series):
             lacking.append(f"“{words[name]['title']}” needs {words[name]['needs']}")
-    if curves := [*share_out_curves(losses or {}, {arm.name: arm for arm in results.arms})]:
+    objectives = {arm.name: arm.look for arm in results.arms}
+    if curves := [*share_out_curves(losses or {}, objectives)]:
         plots["losses"] = curves
     return plots, lacking
 
@@ -430,11 +431,11 @@ MOST_CURVES = 10
 
 
 def share_out_curves(
-    losses: Mapping[str, Sequence[Mapping[str, Any]]], arms: Mapping[str, ReportArm]
+    losses: Mapping[str, Sequence[Mapping[str, Any]]], objectives: Mapping[str, str]
 ) -> Iterator[Callable[["Axes"], object]]:
     """Yield a plot of all arms for each objective, because losses of different objectives differ in scale; several, if
-    it has more than `MOST_CURVES`. An arm has the same look in all plots."""
-    looks = dict(name_looks(losses, [arms[name].look if name in arms else "" for name in losses]))
+    it has more than `MOST_CURVES`. An arm has the same look in all plots, by its `ReportArm.look` in `objectives`."""
+    looks = dict(name_looks(losses, [objectives.get(name, "") for name in losses]))
     for objective in dict.fromkeys(row["objective"] for rows in losses.values() for row in rows):
         logged = {name: [row for row in rows if row["objective"] == objective] for name, rows in losses.items()}
         curves = [(name, rows, looks[name]) for name, rows in logged.items() if rows]
