@@ -28,7 +28,7 @@ def main(demo: Path) -> None:
         subprocess.run(command, check=True, capture_output=True, timeout=120)
         picture = Image.open(page).convert("RGB")
         # Few colours take a fraction of the bytes; this method keeps the rare ones, such as a dot of a legend.
-        picture.quantize(64, method=Image.Quantize.MAXCOVERAGE).save(TARGET / page.name, optimize=True)
+        picture.quantize(128, method=Image.Quantize.MAXCOVERAGE).save(TARGET / page.name, optimize=True)
 
 
 if __name__ == "__main__":
