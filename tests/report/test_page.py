@@ -227,7 +227,7 @@ def test_what_is_given_is_escaped_and_shown(part: ResultSet, tmp_path: Path) -> 
     file, *_ = write_report(part, tmp_path / "report", told)
     page = parse(file)
     assert len(page.all("script")) == 1
-    assert "".join(page.words).count("alert('x')") == 8  # as title (twice), question, costs (3), command, and missing line
+    assert "".join(page.words).count("alert('x')") == 8  # title (2), question, costs (3), command, missing line
     assert page.all("path", id="tree") and page.all("use", href="#tree") and not page.all("g", id="g_1")
     assert page.all("section", id="costs") and page.all("section", id="reproduce") and page.all("section", id="plan")
 
