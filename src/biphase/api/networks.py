@@ -104,11 +104,8 @@ def compare_tokenizers(
         if not num_tokens or not num_words:
             raise InputError(f"{name} makes no token of the text: give text of words")
         num_unknown = sum(each.count(unknown) for each in ids) if unknown is not None else 0
-        sizes = {"vocab_size": len(tokenizer), "tokens_per_word": num_tokens / num_words}
-        rows.append(
-            {"tokenizer": name, **sizes, "bytes_per_token": num_bytes / num_tokens}
-            | {"unknown": num_unknown / num_tokens}
-        )
+        row = {"tokenizer": name, "vocab_size": len(tokenizer), "tokens_per_word": num_tokens / num_words}
+        rows.append(row | {"bytes_per_token": num_bytes / num_tokens, "unknown": num_unknown / num_tokens})
     return pandas.DataFrame(rows)
 
 

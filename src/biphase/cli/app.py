@@ -152,7 +152,7 @@ def main() -> NoReturn:
     words = [word for word in sys.argv[1:] if word != "--quiet"]
     err.quiet = len(words) < len(sys.argv[1:])
     if "torch" not in sys.modules:
-        announce_loading(" ".join(["biphase", *sys.argv[1:2]]))
+        announce_loading(" ".join(["biphase", *words[:1]]))
     try:
         if is_one_of_several() and environment_number("LOCAL_RANK", 0) > 0:
             silence()  # only one of a machine's processes reports errors in the command

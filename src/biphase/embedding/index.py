@@ -476,10 +476,10 @@ def open_model(name: str) -> tuple[str, SentenceTransformer]:
 
 def load_index_model(index: Index) -> SentenceTransformer:
     """Load the model of an index. Raises `InputError` if it has changed since the index was opened."""
-    model_hash, embedder = open_model(index.model)
-    if model_hash != index.manifest.model_hash:
-        raise InputError(f"{index.model} was replaced after {index.folder} was opened: run the command again")
-    return embedder
+    with unreplaced(find_folder(index.model)):
+        if embedders.hash_embedder(index.model) != index.manifest.model_hash:
+            raise InputError(f"{index.model} was replaced after {index.folder} was opened: run the command again")
+        return embedders.load_for_inference(index.model)
 
 
 def check_passages(index: Index, files: IndexFiles, filters: Sequence[Filter]) -> np.ndarray:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -40,9 +40,6 @@ from biphase.tasks.examples import classes_of, lacks_label, make_examples
 from biphase.tasks.families import KINDS
 from biphase.tasks.spec import FileLayout, Task
 from biphase.tasks.splits import TaskData
-
-if TYPE_CHECKING:
-    pass
 
 RECORD = "biphase.json"
 """The file of a kept folder that describes its inputs."""
