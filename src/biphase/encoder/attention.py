@@ -13,7 +13,7 @@ B buckets, N samples of a bucket, L its length, P slots of all buckets.
 """
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from itertools import groupby
@@ -26,7 +26,14 @@ from torch.nn.attention import varlen
 from transformers import AttentionInterface
 
 from biphase.device import choose_dtype, explain_dtype, to_device
-from biphase.encoder.buckets import bucket_attention, plan_buckets, visible
+from biphase.encoder.buckets import (
+    EagerBucketAttention,
+    OpenPlan,
+    bucket_attention,
+    open_plan,
+    plan_buckets,
+    visible,
+)
 from biphase.errors import InputError
 
 ATTENTION = "biphase"
@@ -80,6 +87,15 @@ class PackedLayout:
     """For `buckets`: the number of slots, P."""
     num_scores: int
     """For `buckets`: the number of attention scores of one head, padding included."""
+    opened: dict[tuple[int, int], OpenPlan] = field(default_factory=dict, compare=False, repr=False)
+    """For `buckets`: the plan as eager layers read it, by the numbers of heads and of key-value heads."""
+
+    def open(self, q_THK: Tensor, k_TGK: Tensor) -> OpenPlan:
+        """Open the plan for layers with so many heads, once."""
+        num_heads, num_kv_heads = heads = q_THK.shape[1], k_TGK.shape[1]
+        if heads not in self.opened:
+            self.opened[heads] = open_plan(self.sizes_3B, self.plan_PS, len(q_THK), num_heads, num_kv_heads)
+        return self.opened[heads]
 
 
 def lay_out(
@@ -274,8 +290,11 @@ def attend(
     is_kept = torch.is_grad_enabled() and layout.num_scores <= KEPT_KEYS * q_THK.shape[0]
     is_kept = is_kept and not softcap and sinks_H is None  # gradients with a cap or sinks need more than the weights
     num_kept = layout.num_scores * q_THK.shape[1] if is_kept else 0
-    plan = (layout.sizes_3B, layout.plan_PS, layout.num_slots, num_kept)
-    return bucket_attention(q_THK * scale, k_TGK, v_TGK, *plan, layout.causal, window, softcap, sinks_H)[0]
+    rows, settings = (q_THK * scale, k_TGK, v_TGK), (num_kept, layout.causal, window, softcap)
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        opened = layout.open(q_THK, k_TGK)
+        return EagerBucketAttention.apply(*rows, sinks_H, opened, *settings)
+    return bucket_attention(*rows, layout.sizes_3B, layout.plan_PS, layout.num_slots, *settings, sinks_H)[0]
 
 
 def beyond_varlen(softcap: float | None, has_sinks: bool, width: int) -> str:

@@ -82,29 +82,24 @@ def visible(distance: Tensor, causal: bool, window: int) -> Tensor:
     return sees & (distance.abs() <= window - causal) if window else sees
 
 
-@torch.library.custom_op("biphase::bucket_attention", mutates_args=())
-def bucket_attention(
+def attend_in_buckets(
     q_THK: Tensor,
     k_TGK: Tensor,
     v_TGK: Tensor,
-    sizes_3B: Tensor,
-    plan_PS: Tensor,
-    num_slots: int,
+    plan: "OpenPlan",
     num_kept: int,
     causal: bool,
     window: int,
-    softcap: float = 0.0,
-    sinks_H: Tensor | None = None,
+    softcap: float,
+    sinks_H: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the outputs [T, H, V] for queries that are scaled already, and what the backward pass reads: the softmax
     weights of all buckets end to end, and the rows of q, k and v in the order of the buckets.
 
-    `sizes_3B`, `plan_PS` and `num_slots` come from the `PackedLayout`; `num_kept` is the number of weights to return, 0
-    or all. With `softcap` c a score s becomes c · tanh(s / c). A sink is a further key for each query of its head, with
-    that score and without a value.
+    `num_kept` is the number of weights to return, 0 or all. With `softcap` c a score s becomes c · tanh(s / c). A sink
+    is a further key for each query of its head, with that score and without a value.
     """
-    (num_tokens, num_heads, _), num_kv_heads = q_THK.shape, k_TGK.shape[1]
-    buckets, queries, keys = open_plan(sizes_3B, plan_PS, num_tokens, num_heads, num_kv_heads)
+    buckets, queries, keys = plan
     q, k, v = queries.gather(q_THK), keys.gather(k_TGK), keys.gather(v_TGK)
     out, kept_weights = q.new_empty(len(q), v.shape[1]), q.new_empty(num_kept)
     parts = zip(queries.by_bucket(q), keys.by_bucket(k), keys.by_bucket(v), queries.by_bucket(out), strict=True)
@@ -115,16 +110,13 @@ def bucket_attention(
     return queries.scatter(out), kept_weights, q, k, v
 
 
-@torch.library.custom_op("biphase::bucket_attention_backward", mutates_args=())
-def bucket_attention_backward(
+def gradients_in_buckets(
     grad_THK: Tensor,
     kept_weights: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    sizes_3B: Tensor,
-    plan_PS: Tensor,
-    num_kv_heads: int,
+    plan: "OpenPlan",
     causal: bool,
     window: int,
     softcap: float,
@@ -137,8 +129,7 @@ def bucket_attention_backward(
     A cap on S multiplies dS by 1 - tanh². A sink with the weight p takes part in the softmax as a key with the value 0:
     the formulas stay, with rows of P that sum to 1 - p, and the sink's gradient is -p · rowsum(P ∘ dP).
     """
-    num_tokens, num_heads, _ = grad_THK.shape
-    buckets, queries, keys = open_plan(sizes_3B, plan_PS, num_tokens, num_heads, num_kv_heads)
+    buckets, queries, keys = plan
     grad = queries.gather(grad_THK).index_fill_(0, queries.padding, 0)
     grad_q, grad_k, grad_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     grad_sinks_H = q.new_zeros(0 if sinks_H is None else len(sinks_H), dtype=torch.float32)
@@ -249,9 +240,11 @@ def hide(scores_NHLL: Tensor, bucket: Bucket, causal: bool, window: int) -> None
         scores_NHLL[..., shortest:].masked_fill_(padded_N11L, float("-inf"))
 
 
-def open_plan(
-    sizes_3B: Tensor, plan_PS: Tensor, num_tokens: int, num_heads: int, num_kv_heads: int
-) -> tuple[list[Bucket], RowMap, RowMap]:
+OpenPlan = tuple[list[Bucket], RowMap, RowMap]
+"""The buckets, the map of the queries' rows and that of the keys'."""
+
+
+def open_plan(sizes_3B: Tensor, plan_PS: Tensor, num_tokens: int, num_heads: int, num_kv_heads: int) -> OpenPlan:
     """Read the buckets of a `PackedLayout`, and map the rows of queries and those of keys."""
     sizes = sizes_3B.view(-1, 3).tolist()
     num_slots = sum(num * length for num, length, _ in sizes)
@@ -278,6 +271,46 @@ def map_rows(slots_3P: Tensor, num_tokens: int, num_heads: int) -> tuple[Tensor,
     sources = torch.zeros_like(rows_PH).flatten()  # padding is filled from anywhere
     sources[targets] = torch.arange(len(targets), device=slots_3P.device)
     return sources, targets, padding
+
+
+@torch.library.custom_op("biphase::bucket_attention", mutates_args=())
+def bucket_attention(
+    q_THK: Tensor,
+    k_TGK: Tensor,
+    v_TGK: Tensor,
+    sizes_3B: Tensor,
+    plan_PS: Tensor,
+    num_slots: int,
+    num_kept: int,
+    causal: bool,
+    window: int,
+    softcap: float = 0.0,
+    sinks_H: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Compute `attend_in_buckets` as an operator. `sizes_3B`, `plan_PS` and `num_slots` come from the
+    `PackedLayout`."""
+    plan = open_plan(sizes_3B, plan_PS, *q_THK.shape[:2], k_TGK.shape[1])
+    return attend_in_buckets(q_THK, k_TGK, v_TGK, plan, num_kept, causal, window, softcap, sinks_H)
+
+
+@torch.library.custom_op("biphase::bucket_attention_backward", mutates_args=())
+def bucket_attention_backward(
+    grad_THK: Tensor,
+    kept_weights: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sizes_3B: Tensor,
+    plan_PS: Tensor,
+    num_kv_heads: int,
+    causal: bool,
+    window: int,
+    softcap: float,
+    sinks_H: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compute `gradients_in_buckets` as an operator."""
+    plan = open_plan(sizes_3B, plan_PS, *grad_THK.shape[:2], num_kv_heads)
+    return gradients_in_buckets(grad_THK, kept_weights, q, k, v, plan, causal, window, softcap, sinks_H)
 
 
 @bucket_attention.register_fake
@@ -314,3 +347,32 @@ def bucket_gradients(ctx: Any, grad_THK: Tensor, *_: Any) -> tuple[Any, ...]:
 
 
 bucket_attention.register_autograd(bucket_gradients, setup_context=keep_for_backward)
+
+
+class EagerBucketAttention(torch.autograd.Function):
+    """The outputs of `bucket_attention`, with gradients, where nothing is compiled.
+
+    On a CPU, PyTorch spends most of a millisecond a layer on calling operators that are written in Python; short steps
+    consist of a few. Here, too, a batch's plan is opened once for all layers."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_THK: Tensor,
+        k_TGK: Tensor,
+        v_TGK: Tensor,
+        sinks_H: Tensor | None,
+        plan: "OpenPlan",
+        num_kept: int,
+        *settings: Any,
+    ) -> Tensor:
+        out_THV, *saved = attend_in_buckets(q_THK, k_TGK, v_TGK, plan, num_kept, *settings, sinks_H)
+        ctx.save_for_backward(*saved, sinks_H)
+        ctx.settings = plan, *settings
+        return out_THV
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        *saved, sinks_H = ctx.saved_tensors
+        *found, grad_sinks_H = gradients_in_buckets(grads[0], *saved, *ctx.settings, sinks_H)
+        return *found, None if sinks_H is None else grad_sinks_H.to(sinks_H.dtype), *[None] * 5
