@@ -36,9 +36,9 @@ PATHS = {
 }
 """Path → the module and the function where it begins."""
 CAPS = {
-    "code": 25_770,
+    "code": 25_920,
     "modules": 145,
-    "import lines": 2_776,
+    "import lines": 2_795,
     "longest function": 53,
     "a recipe into train": 87,
     "a cell into its score": 76,

@@ -5,6 +5,7 @@ The networks are on the meta device and the group is PyTorch's fake one: one pro
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import EuroBertConfig, EuroBertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
-from biphase.encoder.packed import language_model_loss
+from biphase import flops
+from biphase.encoder import buckets
+from biphase.encoder.attention import ATTENTION, lay_out
+from biphase.encoder.packed import PackedModel, language_model_loss
 from biphase.flops import CHUNK_LOGITS, PART_LOGITS, Shape, plan_memory, read_shape, shape_of
 from biphase.presets import PRESETS
 from biphase.pretraining.optimizer import make_optimizers
@@ -45,6 +49,7 @@ def plan(shape: Shape, devices: int, *, microbatch: int, num: int = 1, on_cpu: b
     """The memory of a recipe whose devices go through `num` microbatches for an update."""
     tree: dict[str, Any] = {"name": "planned", "init": {"preset": "1m"}, "data": {"shards": "nowhere"}}
     tree |= {"curriculum": [{"objective": "mlm", "steps": 1}], "schedule": {"warmup_steps": 0, "decay_steps": 0}}
+    tree["data"]["max_sample_tokens"] = more.pop("max_sample_tokens", 2048)
     recipe = Recipe.model_validate(tree | {"optimizer": {"name": more.pop("optimizer", "adamw")}})
     compute = {"microbatch_tokens": microbatch, "parallel": "fsdp", "precision": "bf16", **more}
     changes = {"batch_tokens": num * devices * microbatch, "compute": recipe.compute.model_copy(update=compute)}
@@ -173,3 +178,28 @@ def test_what_the_head_holds_in_forward_and_backward(targets: int, monkeypatch: 
     sizes = PRESETS["1m"] | {"hidden_size": width, "vocab_size": vocab}
     planned = plan(read_shape(sizes), 1, microbatch=targets, on_cpu=True)
     assert 0.7 * (planned["logits"] + planned["head"]) < found.most < 1.05 * (planned["logits"] + planned["head"])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("length", [64, 512, 2048])
+def test_attention_of_short_and_long_samples(length: int, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a batch's forward and backward pass holds on a CPU. The softmax weights of samples of 64 and 512 tokens
+    are stored, and those of longer ones computed again, for some queries at a time."""
+    monkeypatch.setattr(flops, "BLOCK_BYTES", 2**20)
+    monkeypatch.setattr(buckets, "BLOCK_BYTES", 2**20)
+    num_tokens = 2048
+    sizes: dict[str, Any] = {"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 128, "vocab_size": 512}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": num_tokens}
+    model = PackedModel(LlamaForCausalLM(LlamaConfig(**sizes, attn_implementation=ATTENTION)))
+    tokens = torch.randint(0, 512, (num_tokens,))
+    targets = torch.arange(0, num_tokens, 2)
+    with MostBytes(*model.parameters()) as found, torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        layout = lay_out(np.arange(0, num_tokens + 1, length), causal=False, dtype=dtype)
+        loss, _, _ = model(tokens, torch.arange(num_tokens) % length, layout, targets, tokens[targets])
+        loss.backward()
+    planned = plan(
+        read_shape(sizes), 1, microbatch=num_tokens, precision=precision, on_cpu=True, max_sample_tokens=length
+    )
+    most = planned["total"] - planned["weights"] - planned["moments"]
+    assert 0.45 * most < found.most < 1.02 * most

@@ -26,6 +26,10 @@ Activations are the numbers in the blocks that the backward pass needs: for each
 as eager blocks keep them, residuals and norms in fp32: a, b, c are 13, 2, 5 in bf16, and 6, 1, 3 in fp32. This is an
 upper bound: compiled blocks keep less.
 
+On a CPU, attention also stores its softmax weights, if a token sees `KEPT_KEYS` keys or fewer on average; there are as
+many as heads · keys for each token and layer. It computes scores for at most `BLOCK_BYTES` at once beside these, or for
+a bucket of short samples, and in the backward pass as many of their gradients, twice.
+
 The head, of vocabulary · width, has its gradient in fp32 from the forward pass on. It also needs a copy of the weights
 and a product, both in the type of the arithmetic, and in the backward pass a scaled copy of the gradient.
 
@@ -269,6 +273,14 @@ WIDTHS_KEPT = {BFLOAT16: (13, 2, 5), FLOAT32: (6, 1, 3)}
 CHUNK_LOGITS = {"cpu": 2**25, "cuda": 2**29}
 """The most logits that the head holds at once, in the type of the arithmetic: 64 MB in bf16 on a CPU, 1 GB on a GPU.
 Each chunk adds to a gradient as large as the weights, so that small chunks cost more than they save."""
+KEPT_KEYS = 512
+"""The largest average number of keys per token for which attention on a CPU stores its softmax weights from the forward
+to the backward pass. More weights would outweigh everything else that a block stores, so they are computed again."""
+BUCKET_BYTES = 2**20
+"""The most bytes of attention scores per head of samples that are batched: more would leave the cache between two
+operations."""
+BLOCK_BYTES = 2**26
+"""The most bytes of attention scores that are computed at once and not stored."""
 PART_LOGITS = {"cpu": 2**20, "cuda": 2**28}
 """The most logits that are fp32 at once: on a CPU, as many as its caches hold from one operation to the next."""
 
@@ -285,8 +297,8 @@ def plan_memory(
 
     Returns:
         `weights`, `gradients` and `moments` last from step to step. The computation of a batch adds `copies` of weights
-        in the type of the arithmetic, `activations`, `logits` and the gradient of the `head`. After it, the optimizer's
-        `update` adds temporary tensors.
+        in the type of the arithmetic, `activations`, scores of `attention`, `logits` and the gradient of the `head`.
+        After it, the optimizer's `update` adds temporary tensors.
     """
     # 1. The arithmetic, and the microbatches of the largest batch.
     compute = recipe.compute
@@ -311,6 +323,7 @@ def plan_memory(
     computing = {
         "copies": float(number_bytes * count_copied(shape, is_fsdp=parts > 1, is_bf16=is_bf16)),
         "activations": float(number_bytes * compute.microbatch_tokens * per_token),
+        "attention": attention_bytes(shape, recipe, number_bytes) if on_cpu else 0.0,
         "logits": float(number_bytes * min(logits, CHUNK_LOGITS[device]) + FLOAT32 * min(logits, PART_LOGITS[device])),
         "head": float(2 * FLOAT32 * shape.vocab_size * shape.width),
     }
@@ -340,6 +353,16 @@ def activations_per_token(shape: Shape, number_bytes: int, *, recomputes: bool) 
     # computes.
     of_blocks = shape.layers * of_input * shape.width + of_block if recomputes else shape.layers * of_block
     return of_blocks + of_ends * shape.width
+
+
+def attention_bytes(shape: Shape, recipe: Recipe, number_bytes: int) -> float:
+    """Return the most bytes of attention scores on a CPU, whatever the lengths of the samples (see above)."""
+    num_tokens = recipe.compute.microbatch_tokens
+    longest = min(recipe.data.max_sample_tokens, num_tokens)
+    num_layers = 1 if recipe.compute.activation_checkpointing else shape.layers
+    kept = number_bytes * num_layers * shape.heads * num_tokens * min(longest, KEPT_KEYS)
+    in_bucket = shape.heads * max(BUCKET_BYTES, number_bytes * longest**2)
+    return float(kept + 3 * min(in_bucket, max(BLOCK_BYTES, shape.heads * BUCKET_BYTES)))
 
 
 def update_bytes(shape: Shape, optimizer: Optimizer, number_bytes: int) -> float:

@@ -160,6 +160,29 @@ def test_weights_formed_again_are_the_ones_not_kept(causal: bool, monkeypatch: p
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("causal", "window"), [(True, 0), (False, 0), (False, 5), (True, 5)])
+@pytest.mark.parametrize(("softcap", "with_sinks"), [(0.0, False), (2.0, True)])
+def test_long_samples_are_computed_in_blocks_of_queries(
+    softcap: float, with_sinks: bool, causal: bool, window: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of 7 and fewer queries give what all queries at once give, gradients of sinks too."""
+    bounds_S1 = bounds_of(LENGTHS)
+    layout = lay_out(bounds_S1, causal=causal)
+    inputs = [*random_qkv(int(bounds_S1[-1]), 4, 2, dtype), torch.tensor([-1.0, 0.0, 1.0, 3.0]).to(dtype)]
+
+    def run(q: Tensor, k: Tensor, v: Tensor, sinks_H: Tensor) -> Tensor:
+        out = attend(q, k, v, layout, 0.25, window, softcap, sinks_H if with_sinks else None)
+        return out + 0 * sinks_H.sum()
+
+    monkeypatch.setattr(attention, "KEPT_KEYS", 0)
+    whole = run_with_gradients(run, inputs, dtype)
+    longest = int(layout.sizes_3B[1])
+    monkeypatch.setattr(buckets, "BLOCK_BYTES", 7 * 4 * longest * dtype.itemsize)
+    for once, blocks in zip(whole, run_with_gradients(run, inputs, dtype), strict=True):
+        assert (once - blocks).abs().max() <= 8 * torch.finfo(dtype).eps * once.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_long_samples(dtype: torch.dtype) -> None:
     """Their softmax, which is written over its scores, takes other code of PyTorch's than a few keys do."""
     bounds_S1 = bounds_of([700, 1300, 650])

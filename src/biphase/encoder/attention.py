@@ -35,13 +35,10 @@ from biphase.encoder.buckets import (
     visible,
 )
 from biphase.errors import InputError
+from biphase.flops import KEPT_KEYS
 
 ATTENTION = "biphase"
 Backend = Literal["varlen", "buckets", "sdpa", "reference"]
-
-KEPT_KEYS = 512
-"""The largest average number of keys per token for which the forward pass stores its softmax weights. More weights
-would outweigh everything else that a block stores, so the backward pass recomputes them."""
 
 PAD_TO_MULTIPLE_OF = 32
 """The multiple to which training and evaluation pad the tokens of a batch, once, at its end, and in 16 bits the targets
@@ -90,7 +87,7 @@ class PackedLayout:
     opened: dict[tuple[int, int], OpenPlan] = field(default_factory=dict, compare=False, repr=False)
     """For `buckets`: the plan as eager layers read it, by the numbers of heads and of key-value heads."""
 
-    def open(self, q_THK: Tensor, k_TGK: Tensor) -> OpenPlan:
+    def open_for(self, q_THK: Tensor, k_TGK: Tensor) -> OpenPlan:
         """Open the plan for layers with so many heads, once."""
         num_heads, num_kv_heads = heads = q_THK.shape[1], k_TGK.shape[1]
         if heads not in self.opened:
@@ -292,7 +289,7 @@ def attend(
     num_kept = layout.num_scores * q_THK.shape[1] if is_kept else 0
     rows, settings = (q_THK * scale, k_TGK, v_TGK), (num_kept, layout.causal, window, softcap)
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        opened = layout.open(q_THK, k_TGK)
+        opened = layout.open_for(q_THK, k_TGK)
         return EagerBucketAttention.apply(*rows, sinks_H, opened, *settings)
     return bucket_attention(*rows, layout.sizes_3B, layout.plan_PS, layout.num_slots, *settings, sinks_H)[0]
 

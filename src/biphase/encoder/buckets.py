@@ -14,10 +14,12 @@ in number and shape from batch to batch. A row is one token's vector of one head
 [N, H, L, K], and buckets end to end.
 
 Letters: T packed tokens, S samples, H query heads, G key-value heads, K head width, B buckets, N samples of a bucket,
-L its length, P slots of all buckets, V width of a value's head (K in most networks).
+L its length, P slots of all buckets, V width of a value's head (K in most networks), Q queries
+of a block.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +27,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from biphase.flops import BLOCK_BYTES, BUCKET_BYTES
+
 BUCKET_WASTE = 2**13
 """The most scores per head that padding may add to a bucket with shorter samples: about the cost of another bucket."""
-BUCKET_BYTES = 2**20
-"""The most bytes of attention scores (N · L²) per head of a bucket: more would leave the cache between two
-operations."""
 LENGTHS_STEP = 16
 """The step between lengths of buckets: they are multiples of it, so that sizes recur, and rows of scores fill a CPU's
 registers."""
@@ -105,8 +106,9 @@ def attend_in_buckets(
     parts = zip(queries.by_bucket(q), keys.by_bucket(k), keys.by_bucket(v), queries.by_bucket(out), strict=True)
     stored = queries.by_bucket(kept_weights) if num_kept else [None] * len(buckets)
     for bucket, (q_part, k_part, v_part, out_part), into in zip(buckets, parts, stored, strict=True):
-        weights, _ = attention_weights(bucket, q_part, k_part, causal, window, softcap, sinks_H, into)
-        torch.bmm(weights, v_part, out=out_part)
+        for positions, some, some_out in query_blocks(bucket, into, q_part, out_part):
+            weights, _ = attention_weights(bucket, positions, some, k_part, causal, window, softcap, sinks_H, into)
+            write_product(some_out, weights, v_part)
     return queries.scatter(out), kept_weights, q, k, v
 
 
@@ -136,23 +138,28 @@ def gradients_in_buckets(
     of_queries = zip(queries.by_bucket(q), queries.by_bucket(grad), queries.by_bucket(grad_q), strict=True)
     of_keys = zip(*map(keys.by_bucket, (k, v, grad_k, grad_v)), strict=True)
     stored = queries.by_bucket(kept_weights) if len(kept_weights) else [None] * len(buckets)
-    for bucket, (q_part, dout, dq), (k_part, v_part, dk, dv), weights in zip(
+    for bucket, (q_part, dout_part, dq_part), (k_part, v_part, dk_part, dv_part), kept in zip(
         buckets, of_queries, of_keys, stored, strict=True
     ):
-        sunk = None
-        if weights is None:
-            weights, sunk = attention_weights(bucket, q_part, k_part, causal, window, softcap, sinks_H)
-        torch.bmm(weights.transpose(1, 2), dout, out=dv)
-        grad_weights = dout @ v_part.transpose(1, 2)
-        grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
-        if sunk is not None:
-            sums = (weights.float() * grad_weights.float()).sum(-1, keepdim=True)
-            grad_sinks_H -= (sunk * sums).view(-1, len(grad_sinks_H), k_part.shape[1]).sum((0, 2))
-        if softcap:
-            capped = torch.bmm(q_part, k_part.transpose(1, 2)).div_(softcap).tanh_()
-            grad_scores *= 1 - capped.square_()
-        torch.bmm(grad_scores, k_part, out=dq)
-        torch.bmm(grad_scores.transpose(1, 2), q_part, out=dk)
+        dk, dv = KeySum(dk_part), KeySum(dv_part)
+        for positions, some, dout, dq in query_blocks(bucket, kept, q_part, dout_part, dq_part):
+            weights, sunk, is_whole = kept, None, len(positions) == bucket[0]
+            some, dout = some.flatten(1, -2), dout.flatten(1, -2)
+            if weights is None:
+                weights, sunk = attention_weights(bucket, positions, some, k_part, causal, window, softcap, sinks_H)
+            dv.add(weights.transpose(1, 2), dout, is_whole)
+            grad_weights = dout @ v_part.transpose(1, 2)
+            grad_scores = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+            if sunk is not None:
+                sums = (weights.float() * grad_weights.float()).sum(-1, keepdim=True)
+                grad_sinks_H -= (sunk * sums).view(-1, len(grad_sinks_H), len(positions)).sum((0, 2))
+            if softcap:
+                capped = torch.bmm(some, k_part.transpose(1, 2)).div_(softcap).tanh_()
+                grad_scores *= 1 - capped.square_()
+            write_product(dq, grad_scores, k_part)
+            dk.add(grad_scores.transpose(1, 2), some, is_whole)
+        dk.finish()
+        dv.finish()
     return queries.scatter(grad_q), keys.scatter(grad_k), keys.scatter(grad_v), grad_sinks_H
 
 
@@ -195,8 +202,59 @@ class RowMap:
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
+def query_blocks(bucket: Bucket, kept: Tensor | None, *parts: Tensor) -> Iterator[Any]:
+    """Divide the queries of a bucket, so that scores that nothing keeps stay below `BLOCK_BYTES`: the memory of long
+    samples then grows with their length, not with its square.
+
+    Yields the positions of some queries, and these queries in each of the parts [N·G, H/G·L, …]: the parts themselves
+    for all queries, else views [N·G, H/G, positions, …].
+    """
+    (length, *_), (num_matrices, num_rows, _) = bucket, parts[0].shape
+    most = max(1, BLOCK_BYTES // (num_matrices * num_rows * parts[0].element_size()))
+    if kept is not None or most >= length:
+        yield range(length), *parts
+        return
+    for first in range(0, length, most):
+        positions = range(length)[first : first + most]
+        yield (
+            positions,
+            *(part.view(num_matrices, -1, length, part.shape[2])[:, :, first : first + most] for part in parts),
+        )
+
+
+def write_product(into: Tensor, left: Tensor, right: Tensor) -> None:
+    """Write a batched product into some rows of a part, as `query_blocks` yields them."""
+    if into.dim() == 3:
+        torch.bmm(left, right, out=into)
+    else:
+        into.copy_(torch.bmm(left, right).view_as(into))
+
+
+class KeySum:
+    """The gradient of a bucket's keys or values: the sum over blocks of queries, in fp32 if there are several."""
+
+    def __init__(self, into: Tensor) -> None:
+        self.into = into
+        self.total: Tensor | None = None
+
+    def add(self, left: Tensor, right: Tensor, is_whole: bool) -> None:
+        """Add a batched product, which is the whole sum if there is one block."""
+        if is_whole:
+            torch.bmm(left, right, out=self.into)
+        elif self.total is None:
+            self.total = torch.bmm(left, right).float()
+        else:
+            self.total += torch.bmm(left, right)
+
+    def finish(self) -> None:
+        """Write a sum over several blocks."""
+        if self.total is not None:
+            self.into.copy_(self.total)
+
+
 def attention_weights(
     bucket: Bucket,
+    positions: range,
     q: Tensor,
     k: Tensor,
     causal: bool,
@@ -205,39 +263,42 @@ def attention_weights(
     sinks_H: Tensor | None,
     into: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the softmax of the scores, with -inf for hidden keys, and the weight of the sinks, if any.
+    """Return the softmax of the scores of queries at some positions, with -inf for hidden keys, and the weight of the
+    sinks, if any.
 
     PyTorch sums scores of 16 bits in fp32. Padded queries may see any keys, but must see at least one.
     """
-    scores = torch.bmm(q, k.transpose(1, 2), out=into)
+    scores = torch.bmm(q.flatten(1, -2), k.transpose(1, 2), out=into)
     if softcap:
         scores.div_(softcap).tanh_().mul_(softcap)
     length, _, lengths_N = bucket
-    hide(scores.view(len(lengths_N), -1, length, length), bucket, causal, window)
+    hide(scores.view(len(lengths_N), -1, len(positions), length), bucket, positions, causal, window)
     sunk = None
     if sinks_H is not None:  # softmax with the sink = softmax without it · (1 - the sink's weight)
         total = scores.float().logsumexp(-1, keepdim=True)
-        sunk = (sinks_H.float().view(-1, 1, 1) - total.view(len(lengths_N), -1, length, 1)).sigmoid_().view_as(total)
+        by_head_NHL1 = total.view(len(lengths_N), -1, len(positions), 1)
+        sunk = (sinks_H.float().view(-1, 1, 1) - by_head_NHL1).sigmoid_().view_as(total)
     weights = torch.ops.aten._softmax.out(scores, -1, False, out=scores)
     return (weights if sunk is None else weights.mul_((1 - sunk).to(weights.dtype))), sunk
 
 
-def hide(scores_NHLL: Tensor, bucket: Bucket, causal: bool, window: int) -> None:
-    """Write -inf over the scores of keys that a query must not see."""
+def hide(scores_NHQL: Tensor, bucket: Bucket, positions: range, causal: bool, window: int) -> None:
+    """Write -inf over the scores of keys that the queries at some positions must not see."""
     length, shortest, lengths_N = bucket
     # 1. The objective hides keys in the same way for all samples: later ones when causal, those outside of the window.
-    indices_L = torch.arange(length, device=scores_NHLL.device)
+    indices_L = torch.arange(length, device=scores_NHQL.device)
+    indices_Q1 = indices_L[positions.start : positions.stop, None]
     if causal or window:
-        sees_LL = visible(indices_L[:, None] - indices_L, causal, window)
-        scores_NHLL += scores_NHLL.new_zeros(sees_LL.shape).masked_fill_(~sees_LL, float("-inf"))
+        sees_QL = visible(indices_Q1 - indices_L, causal, window)
+        scores_NHQL += scores_NHQL.new_zeros(sees_QL.shape).masked_fill_(~sees_QL, float("-inf"))
     # 2. Padded keys come after each sample's own length, so after the length of the shortest one. With a causal
     # objective, they are later than every key that a token may see.
     if not causal and shortest < length:
         behind = indices_L[shortest:]
         padded_N11L = (behind >= lengths_N[:, None])[:, None, None, :]
         if window:  # padded queries whose window is only padding see themselves
-            padded_N11L = padded_N11L & (indices_L[:, None] != behind)
-        scores_NHLL[..., shortest:].masked_fill_(padded_N11L, float("-inf"))
+            padded_N11L = padded_N11L & (indices_Q1 != behind)
+        scores_NHQL[..., shortest:].masked_fill_(padded_N11L, float("-inf"))
 
 
 OpenPlan = tuple[list[Bucket], RowMap, RowMap]
@@ -289,7 +350,7 @@ def bucket_attention(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute `attend_in_buckets` as an operator. `sizes_3B`, `plan_PS` and `num_slots` come from the
     `PackedLayout`."""
-    plan = open_plan(sizes_3B, plan_PS, *q_THK.shape[:2], k_TGK.shape[1])
+    plan = open_plan(sizes_3B, plan_PS, len(q_THK), q_THK.shape[1], k_TGK.shape[1])
     return attend_in_buckets(q_THK, k_TGK, v_TGK, plan, num_kept, causal, window, softcap, sinks_H)
 
 
@@ -309,7 +370,7 @@ def bucket_attention_backward(
     sinks_H: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute `gradients_in_buckets` as an operator."""
-    plan = open_plan(sizes_3B, plan_PS, *grad_THK.shape[:2], num_kv_heads)
+    plan = open_plan(sizes_3B, plan_PS, len(grad_THK), grad_THK.shape[1], num_kv_heads)
     return gradients_in_buckets(grad_THK, kept_weights, q, k, v, plan, causal, window, softcap, sinks_H)
 
 
@@ -364,8 +425,11 @@ class EagerBucketAttention(torch.autograd.Function):
         sinks_H: Tensor | None,
         plan: "OpenPlan",
         num_kept: int,
-        *settings: Any,
+        causal: bool,
+        window: int,
+        softcap: float,
     ) -> Tensor:
+        settings = causal, window, softcap
         out_THV, *saved = attend_in_buckets(q_THK, k_TGK, v_TGK, plan, num_kept, *settings, sinks_H)
         ctx.save_for_backward(*saved, sinks_H)
         ctx.settings = plan, *settings
@@ -373,6 +437,7 @@ class EagerBucketAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        *saved, sinks_H = ctx.saved_tensors
-        *found, grad_sinks_H = gradients_in_buckets(grads[0], *saved, *ctx.settings, sinks_H)
+        kept_weights, q, k, v, sinks_H = ctx.saved_tensors
+        of_plan = (kept_weights, q, k, v, *ctx.settings, sinks_H)
+        *found, grad_sinks_H = gradients_in_buckets(grads[0], *of_plan)
         return *found, None if sinks_H is None else grad_sinks_H.to(sinks_H.dtype), *[None] * 5
