@@ -10,6 +10,7 @@ the logarithms of sizes and costs, whose slope is the exponent: 1 where the cost
 
 import argparse
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -29,6 +30,8 @@ from measuring import BUNDLED_TEXT, HERE, Found, clocked, describe_setup, make_d
 MIB = 2**20
 PEERS = HERE / "peers"
 POLL_SECONDS = 0.1
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
+"""The variables that tell libraries how many threads to use."""
 FILES_OF_LEAST = 4
 """The files that the smallest text has; larger ones have more files of that size."""
 COSTS = {"cpu_seconds": 0.01, "wall_seconds": 0.01, "peak_mib": 1.0}
@@ -42,10 +45,7 @@ def spend(words: Sequence[object], threads: int = 1, **variables: str) -> Found:
     """Run a Python command: `wall_seconds`, `cpu_seconds`, `peak_mib` (all its processes together, shared memory once)
     and its `answer`, the last line that it prints if that is JSON. Raises `SystemExit` with what it wrote if it fails.
     """
-    import os
-
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
-    environment = os.environ | dict.fromkeys(names, str(threads)) | {"HF_HUB_OFFLINE": "1"} | variables
+    environment = os.environ | dict.fromkeys(THREADS, str(threads)) | {"HF_HUB_OFFLINE": "1"} | variables
     found: Found = {"peak_mib": 0.0}
     with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as errors, clocked(found):
         process = subprocess.Popen([sys.executable, *map(str, words)], stdout=printed, stderr=errors, env=environment)
@@ -243,8 +243,13 @@ def measure_memory(options: argparse.Namespace, folder: Path) -> list[Found]:
 
 
 def run_job(job: str, **arguments: Any) -> list[Found]:
-    """What `growth_job.py` measured in one process, for each size."""
-    return spend([HERE / "growth_job.py", job, json.dumps(arguments)])["answer"]["runs"]
+    """What `growth_job.py` measured in one process, for each size. It measures its own memory, so nothing polls it."""
+    words = [sys.executable, str(HERE / "growth_job.py"), job, json.dumps(arguments)]
+    environment = os.environ | dict.fromkeys(THREADS, "1") | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise SystemExit(f"{words}: {done.stderr[-4000:]}")
+    return json.loads(done.stdout.splitlines()[-1])["runs"]
 
 
 def make_tokenizer_folder(folder: Path) -> Path:

@@ -95,7 +95,7 @@ def name_scope(module: Any, name: str) -> None:
 
 SCOPES = (
     ("head and loss", re.compile(r"ChunkedLoss")),
-    ("attention", re.compile(r"bucket_attention|varlen|flash_attn")),
+    ("attention", re.compile(r"bucket_attention|BucketAttention|varlen|flash_attn")),
     ("optimizer", re.compile(r"Optimizer\.step|zero_grad|_fused_adam|_foreach_norm|linalg_vector_norm|_foreach_mul_")),
     ("norm", re.compile(r"scope: norm")),
 )

@@ -8,7 +8,7 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas
@@ -115,6 +115,38 @@ def test_results_are_kept_in_the_form_of_mteb(encoder_folder: Path, beir: Path, 
         run_zero_shot([str(encoder_folder)], [f"zero-shot:{beir}", "zero-shot:other/beir"], tmp_path / "scores")
     with pytest.raises(InputError, match="name of the folder encoder is named twice"):
         run_zero_shot([str(encoder_folder), "x/encoder"], [f"zero-shot:{beir}"], tmp_path / "scores")
+
+
+def test_an_index_is_scored_by_its_answers(encoder_folder: Path, beir: Path, tmp_path: Path) -> None:
+    """Documents of one passage are ranked as the model ranks them; a long one counts by its best passage."""
+    pytest.importorskip("bm25s")
+    rows = [json.loads(line) for line in (beir / "corpus.jsonl").read_text().splitlines()]
+    long = "The rain in the mountains feeds the river. " * 40
+    rows[0]["text"] = f"{rows[0]['text']} {long}"
+    documents = tmp_path / "documents.jsonl"
+    documents.write_text("".join(json.dumps({"id": row["_id"], "text": row["text"]}) + "\n" for row in rows))
+    index = tmp_path / "documents.index"
+    search(documents, "rain", model=str(encoder_folder), index=index, language="none")
+    (beir / "corpus.jsonl").unlink()  # the documents are those of the index
+    found = run_zero_shot([str(index)], [f"zero-shot:{beir}"], tmp_path / "scores")["beir"]
+    assert [*found] == [f"documents.index, {by}" for by in ("both", "bm25", "embeddings")]
+    kept = json.loads((tmp_path / "scores" / "zero-shot" / "documents.index, bm25" / "beir.json").read_text())
+    assert kept["scores"]["test"][0]["ndcg_at_10"] == found["documents.index, bm25"]["ndcg_at_10"]
+    # By what `search` answers to each question.
+    lines = (beir / "queries.jsonl").read_text().splitlines()
+    queries = [{"id": row["_id"], "text": row["text"].strip()} for row in map(json.loads, lines)]
+    for by in get_args(By):
+        answers = search(index, questions=queries, by=by, documents=True, top=10)
+        right = answers[answers["id"].str[1:] == answers["question_id"].str[1:]]
+        assert found[f"documents.index, {by}"]["mrr_at_10"] == pytest.approx(
+            (1 / right["rank"]).sum() / len(queries)
+        ), by
+    # Judgements that name what the index lacks.
+    (beir / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\nq1\tmissing\t1\n")
+    with pytest.raises(InputError, match=r"document 'missing', which .*documents\.index does not have"):
+        run_zero_shot([str(index)], [f"zero-shot:{beir}"], tmp_path / "scores")
+    with pytest.raises(InputError, match="MTEB's tasks need a model"):
+        run_zero_shot([str(index)], ["mteb:STSBenchmark"], tmp_path / "scores")
 
 
 @pytest.mark.slow

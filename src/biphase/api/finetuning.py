@@ -473,7 +473,8 @@ def evaluate(
     Finished cells are not run again.
 
     Args:
-        models: RUN[@STEP], model folders or Hub ids (ID@REVISION). Without a model, summarize the folder `scores`.
+        models: RUN[@STEP], model folders or Hub ids (ID@REVISION); for zero-shot:FOLDER also search indexes. Without a
+            model, summarize the folder `scores`.
         tasks: Names or YAML files; zero-shot:FOLDER or mteb:NAME. By default the tasks of `data`, or else the paper's
             twelve, `paper`.
         learning_rates: The learning rates to try.

@@ -2,6 +2,7 @@
 search with that."""
 
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -379,8 +380,8 @@ def print_zero_shot(scores: ZeroShot) -> None:
 
 def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refused: Any) -> ZeroShot:
     """Score embedding models without training on `zero-shot:PATH` (BEIR's layout, or scored pairs) and
-    `mteb:NAME[=FOLDER]`. Write the results as MTEB's JSON, `out/zero-shot/MODEL/TASK.json`. Raises `InputError` for
-    training options (`refused`).
+    `mteb:NAME[=FOLDER]`, and search indexes on the questions of BEIR's layout. Write the results as MTEB's JSON,
+    `out/zero-shot/MODEL/TASK.json`. Raises `InputError` for training options (`refused`).
     """
     if keys := [name for name, value in refused.items() if value]:
         raise InputError(f"{', '.join(keys)}: zero-shot tasks train nothing; leave this out")
@@ -393,23 +394,34 @@ def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refu
     for path in paths:
         if not Path(path).exists():
             raise InputError(f"{path} does not exist")
+    indexes = [model for model in models if (Path(model) / "index.json").exists()]
+    if indexes and published:
+        raise InputError(
+            f"{indexes[0]} is an index, which can be judged on zero-shot:FOLDER; MTEB's tasks need a model"
+        )
+    models = [model for model in models if model not in indexes]
     for model in models:
         find_folder(model)
     with needs_extra("embeddings", "zero-shot evaluation"):
-        from biphase.embedding.evaluation import read_judged_set, run_mteb, score_arms, to_mteb
+        from biphase.embedding import evaluation
         from biphase.embedding.model import load_embedder
-    datasets = [read_judged_set(Path(path)) for path in paths]
+    # All judgements are read, which finds mistakes, before anything is computed.
+    datasets = [evaluation.read_judged_set(Path(path)) for path in paths if models]
+    searchers = [open_index(index) for index in indexes]
+    questions = [(evaluation.read_judged_questions(Path(path), each), each) for path in paths for each in searchers]
     embedders = {model: load_embedder(model) for model in models}
-    scores: ZeroShot = {}
-    for dataset in datasets:
-        scores[dataset.name] = score_arms(embedders, dataset)
-        for arm, values in scores[dataset.name].items():
-            keep_result(out, arm, dataset.name, to_mteb(dataset, values))
+    judged = [(dataset, partial(evaluation.score_arms, embedders)) for dataset in datasets]
+    judged += [(dataset, partial(evaluation.score_index, searcher)) for dataset, searcher in questions]
+    scores: ZeroShot = defaultdict(dict)
+    for dataset, score_set in judged:
+        found = score_set(dataset)
+        scores[dataset.name] |= found
+        for arm, values in found.items():
+            keep_result(out, arm, dataset.name, evaluation.to_mteb(dataset, values))
     for name in published:
-        scores[name] = {}
         for model, embedder in embedders.items():
             with needs_extra("embeddings", "mteb tasks"):
-                result, main_score = run_mteb(embedder, name)
+                result, main_score = evaluation.run_mteb(embedder, name)
             keep_result(out, model, result["task_name"], result)
             scores[name][model] = {"main_score": main_score}
     return scores

@@ -1,7 +1,7 @@
-"""An embedding model, or BM25, and judged texts → scores, without training on these texts.
+"""An embedding model, BM25 or a search index, and judged texts → scores, without training on these texts.
 
-In a folder of BEIR's layout, all documents are searched for each query of the test judgements. A file of scored pairs
-is a similarity task (STS). MTEB's own code runs its own tasks.
+In a folder of BEIR's layout, all documents are searched for each query of the test judgements; for an index, its own
+documents. A file of scored pairs is a similarity task (STS). MTEB's own code runs its own tasks.
 
 Letters: Q queries, N documents, D width.
 """
@@ -11,24 +11,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import pairwise_cos_sim
 
 from biphase import console
 from biphase.corpus.text import sample_language
-from biphase.embedding.index import fuse_rankings
+from biphase.embedding.index import Searcher, document_of, fuse_rankings, read_passages
 from biphase.embedding.model import embed_texts, encoder_of, find_similar
 from biphase.embedding.pairs import read_pairs
+from biphase.embedding.questions import By, Request, UserQuestion
 from biphase.embedding.recipe import PairSource, set_name
 from biphase.errors import InputError, told_as
 from biphase.finetuning.metrics import Judgement, judge_ranking, score_rows
 from biphase.tasks.bm25 import FindWords, index_bm25, query_bm25, searched_words, stems_of
 from biphase.tasks.families import KINDS
-from biphase.tasks.sources import find_source
+from biphase.tasks.sources import TaskSource, find_source
 from biphase.tasks.spec import FileLayout, Task
-from biphase.tasks.splits import own_documents, read_judged_texts, read_judgements
+from biphase.tasks.splits import (
+    Judgements,
+    own_documents,
+    read_judged_texts,
+    read_judgements,
+    read_named_texts,
+)
 
 KEPT_DOCUMENTS = 100
 """The documents per query that the metrics need."""
@@ -64,13 +71,52 @@ def read_judged_set(path: Path) -> JudgedSet:
         if pairs.kind != "scored":
             raise InputError(f"{path}: no scored pairs: two texts and a score are needed")
         return JudgedSet(set_name(str(path)), {}, {}, {}, [(row[0], row[1], row[2]) for row in pairs.rows])
-    layout = FileLayout(test="qrels/test.tsv")
+    source, relevance = open_judged(path, FileLayout(test="qrels/test.tsv"))
+    queries, documents = read_judged_texts(source, {"test": relevance}, judged_only=False)
+    return JudgedSet(set_name(str(path)), documents, queries, relevance, [])
+
+
+def open_judged(path: Path, layout: FileLayout) -> tuple[TaskSource, Judgements]:
+    """Open a folder in BEIR's layout, and read its test judgements."""
     source = find_source(Task(name="BEIR", family="retrieval", metric="ndcg_at_10", files=(layout,)), path)
     relevance = read_judgements(source, "test")
     if all(grade <= 0 for grades in relevance.values() for grade in grades.values()):
         raise InputError(f"{path / 'qrels/test.tsv'}: no document is relevant to any query: all scores would be 0")
-    queries, documents = read_judged_texts(source, {"test": relevance}, judged_only=False)
+    return source, relevance
+
+
+def read_judged_questions(path: Path, searcher: Searcher) -> JudgedSet:
+    """Read the queries and judgements of a folder in BEIR's layout, for the documents of an index. Raises `InputError`
+    for a judgement of a document that the index does not have."""
+    if not path.is_dir():
+        raise InputError(f"{path}: an index is judged by a folder with queries.jsonl and qrels/test.tsv")
+    # Its corpus, if it has one, is not read, so any file may take its place.
+    source, relevance = open_judged(path, FileLayout(test="qrels/test.tsv", corpus="queries.jsonl"))
+    queries = read_named_texts(source, "queries", relevance.keys())
+    # Only the text of a document that has a query's id matters, to tell whether it is the query.
+    documents = dict[str, str]()
+    for passage in read_passages(searcher.index.folder):
+        id = document_of(passage)
+        documents[id] = f"{documents.get(id, '')} {passage['text']}".strip() if id in queries else ""
+    if missing := {id for grades in relevance.values() for id in grades} - documents.keys():
+        raise InputError(
+            f"{path}: a judgement of document '{min(missing)}', which {searcher.index.folder} does not have"
+        )
     return JudgedSet(set_name(str(path)), documents, queries, relevance, [])
+
+
+def score_index(searcher: Searcher, dataset: JudgedSet) -> dict[str, dict[str, float]]:
+    """Score the answers of an index, documents by their best passages, for each way to rank them."""
+    numbers = {id: number for number, id in enumerate(dataset.documents)}
+    questions = [UserQuestion(id, text) for id, text in dataset.queries.items()]
+    scores = {}
+    ways: tuple[By, ...] = get_args(By) if searcher.index.manifest.model else ("bm25",)
+    for by in ways:
+        request = Request(questions, num_searched(dataset), by, (), None, documents=True)
+        hits_Q = searcher.rank_documents(request, by, request.top)
+        found = [[(numbers[document_of(searcher.files.read(row))], score) for row, score in hits] for hits in hits_Q]
+        scores[f"{searcher.index.folder.name}, {by}"] = retrieval_scores(dataset, found)[0]
+    return scores
 
 
 def score_arms(models: Mapping[str, SentenceTransformer], dataset: JudgedSet) -> dict[str, dict[str, float]]:

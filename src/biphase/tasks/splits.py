@@ -6,7 +6,7 @@ splits and subsets.
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -203,29 +203,33 @@ def read_judged_texts(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Read the judged queries and all documents, or with `judged_only` the judged ones, by id. A title goes before its
     text. Raises `InputError` for a missing text."""
-    named_ids: dict[PartName, set[str]] = {"queries": set(), "corpus": set()}
+    queries, documents = set[str](), set[str]()
     for judgements in by_split.values():
-        named_ids["queries"].update(judgements)
-        named_ids["corpus"].update(named_documents(judgements))
-    texts: dict[PartName, dict[str, str]] = {"queries": {}, "corpus": {}}
-    for part, named in named_ids.items():
-        with console.track(f"read {source.task.name} {part}", None, "rows") as progress:
-            for row_number, (location, row) in enumerate(read_rows(source, part), start=1):
-                id = str(column(location, row, "_id"))
-                if row_number % 10_000 == 0:
-                    progress.advance(10_000)
-                if id not in named and (judged_only or part == "queries"):
-                    continue
-                text = text_column(location, row, "text")
-                if row.get("title"):
-                    text = f"{text_column(location, row, 'title')} {text}"
-                if texts[part].setdefault(id, text.strip()) != text.strip():
-                    raise InputError(f"{location}: a second text with the id '{id}'")
-        if missing := named - texts[part].keys():
-            role = "query" if part == "queries" else "document"
-            message = f"a judgement of {role} '{min(missing)}', which {source.name} does not have"
-            raise InputError(f"task '{source.task.name}': {message}")
-    return texts["queries"], texts["corpus"]
+        queries.update(judgements)
+        documents.update(named_documents(judgements))
+    return read_named_texts(source, "queries", queries), read_named_texts(source, "corpus", documents, judged_only)
+
+
+def read_named_texts(source: TaskSource, part: PartName, named: Set[str], judged_only: bool = True) -> dict[str, str]:
+    """Read the queries or documents that judgements name, by id, or all. Raises `InputError` for a missing text."""
+    texts: dict[str, str] = {}
+    with console.track(f"read {source.task.name} {part}", None, "rows") as progress:
+        for row_number, (location, row) in enumerate(read_rows(source, part), start=1):
+            id = str(column(location, row, "_id"))
+            if row_number % 10_000 == 0:
+                progress.advance(10_000)
+            if id not in named and judged_only:
+                continue
+            text = text_column(location, row, "text")
+            if row.get("title"):
+                text = f"{text_column(location, row, 'title')} {text}"
+            if texts.setdefault(id, text.strip()) != text.strip():
+                raise InputError(f"{location}: a second text with the id '{id}'")
+    if missing := named - texts.keys():
+        role = "query" if part == "queries" else "document"
+        message = f"a judgement of {role} '{min(missing)}', which {source.name} does not have"
+        raise InputError(f"task '{source.task.name}': {message}")
+    return texts
 
 
 def own_documents(queries: dict[str, str], documents: dict[str, str], relevance: Judgements) -> frozenset[str]:
