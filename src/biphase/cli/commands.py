@@ -371,8 +371,8 @@ def score(model: str, data: Path, **options: Any) -> Any:
 
 
 MODELS = (
-    "Models: RUN[@STEP], model folders or Hub ids (ID@REVISION), followed by settings to override for all cells. "
-    "Without a model, summarize the scores in --out."
+    "Models: RUN[@STEP], model folders or Hub ids (ID@REVISION), followed by settings to override for all cells; for "
+    "zero-shot:FOLDER also search indexes. Without a model, summarize the scores in --out."
 )
 TASKS = (
     "Names or YAML files, separated by commas; zero-shot:FOLDER or mteb:NAME. By default, the twelve tasks of "
