@@ -55,10 +55,10 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if has_bf16_units(device) else torch.float32
 
 
-def explain_dtype(precision: str, device: torch.device) -> str:
-    """Name the type that `choose_dtype` chooses, with the reason, in words."""
-    name = "bf16" if choose_dtype(precision, device) == torch.bfloat16 else "fp32"
-    if choose_dtype("auto", device) != choose_dtype(precision, device):
+def explain_dtype(dtype: torch.dtype, device: torch.device) -> str:
+    """Name a type that `choose_dtype` chose, with the reason, in words."""
+    name = "bf16" if dtype == torch.bfloat16 else "fp32"
+    if choose_dtype("auto", device) != dtype:
         return f"{name} (as given)"
     processor = "GPU" if device.type == "cuda" else "CPU"
     return f"{name} (this {processor} has {'' if name == 'bf16' else 'no '}units for bf16)"

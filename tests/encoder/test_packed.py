@@ -210,7 +210,7 @@ def test_what_varlen_cannot_do_is_computed_in_buckets_and_said(
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5 * float(expected.detach().abs().max()) + 1e-5)
     assert widths == ([8] if kind == "gemma4" else [])
     monkeypatch.setattr("biphase.encoder.attention.lacks_varlen", lambda device, dtype: "")
-    line = explain_computing("bf16", torch.device("cuda"), network)
+    line = explain_computing(torch.bfloat16, torch.device("cuda"), network)
     assert "attention: buckets" in line and reason in line
 
 

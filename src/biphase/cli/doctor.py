@@ -84,7 +84,7 @@ def describe_computing() -> dict[str, str]:
     dtype = choose_dtype("auto", device)
     _, compiles = decide_compile(ComputeConfig(), device, dtype, math.inf)
     return facts | {
-        "precision": explain_dtype("auto", device),
+        "precision": explain_dtype(dtype, device),
         "attention": explain_backend(device, dtype),
         "compile": f"in long runs {compiles}",
         "torch.compile": missing_for_compile(device) or "works here",

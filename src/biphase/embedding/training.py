@@ -80,19 +80,19 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     console.check_tracking(recipe.tracking)
     check_paths(recipe)
     device = choose_device(recipe.device)
+    dtype = choose_dtype(recipe.precision, device)
     teachers = [stage.teacher for stage in recipe.stages if stage.teacher is not None]
     with ExitStack() as opened:
         for name in (recipe.model, *teachers):
             opened.enter_context(unreplaced(find_folder(name)))
         before, model = open_models(recipe)
-        computing = explain_computing(recipe.precision, device, before[0].network)
-        console.err.print(f"{computing} · not compiled (too short a run)")
+        console.err.print(f"{explain_computing(dtype, device, before[0].network)} · not compiled (too short a run)")
         stage_runs = open_stages(recipe, model)
         model_hash, *teacher_hashes = map(embedders.hash_embedder, (recipe.model, *teachers))
     datasets = [read_judged_set(Path(path)) for path in recipe.evaluation]
     # 2. The folder of the run, named by everything that decides its weights.
     hashes = [*(pairs.hash for run in stage_runs for pairs in run.sources), *teacher_hashes]
-    hashes.append(str(choose_dtype(recipe.precision, device)))
+    hashes.append(str(dtype))
     folder = runs / f"{recipe.name}-{recipe.identity(model_hash, hashes)[:8]}"
     for run in stage_runs:
         run.folder = folder / "stages" / run.stage.name

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.attention import varlen
 from transformers import AttentionInterface
 
-from biphase.device import choose_dtype, explain_dtype, to_device
+from biphase.device import explain_dtype, to_device
 from biphase.encoder.buckets import (
     EagerBucketAttention,
     OpenPlan,
@@ -189,7 +189,7 @@ def layer_configs(config: Any) -> list[Any]:
     return [config] * config.num_hidden_layers
 
 
-def explain_computing(precision: str, device: torch.device, network: nn.Module) -> str:
+def explain_computing(dtype: torch.dtype, device: torch.device, network: nn.Module) -> str:
     """Name the device, the type of the arithmetic and the attention kernel of a headless network, with reasons."""
     attention = "its own, on padded batches"
     config: Any = network.config
@@ -202,8 +202,8 @@ def explain_computing(precision: str, device: torch.device, network: nn.Module) 
             if getattr(layer, "kv_lora_rank", None):  # DeepSeek's attention, whose queries are wider than its values
                 width = layer.qk_nope_head_dim + layer.qk_rope_head_dim
             beyond.append(beyond_varlen(softcap, has_sinks, width))
-        attention = explain_backend(device, choose_dtype(precision, device), max(beyond))
-    return f"{device}, {explain_dtype(precision, device)} · attention: {attention}"
+        attention = explain_backend(device, dtype, max(beyond))
+    return f"{device}, {explain_dtype(dtype, device)} · attention: {attention}"
 
 
 def packed_attention(

@@ -364,19 +364,19 @@ def run_cells(plans: Sequence[CellPlan]) -> Iterator[FittedCell]:
     # 1. The encoder and the device.
     encoder = open_encoder(plans[0].model)
     device = choose_device(config.device)
-    computing = explain_computing(config.precision, device, encoder.backbone)
-    console.err.print(f"{computing} · not compiled (too short a run)")
+    dtype = choose_dtype(config.precision, device)
+    console.err.print(f"{explain_computing(dtype, device, encoder.backbone)} · not compiled (too short a run)")
     config = config.model_copy(update={"device": device.type})
     # 2. The token ids of the task to train on, and of the tasks to evaluate.
     trained, _ = load_encoded(source, encoder, config)
     evaluated = [load_encoded(plan.evaluation, encoder, config) for plan in plans]
     # 3. A copy of the encoder with a new head, trained.
-    cell = CellContext(source.task, config, device, choose_dtype(config.precision, device))
+    cell = CellContext(source.task, config, device, dtype)
     splits = chain(trained.values(), *(splits.values() for splits, _ in evaluated))
     network, losses, training = train_copy(encoder, cell, trained, splits)
     # 4. Predictions and scores, task by task.
     for plan, encoded in zip(plans, evaluated, strict=True):
-        cell = CellContext(plan.task, config, device, cell.dtype)
+        cell = CellContext(plan.task, config, device, dtype)
         score, predictions = evaluate_cell(network, encoded, plan, cell, training)
         yield FittedCell(plan, cell, encoder, network, losses, trained["train"], encoded[0], score, predictions)
 

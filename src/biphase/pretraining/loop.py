@@ -208,7 +208,7 @@ def describe_start(job: Job, state: State, batches: Batches) -> str:
     return (
         f"{job.run.path}: {type(network).__name__} of {millions:.1f}M parameters, {phases}, batches of "
         f"{recipe.batch_label} tokens, {epochs} epochs of {batches.num_samples:,} samples{left_out}{carried_over}\n"
-        f"{several}{explain_computing(compute.precision, world.device, network.base_model)} · blocks {state.compiling}"
+        f"{several}{explain_computing(world.dtype, world.device, network.base_model)} · blocks {state.compiling}"
     )
 
 
