@@ -530,14 +530,14 @@ def price_tables(price_list: PriceList) -> list[Table]:
     counted = {equivalent.axis for price in price_list.prices for equivalent in price.mean}
     axes = [axis for axis in AXES if axis in counted]
     parts = [*price_list.prices[0].by_part]
-    has_steps = bool(baseline[0].objective)
+    has_steps, mask = bool(baseline[0].objective), baseline[0].mask_percent
     # 1. A row for each arm in both tables, and a CSV record for each of the arm's shares.
     rows, rows_by_part = [], []
     records: list[Sequence[object]] = [PRICE_COLUMNS]
     for price in price_list.prices:
         score = price.mean[0].score
         shares = {mean.axis: show_multiple(mean) for mean in price.mean}
-        steps = [f"{score.arm.pretrain_steps:,}", relative_flops(score.arm, baseline)] if has_steps else []
+        steps = [f"{score.arm.pretrain_steps:,}", relative_flops(score.arm, baseline, mask)] if has_steps else []
         cells = (*map(Cell, steps), interval_cell(score.interval), *(Cell(shares.get(axis, MISSING)) for axis in axes))
         rows.append(TableRow((score.arm.name,), cells, arm=score.arm))
         cells = (*map(Cell, steps), *(Cell(show_multiple(price.by_part[part])) for part in parts))

@@ -28,7 +28,6 @@ from biphase.report.results import (
     Result,
     ResultSet,
     read_words,
-    reference_mask,
 )
 from biphase.report.statistics import Interval
 
@@ -131,8 +130,9 @@ def make_tables(results: ResultSet) -> list[Table]:
 
 def flops_stub(results: ResultSet) -> dict[str, Callable[[ReportArm], str]]:
     """Return the column of `relative_flops`; none if no training is known."""
-    models = [] if results.is_foreign else results.models
-    return {RELATIVE: lambda arm: relative_flops(arm, models)} if any(arm.flops for arm in models) else {}
+    models, mask = results.models, results.usual_mask
+    is_known = not results.is_foreign and any(arm.flops for arm in models)
+    return {RELATIVE: lambda arm: relative_flops(arm, models, mask)} if is_known else {}
 
 
 def is_of_others(results: ResultSet) -> bool:
@@ -194,12 +194,12 @@ def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
     return cells
 
 
-def relative_flops(arm: ReportArm, arms: Sequence[ReportArm]) -> str:
+def relative_flops(arm: ReportArm, arms: Sequence[ReportArm], mask: int | None) -> str:
     """Write an arm's training FLOPs divided by those of a baseline among `arms` with the same network and as many
-    tokens: MLM alone at the usual masking ratio, or else the first of them; – if there is none."""
+    tokens: MLM alone at this masking ratio in percent, or else the first of them; – if there is none."""
     alike = [other for other in arms if other.size == arm.size and other.flops and other.tokens]
     members = [other for other in alike if math.isclose(other.tokens or 0, arm.tokens or 0, rel_tol=SIMILAR)]
-    usual = [other for other in members if (other.objective, other.mask_percent) == ("mlm", reference_mask(arms))]
+    usual = [other for other in members if (other.objective, other.mask_percent) == ("mlm", mask)]
     baseline, *_ = *(other for other in usual if other.is_plain), *members, None
     return f"{arm.flops / baseline.flops:.2f}" if arm.flops and baseline and baseline.flops else MISSING
 
