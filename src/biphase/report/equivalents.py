@@ -238,7 +238,8 @@ def find_interval(score: Result, compute: float, ladder: Rungs) -> tuple[float, 
 
 def contrast_at(score: Result, ladder: Rungs, compute: float) -> Contrast:
     """Contrast an arm's score with the baseline's at this compute, interpolated between the two nearest rungs."""
-    return contrast([(1.0, score), *((-share, rung) for share, rung in interpolate(ladder, compute))])
+    baseline = [(-share, rung) for share, rung in interpolate(ladder, compute)]
+    return contrast([(1.0, score), *baseline])
 
 
 def interpolate(ladder: Rungs, compute: float) -> Terms:
