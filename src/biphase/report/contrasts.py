@@ -457,14 +457,11 @@ def with_averages(results: ResultSet) -> ResultSet:
     averages: list[Result] = []
     datasets = {metric: results.select(metric=metric).datasets for metric in results.metrics}
     for (_, metric), cells in groups.items():
-        all_tasks: list[tuple[str, str]] = []
-        for family in results.families:
-            columns = [(family, name) for name in datasets[metric].get(family, ())]
-            all_tasks += columns
-            if columns and (family, AVERAGE) not in cells and cells.keys() >= set(columns):
-                averages.append(average([cells[column] for column in columns], family, AVERAGE))
-        if all_tasks and ("", ALL_TASKS) not in cells and cells.keys() >= set(all_tasks):
-            averages.append(average([cells[column] for column in all_tasks]))
+        behind = {(family, AVERAGE): [(family, name) for name in names] for family, names in datasets[metric].items()}
+        behind["", ALL_TASKS] = [*itertools.chain(*behind.values())]
+        for (family, dataset), columns in behind.items():
+            if columns and (family, dataset) not in cells and cells.keys() >= set(columns):
+                averages.append(average([cells[column] for column in columns], family, dataset))
     return replace(results, results=(*results.results, *averages))
 
 
