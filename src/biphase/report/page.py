@@ -128,25 +128,20 @@ def answer_sentences(results: ResultSet, hypotheses: Sequence[Finding] = ()) -> 
     control = [result for result in means if result.arm.objective == "none" and result.arm.size == best.arm.size]
     asked = [line.arms for finding in hypotheses for line in finding.inequalities if line.by_task.keys() >= {*names}]
     for rival in (*rivals, *control[:1]):
-        scores, rival_scores = (results.scores[result.arm.name] for result in (best, rival))
-        by_task = {name: contrasts.difference(scores[name], rival_scores[name]) for name in names}
         if {best.arm.name, rival.arm.name} not in asked:
-            compute = tell_compute(results, [(1.0, best), (-1.0, rival)])
-            yield compare_in_words(best, rival, where, len(group), by_task, compute)
+            yield compare_in_words(results, best, rival, where, len(group))
 
 
-def compare_in_words(
-    best: Result, rival: Result, where: str, num_models: int, by_task: Mapping[str, contrasts.Contrast], compute: str
-) -> str:
+def compare_in_words(results: ResultSet, best: Result, rival: Result, where: str, num_models: int) -> str:
     """Write `A is ahead of B on genre: 71.20 % against 70.00 %, +1.20 points [+0.40, +2.00], positive in 5 of 5 seeds.`
 
-    `best` was picked as the best of `num_models`, so p-value and interval are corrected for the number of candidates,
-    which are all models but `rival` (Bonferroni). `by_task`: task → the difference between the two models. `compute`:
-    how they differ in FLOPs.
+    Both are means over the same tasks. `best` was picked as the best of `num_models`, so p-value and interval are
+    corrected for the number of candidates, which are all models but `rival` (Bonferroni).
     """
     if best.is_degenerate() and rival.is_degenerate():
         reason = "both predict the same for all examples, as networks with too little training do"
         return f"{best.arm.name} cannot be distinguished from {rival.arm.name} {where}: {reason}."
+    compute = tell_compute(results, [(1.0, best), (-1.0, rival)])
     gap = contrasts.difference(best, rival)
     num_asked = num_models if rival.arm.objective == "none" else num_models - 1
     tested = gap.against(level=SIGNIFICANCE / num_asked)
@@ -159,9 +154,13 @@ def compare_in_words(
     elif num_asked > 1:
         picked = "the better of two" if num_models == 2 else f"the best of {num_models}"
         sentence += f"; {tell_p_value(p_value)}, corrected for picking {picked} models"
-    carriers = f" {contrasts.tell_carriers(by_task)}" if is_ahead else ""
+    carriers = ""
+    if is_ahead:
+        scores, others = (results.scores[result.arm.name] for result in (best, rival))
+        by_task = {name: contrasts.difference(scores[name], others[name]) for name in chain(*results.datasets.values())}
+        carriers = f" {contrasts.tell_carriers(by_task)}".rstrip()
     scope = "" if gap.num_pretrainings > 1 else " This is about these checkpoints: each was pretrained once."
-    return f"{sentence}.{carriers.rstrip()}{scope}"
+    return f"{sentence}.{carriers}{scope}"
 
 
 @dataclass(frozen=True)
