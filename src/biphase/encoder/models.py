@@ -83,7 +83,8 @@ def identify(name: str) -> Encoder:
         config: Any = SimpleNamespace(**{"model_type": None, "pad_token_id": None} | content)
     else:
         config = load_model_config(folder)
-    return Encoder(name, hash_model(folder), count_positions(config), folder, stamps=stamps)
+    max_length = count_positions(config)
+    return Encoder(name, hash_model(folder), max_length, folder, stamps=stamps)
 
 
 def find_folder(name: str) -> Path:
