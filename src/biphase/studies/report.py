@@ -417,7 +417,6 @@ def report_study(plan: Plan, folder: Path, out: Path, commands: Sequence[str]) -
             verdicts=verdicts,
             hypotheses=(findings, declared) if findings else None,
             declared=list_equivalents(plan),
-            notes=list(map(without_folders, [*plan.study.notes, *list_notes(state, sizes)])),
             commands=[*chain(*map(as_published, bundle.commands))] if bundle else list_commands(state, commands),
             words=state.words,
             bm25={task: values[BM25] for task, values in tests if BM25 in values},
@@ -425,6 +424,7 @@ def report_study(plan: Plan, folder: Path, out: Path, commands: Sequence[str]) -
             losses=losses,
             files=files,
             missing=list(map(without_folders, list_missing(state, failures))),
+            notes=list(map(without_folders, [*plan.study.notes, *list_notes(state, sizes)])),
             costs=list_costs(state, sizes),
         )
         return write_report(results, out, page_text, pool)
