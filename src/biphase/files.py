@@ -461,6 +461,13 @@ def hash_stamped(path: Path, _stamp: Stamp) -> str:
     return file_hash(path)
 
 
+def hash_path(path: Path) -> str:
+    """Hash a file's bytes, or all data files in a folder that `datasets` saved."""
+    if path.is_dir():
+        return content_hash([hash_path(file) for file in sorted(path.glob("*.arrow"))])
+    return hash_stamped(path, stamp_of(path))
+
+
 def make_once(path: Path, make: Callable[[Path], None]) -> None:
     """Make a file unless it exists. Raises `InputError` for an existing file whose hash has changed."""
     note = path.with_name(f".{path.name}.sha256")

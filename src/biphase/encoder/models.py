@@ -16,7 +16,7 @@ from typing import Any
 
 from biphase.corpus.tokenizer import TOKENIZER_FILES
 from biphase.errors import InputError
-from biphase.files import MARK, Stamp, content_hash, read_json_as, refuse_changed, refuse_damaged, stamp_of
+from biphase.files import MARK, Stamp, content_hash, hash_path, read_json_as, refuse_changed, refuse_damaged, stamp_of
 from biphase.hub import (
     AFTER_PADDING,
     INDEX,
@@ -27,7 +27,6 @@ from biphase.hub import (
     refuse_pickles,
 )
 from biphase.run import find_model, read_checkpoint_manifest
-from biphase.tasks.sources import hash_path
 
 IDENTIFYING_FILES = (
     *("config.json", "*.safetensors", INDEX),

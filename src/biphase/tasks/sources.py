@@ -23,7 +23,7 @@ from biphase.corpus.rows import (
     saved_tables,
 )
 from biphase.errors import InputError, refuse_unknown
-from biphase.files import content_hash, hash_stamped, stamp_of
+from biphase.files import content_hash, hash_path
 from biphase.hub import load_rows, pin_commit
 from biphase.tasks import spec
 
@@ -157,13 +157,6 @@ def definition(task: spec.Task) -> dict[str, Any]:
     """Return the keys of a task that decide its examples and their use, but not their place, for hashes."""
     elsewhere = {"name", "bundled", "files", "hub", "size", "licence", "citation", "note"}
     return task.model_dump(mode="json", exclude=elsewhere)
-
-
-def hash_path(path: Path) -> str:
-    """Hash a file's bytes, or all data files in a saved folder."""
-    if path.is_dir():
-        return content_hash([hash_path(file) for file in sorted(path.glob("*.arrow"))])
-    return hash_stamped(path, stamp_of(path))
 
 
 def find_files(folder: Path, name: str) -> tuple[Path, ...]:
