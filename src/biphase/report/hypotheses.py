@@ -419,9 +419,9 @@ def refuse_lacking(asked: AskedInequality, results: ResultSet) -> None:
                 raise InputError("no scores")
 
 
-def list_parts(task: str, results: ResultSet) -> Sequence[str]:
+def list_parts(task: str, results: ResultSet) -> list[str]:
     """List the parts of a term's mean: all families, or the one task or family itself."""
-    return results.families if task == MEAN_OF_FAMILIES else [task]
+    return [*results.datasets] if task == MEAN_OF_FAMILIES else [task]
 
 
 def find_lacks(
