@@ -133,10 +133,10 @@ def count_bytes(preset: str, region: str, layers: int, tokens: int, length: int,
     from transformers import EuroBertForMaskedLM
 
     from biphase.encoder.attention import lay_out
+    from biphase.encoder.lora import transformer_blocks
     from biphase.encoder.network import TokenIds, make_model
     from biphase.encoder.packed import PackedModel
     from biphase.presets import PRESETS
-    from biphase.pretraining.optimizer import transformer_blocks
 
     torch._dynamo.reset()
     counters.clear()

@@ -18,11 +18,12 @@ from transformers import EuroBertConfig, EuroBertForMaskedLM, LlamaConfig, Llama
 from biphase import flops
 from biphase.encoder import buckets
 from biphase.encoder.attention import ATTENTION, lay_out
+from biphase.encoder.lora import adapt_network
 from biphase.encoder.packed import PackedModel, language_model_loss
 from biphase.flops import CHUNK_LOGITS, PART_LOGITS, Shape, plan_memory, read_shape, shape_of
 from biphase.presets import PRESETS
 from biphase.pretraining.optimizer import make_optimizers
-from biphase.recipe import Optimizer, Recipe
+from biphase.recipe import Lora, Optimizer, Recipe
 
 LLAMA_3B = {
     "num_hidden_layers": 28,
@@ -47,7 +48,8 @@ def networks() -> list[Any]:
 
 def plan(shape: Shape, devices: int, *, microbatch: int, num: int = 1, on_cpu: bool = False, **more: Any) -> Any:
     """The memory of a recipe whose devices go through `num` microbatches for an update."""
-    tree: dict[str, Any] = {"name": "planned", "init": {"preset": "1m"}, "data": {"shards": "nowhere"}}
+    origin = {"preset": "1m"} if (lora := more.pop("lora", None)) is None else {"model": "base", "lora": lora}
+    tree: dict[str, Any] = {"name": "planned", "init": origin, "data": {"shards": "nowhere"}}
     tree |= {"curriculum": [{"objective": "mlm", "steps": 1}], "schedule": {"warmup_steps": 0, "decay_steps": 0}}
     tree["data"]["max_sample_tokens"] = more.pop("max_sample_tokens", 2048)
     recipe = Recipe.model_validate(tree | {"optimizer": {"name": more.pop("optimizer", "adamw")}})
@@ -203,3 +205,60 @@ def test_attention_of_short_and_long_samples(length: int, precision: str, monkey
     )
     most = planned["total"] - planned["weights"] - planned["moments"]
     assert 0.45 * most < found.most < 1.02 * most
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize(
+    "lora", [{"r": 16}, {"r": 16, "target_modules": ["q_proj", "v_proj"]}, {"r": 16, "lora_dropout": 0.1}]
+)
+def test_what_adapters_need(lora: dict[str, Any], precision: str) -> None:
+    """Weights, gradients and moments to the byte; what backward keeps of the blocks, with copies of frozen weights."""
+    sizes: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 768}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512}
+    network = LlamaForCausalLM(LlamaConfig(**sizes, attn_implementation="sdpa"))
+    adapt_network(network, Lora.model_validate(lora), {7}, seed=0)
+    planned = plan(read_shape(sizes), 1, microbatch=512, precision=precision, on_cpu=True, lora=lora)
+    optimizers = make_optimizers(Optimizer(), network)
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage
+        return tensor
+
+    own = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"), hooks:
+        output = network.model.train()(torch.zeros(1, 512, dtype=torch.long)).last_hidden_state
+    found = sum(storage.nbytes() for place, storage in kept.items() if place not in own)
+    bound = planned["activations"] + planned["copies"]
+    assert 0.68 * bound < found < 1.01 * bound, "frozen norms and layers without adapters do not keep their inputs"
+    output.sum().backward()
+    optimizers[0].step()
+    parameters = list(network.parameters())
+    assert planned["weights"] == 4 * sum(parameter.numel() for parameter in parameters)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    assert planned["gradients"] == 4 * sum(gradient.numel() for gradient in gradients)
+    moments = [entry[key] for entry in optimizers[0].state.values() for key in ("exp_avg", "exp_avg_sq")]
+    assert planned["moments"] == 4 * sum(moment.numel() for moment in moments)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_what_the_head_holds_beside_adapters(is_tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole table, copied, with a gradient where it is tied."""
+    vocab, width, targets = 4096, 64, 64
+    for limits, rows in ((CHUNK_LOGITS, 64), (PART_LOGITS, 32)):
+        monkeypatch.setitem(limits, "cpu", rows * vocab)
+    sizes: dict[str, Any] = {"num_hidden_layers": 1, "hidden_size": width, "intermediate_size": 16}
+    sizes |= {"num_attention_heads": 1, "num_key_value_heads": 1, "vocab_size": vocab, "tie_word_embeddings": is_tied}
+    network = LlamaForCausalLM(LlamaConfig(**sizes))
+    adapt_network(network, Lora(r=1), {7}, seed=0)
+    packed: Any = PackedModel(network)
+    hidden = torch.randn(targets, width, requires_grad=True)
+    labels = torch.randint(0, vocab, (targets,))
+    with MostBytes(hidden, labels, *network.parameters()) as found:
+        embedded = network.get_input_embeddings()(labels)
+        loss = language_model_loss((hidden + embedded).bfloat16(), *packed.head.weights(), labels)[0]
+        loss.backward()
+    planned = plan(read_shape(sizes), 1, microbatch=targets, on_cpu=True, lora={"r": 1})
+    assert 0.6 * (planned["logits"] + planned["head"]) < found.most < 1.05 * (planned["logits"] + planned["head"])

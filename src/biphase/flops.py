@@ -39,13 +39,17 @@ takes, in numbers,
     n · a · b  in fp32, and  n · max(4 · a · b + a², 2 · a · b + 4 · a²)  in the type of the arithmetic
 
 AdamW updates in place.
+
+LoRA (`init.lora`): the adapters come on top of the weights, and gradients and moments are theirs and that of the mask
+token's embedding. The head has a gradient only where it is tied to that embedding, whose whole table is then copied, to
+put the row in, and gets a gradient.
 """
 
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -54,7 +58,7 @@ from biphase.curriculum import Phase, phases_between
 from biphase.errors import InputError
 from biphase.machine import has_bf16_cores
 from biphase.presets import PRESETS, SHAPE_KEYS
-from biphase.recipe import Optimizer, Recipe
+from biphase.recipe import Lora, Optimizer, Recipe
 
 DEVICES = {
     "GB200": (2500e12, 186, 0),
@@ -120,6 +124,10 @@ LLAMA_SHAPED = {
 feed-forward layers."""
 
 
+LLAMA_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The names of the matrices of a Llama's block, in the order of `Shape.matrices`."""
+
+
 @dataclass(frozen=True)
 class FlopCount:
     """The floating-point operations of training one network."""
@@ -141,6 +149,12 @@ class FlopCount:
     def token(self, keys: float, targets: float) -> float:
         """Count the operations of one token that sees `keys` tokens and has a loss with probability `targets`."""
         return self.per_token + self.per_token_and_key * keys + self.per_target * targets
+
+    def with_adapters(self, num_weights: float, *, is_tied: bool) -> "FlopCount":
+        """Count the operations of training adapters of so many weights instead: frozen weights have no gradients, which
+        are a third of the work. A head that is tied to learned embeddings has one."""
+        per_target = self.per_target if is_tied else self.per_target * 2 / 3
+        return replace(self, per_token=self.per_token * 2 / 3 + 6.0 * num_weights, per_target=per_target)
 
 
 def training_flops(block_weights: float, attention_width: float, head_weights: float) -> FlopCount:
@@ -262,10 +276,34 @@ FLOAT32, BFLOAT16 = 4, 2
 """Bytes of a number."""
 
 
-def moment_bytes(shape: Shape, optimizer: Optimizer) -> float:
+def adapted_matrices(shape: Shape, lora: Lora) -> list[tuple[int, int]]:
+    """List the sizes of the matrices beside which adapters stand: all, unless `target_modules` names some of a
+    Llama's."""
+    targets = {target.rpartition(".")[2] for target in lora.target_modules}
+    if not targets <= {*LLAMA_LAYERS}:
+        return shape.matrices
+    names = LLAMA_LAYERS * shape.layers
+    return [matrix for name, matrix in zip(names, shape.matrices, strict=True) if name in targets]
+
+
+def trained_matrices(shape: Shape, lora: Lora | None) -> list[tuple[int, int]]:
+    """List the sizes of the matrices inside the blocks that train: all, or the two of each adapter."""
+    if lora is None:
+        return shape.matrices
+    return [part for rows, columns in adapted_matrices(shape, lora) for part in ((lora.r, columns), (rows, lora.r))]
+
+
+def count_trained_weights(shape: Shape, lora: Lora | None) -> tuple[float, float]:
+    """Count the weights that train, inside the blocks and outside of them. With adapters, these are only the embedding
+    of the mask token."""
+    inside = sum(rows * columns for rows, columns in trained_matrices(shape, lora))
+    return inside, shape.parameters - shape.block_weights if lora is None else shape.width
+
+
+def moment_bytes(shape: Shape, recipe: Recipe) -> float:
     """Return the bytes of an optimizer's moments; weights outside of the blocks have two."""
-    kept = len(optimizer.matrix_update.moments) * shape.block_weights
-    return float(FLOAT32 * (kept + 2 * (shape.parameters - shape.block_weights)))
+    inside, outside = count_trained_weights(shape, recipe.init.lora)
+    return float(FLOAT32 * (len(recipe.optimizer.matrix_update.moments) * inside + 2 * outside))
 
 
 WIDTHS_KEPT = {BFLOAT16: (13, 2, 5), FLOAT32: (6, 1, 3)}
@@ -309,26 +347,34 @@ def plan_memory(
     num_microbatches = math.ceil(most_tokens / (devices * compute.microbatch_tokens))
     # 2. What lasts: FSDP2 divides it among the devices, except gradients that are not summed yet.
     parts = devices if (parallel or compute.parallel) == "fsdp" else 1
-    weights = float(FLOAT32 * shape.parameters)
-    unsummed = weights if devices > 1 and num_microbatches > 1 else 0
+    lora = recipe.init.lora
+    trained = sum(count_trained_weights(shape, lora))
+    gradients = float(FLOAT32 * trained)
     resident = {
-        "weights": weights / parts,
-        "gradients": weights / parts + unsummed,
-        "moments": moment_bytes(shape, recipe.optimizer) / parts,
+        "weights": FLOAT32 * (shape.parameters + (trained if lora is not None else 0)) / parts,
+        "gradients": gradients / parts + (gradients if devices > 1 and num_microbatches > 1 else 0),
+        "moments": moment_bytes(shape, recipe) / parts,
     }
     # 3. What a microbatch needs.
     device = "cpu" if on_cpu else "cuda"
     logits = compute.microbatch_tokens * shape.vocab_size
     per_token = activations_per_token(shape, number_bytes, recomputes=compute.activation_checkpointing)
+    head = 2 * shape.vocab_size * shape.width
+    if lora is not None:  # the outputs of A, of dropout, and its mask, which is fp32 on a CPU; the table that learns
+        adapted, mask_bytes = adapted_matrices(shape, lora), FLOAT32 if on_cpu else 1
+        per_token += lora.r * len(adapted)
+        if lora.lora_dropout:
+            per_token += (1 + mask_bytes / number_bytes) * sum(columns for _, columns in adapted)
+        head = (3 if shape.is_tied else 1) * shape.vocab_size * shape.width
     computing = {
         "copies": float(number_bytes * count_copied(shape, is_fsdp=parts > 1, is_bf16=is_bf16)),
         "activations": float(number_bytes * compute.microbatch_tokens * per_token),
         "attention": attention_bytes(shape, recipe, number_bytes) if on_cpu else 0.0,
         "logits": float(number_bytes * min(logits, CHUNK_LOGITS[device]) + FLOAT32 * min(logits, PART_LOGITS[device])),
-        "head": float(2 * FLOAT32 * shape.vocab_size * shape.width),
+        "head": float(FLOAT32 * head),
     }
     # 4. The update comes after that, when the memory of the microbatch is free again.
-    update = update_bytes(shape, recipe.optimizer, number_bytes)
+    update = update_bytes(trained_matrices(shape, lora), recipe.optimizer, number_bytes)
     total = sum(resident.values()) + max(sum(computing.values()), update)
     return resident | computing | {"update": update, "total": total}
 
@@ -365,13 +411,13 @@ def attention_bytes(shape: Shape, recipe: Recipe, number_bytes: int) -> float:
     return float(kept + 3 * min(in_bucket, max(BLOCK_BYTES, shape.heads * BUCKET_BYTES)))
 
 
-def update_bytes(shape: Shape, optimizer: Optimizer, number_bytes: int) -> float:
-    """Return the bytes of an update's temporary tensors: `Muon.step_together` takes all matrices of one size at
-    once."""
+def update_bytes(matrices: Sequence[tuple[int, int]], optimizer: Optimizer, number_bytes: int) -> float:
+    """Return the bytes of an update's temporary tensors: `Muon.step_together` takes all of these matrices that have one
+    size at once."""
     if optimizer.matrix_update.iterations == 0:
         return 0.0
     needed = []
-    for matrix, count in Counter(shape.matrices).items():
+    for matrix, count in Counter(matrices).items():
         short, long = sorted(matrix)
         in_products = max(4 * short * long + short**2, 2 * short * long + 4 * short**2)
         needed.append(count * (FLOAT32 * short * long + number_bytes * in_products))

@@ -9,7 +9,7 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, Tag, field_validator, model_validator
+from pydantic import BeforeValidator, Field, Tag, field_validator, model_validator
 
 from biphase.config import Beta, Count, PositiveCount, Seed, Setting, Strict
 from biphase.console import TrackingName
@@ -37,10 +37,30 @@ MATRIX_UPDATES = {
 """The methods, by the optimizer's name. `pretraining.optimizer` implements them."""
 
 
+class Lora(Strict):
+    """Low-rank adapters (LoRA), which train in place of the weights, by the argument names of `peft`."""
+
+    later: ClassVar[frozenset[str]] = frozenset({"lora_alpha", "lora_dropout", "target_modules"})
+
+    r: PositiveCount
+    """The rank of the adapters."""
+    lora_alpha: Annotated[float, Field(gt=0)] | None = None
+    """The scale of the adapters, whose outputs count `lora_alpha / r` times. By default, twice `r`, as in LLM2Vec."""
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """The dropout of the adapters' inputs."""
+    target_modules: Annotated[
+        tuple[str, ...],
+        BeforeValidator(lambda names: [names] if isinstance(names, str) else names),
+        Field(min_length=1),
+    ] = ("all-linear",)
+    """The layers to adapt: all linear layers inside the blocks, or those whose names end in one of these, such as
+    `[q_proj, v_proj]`."""
+
+
 class Init(Strict):
     """The origin of the weights: exactly one of `preset`, `checkpoint` and `model`."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"new_head"})
+    later: ClassVar[frozenset[str]] = frozenset({"new_head", "lora"})
 
     preset: str | None = None
     """A network with random weights, named by its size: `1m 3m 11m 36m` count the parameters of the blocks, the paper's
@@ -61,6 +81,9 @@ class Init(Strict):
     new_head: bool = False
     """With `model`: give a language model head to a network that lacks one, such as an embedding model. The head is
     tied to the embeddings if the network's class ties them, else drawn from `seed`."""
+    lora: Lora | None = None
+    """With `model` or `checkpoint`: adapters to train in place of all weights, such as `{r: 16}`. The embeddings of the
+    mask token and of other tokens that the model lacks train too. Checkpoints hold the merged model."""
 
     @model_validator(mode="after")
     def one_source(self) -> "Init":
@@ -69,6 +92,12 @@ class Init(Strict):
             raise ValueError(f"give exactly one of preset, checkpoint and model (given: {', '.join(named) or 'none'})")
         if self.new_head and self.model is None:
             raise ValueError("new_head needs init.model: presets and checkpoints have a head")
+        if self.lora is not None and self.preset is not None:
+            raise ValueError("lora: adapters would leave the random weights of a preset as they are; leave lora out")
+        if self.lora is not None and self.new_head:
+            raise ValueError("lora would leave the random weights of a new_head as they are; leave one of them out")
+        if self.lora is not None and self.checkpoint is not None and self.carry_optimizer:
+            raise ValueError("lora adds new adapters, which have no moments yet; say carry_optimizer: false")
         return self
 
 
@@ -229,6 +258,11 @@ class Recipe(Strict):
     on this machine with WANDB_MODE=offline."""
 
     @property
+    def needs_whole_matrices(self) -> bool:
+        """Whether FSDP, which divides matrices among devices, is ruled out."""
+        return self.optimizer.matrix_update.needs_whole_matrices or self.init.lora is not None
+
+    @property
     def num_steps(self) -> int:
         return sum(phase.steps for phase in self.curriculum)
 
@@ -262,6 +296,8 @@ class Recipe(Strict):
             raise ValueError(f"schedule: {warmup} warm-up + {decay} decay steps do not fit into {all_steps}")
         if late := [step for step in self.checkpoints.keep if step > self.num_steps]:
             raise ValueError(f"checkpoints.keep: step {late[0]} is beyond {all_steps}")
+        if self.init.lora is not None and self.compute.parallel == "fsdp":
+            raise ValueError("init.lora needs whole matrices; use compute.parallel=ddp")
         smallest = self.batch_tokens
         if isinstance(smallest, BatchRamp):
             smallest = min(smallest.start, smallest.to)

@@ -80,7 +80,9 @@ def trained(tiny_recipe: Callable[..., Recipe], tmp_path_factory: pytest.TempPat
     which the first finds its disk full, at a checkpoint or at a line of metrics.jsonl."""
     folder = tmp_path_factory.mktemp("distributed")
     phase = "curriculum=[{objective: mlm, steps: 20}]"
-    masked = tiny_recipe(phase, f"init={{model: {save_roberta(folder / 'roberta')}}}", "validation.tokens=50")
+    roberta = save_roberta(folder / "roberta")
+    masked = tiny_recipe(phase, f"init={{model: {roberta}}}", "validation.tokens=50")
+    adapted = tiny_recipe(phase, f"init={{model: {roberta}, lora: {{r: 4}}}}", "validation.tokens=50")
     recipes = {
         # Four microbatches a process, and a small validation set of which one process gets an empty part.
         "ddp": tiny_recipe("compute.microbatch_tokens=64", "validation.tokens=50"),
@@ -90,6 +92,7 @@ def trained(tiny_recipe: Callable[..., Recipe], tmp_path_factory: pytest.TempPat
         "unlogged": tiny_recipe("validation.tokens=50"),
         "masked-ddp": masked,
         "masked-fsdp": masked.model_copy(update={"compute": masked.compute.model_copy(update={"parallel": "fsdp"})}),
+        "adapted-ddp": adapted,
         # Begun by one process, resumed by two.
         "resumed-ddp": tiny_recipe("validation.tokens=50"),
         "resumed-fsdp": tiny_recipe("validation.tokens=50", "compute.parallel=fsdp"),
@@ -102,6 +105,7 @@ def trained(tiny_recipe: Callable[..., Recipe], tmp_path_factory: pytest.TempPat
     alone = {
         "alone": train(recipes["ddp"], folder / "alone"),
         "masked": train(masked, folder / "masked"),
+        "adapted": train(adapted, folder / "adapted"),
         "muon": train(recipes["resumed-muon"], folder / "muon"),
     }
     return alone | {name: Run(next((folder / name).iterdir())) for name in recipes}
@@ -128,7 +132,13 @@ def losses(run: Run, kind: str = "train") -> list[float]:
     return [row["loss"] for row in read_metrics(run, kind)]
 
 
-PAIRS = [("alone", "ddp"), ("alone", "fsdp"), ("masked", "masked-ddp"), ("masked", "masked-fsdp")]
+PAIRS = [
+    ("alone", "ddp"),
+    ("alone", "fsdp"),
+    ("masked", "masked-ddp"),
+    ("masked", "masked-fsdp"),
+    ("adapted", "adapted-ddp"),
+]
 
 
 @pytest.mark.parametrize(("one", "parallel"), PAIRS)

@@ -25,10 +25,10 @@ import biphase.pretraining.loop as loop
 from biphase.distributed import World
 from biphase.encoder.attention import attend, lay_out
 from biphase.encoder.buckets import bucket_attention, bucket_attention_backward
+from biphase.encoder.lora import transformer_blocks
 from biphase.encoder.network import TokenIds, make_model
 from biphase.encoder.packed import PackedModel
 from biphase.pretraining.objectives import make_microbatches
-from biphase.pretraining.optimizer import transformer_blocks
 from biphase.recipe import Recipe
 
 SMALL = {

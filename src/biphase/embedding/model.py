@@ -31,6 +31,7 @@ from biphase.device import choose_dtype, to_device
 from biphase.embedding.pairs import PIECE_ROWS, to_arrow
 from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, choose_inference_backend, lay_out
+from biphase.encoder.lora import transformer_blocks
 from biphase.encoder.models import find_folder, hash_model, unreplaced
 from biphase.encoder.network import PaddedBackbone, copy_in, load_backbone
 from biphase.encoder.packed import packed_hidden
@@ -44,7 +45,7 @@ from biphase.files import content_hash, file_hash, make_once, own_folder, write_
 from biphase.finetuning.encoding import most_tokens, split_by_tokens, take_samples
 from biphase.finetuning.heads import copy_backbone, load_encoder
 from biphase.hub import output_width
-from biphase.pretraining.optimizer import autocast, transformer_blocks
+from biphase.pretraining.optimizer import autocast
 
 
 class PackedTransformer(InputModule):

@@ -68,7 +68,8 @@ class ChunkedLoss(torch.autograd.Function):
         weight, device = weight_VD.to(hidden_ND.dtype), hidden_ND.device
         score = torch.compile(token_losses, dynamic=True) if compiles else token_losses
         grad_hidden_ND = torch.empty_like(hidden_ND) if with_grad else None
-        grad_weight_VD = None  # of the chunks so far, in fp32
+        learns = with_grad and ctx.needs_input_grad[1]
+        grad_weight_VD: Any = None  # of the chunks so far, in fp32
         grad_bias_V = torch.zeros_like(bias_V) if with_grad and bias_V is not None else None
         losses_N = torch.empty(len(targets_N), dtype=torch.float32, device=device)
         correct_N = None if with_grad else torch.empty(len(targets_N), dtype=torch.bool, device=device)
@@ -85,16 +86,16 @@ class ChunkedLoss(torch.autograd.Function):
             if grad_hidden_ND is not None:
                 logits[len(targets) :] = 0
                 torch.mm(logits, weight, out=grad_hidden_ND[chunk])
-                if grad_weight_VD is None:
+                if learns and grad_weight_VD is None:
                     grad_weight_VD = (logits.T @ hidden).float()
-                elif grad_weight_VD.dtype == hidden.dtype:
+                elif learns and grad_weight_VD.dtype == hidden.dtype:
                     grad_weight_VD.addmm_(logits.T, hidden)
-                else:
+                elif learns:
                     grad_weight_VD += logits.T @ hidden
                 if grad_bias_V is not None:
                     grad_bias_V += logits.sum(0)
             del logits  # else they would stay in memory beside the next chunk's
-        if with_grad:
+        if learns:
             grad_weight_VD = (
                 torch.zeros_like(weight_VD) if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
             )

@@ -26,6 +26,9 @@ from biphase.files import hash_below, whole_folder, write_hashed
 from biphase.pretraining.optimizer import STATE_KEYS
 from biphase.run import CheckpointManifest, Run
 
+ADAPTER = "weight"
+"""The name of an adapter's weight beside its moments. A run with LoRA resumes with it, because `model/` is merged."""
+
 
 def save_checkpoint(
     run: Run,
@@ -49,6 +52,8 @@ def save_checkpoint(
     for optimizer in optimizers:
         for parameter, state in optimizer.state.items():
             moments |= {f"{names[parameter]}/{key}": tensor for key, tensor in state.items()}
+            if names[parameter].removeprefix("network.") not in weights:  # an adapter, which the model has merged
+                moments[f"{names[parameter]}/{ADAPTER}"] = parameter
     moments = dict(sorted(moments.items()))  # the same order in all processes
     # Whole tensors, one by one. All processes must take part in gathering a divided one.
     wholes = (value.full_tensor() if isinstance(value, DTensor) else value for value in (*parted, *moments.values()))
@@ -57,7 +62,7 @@ def save_checkpoint(
         try:
             if world.is_main:
                 with told, whole_folder(target, is_lasting=True) as folder:  # older ones are removed after this
-                    whole = store_parted(weights, parted, folder / "parted", wholes) if parted else None
+                    whole = store_parted(weights, parted, folder / "parted", wholes)
                     model.network.save_pretrained(folder / "model", state_dict=whole)
                     tokenizer.save_pretrained(folder / "model")
                     write_tensors(folder / "optimizer.safetensors", moments, wholes)
@@ -70,7 +75,7 @@ def save_checkpoint(
 def store_parted(
     weights: dict[str, Tensor], parted: dict[DTensor, str], file: Path, wholes: Iterator[Tensor]
 ) -> dict[str, Tensor]:
-    """Return all weights by name. The divided ones are memory-mapped from a file that is already deleted.
+    """Return all weights by name. The divided ones, if any, are memory-mapped from a file that is already deleted.
 
     So transformers writes them under its own names and in its own order, without holding them in memory.
     """
@@ -104,8 +109,8 @@ def write_tensors(path: Path, named: dict[str, Tensor], wholes: Iterator[Tensor]
 
 
 def load_optimizer(folder: Path, model: PackedModel, optimizers: list[torch.optim.Optimizer], world: World) -> None:
-    """Load the moments of a checkpoint into optimizers that have not stepped yet. They are divided like their
-    parameters.
+    """Load the moments of a checkpoint into optimizers that have not stepped yet, and adapters into their network. They
+    are divided like their parameters.
 
     Every process must call it.
     """
@@ -121,6 +126,8 @@ def load_optimizer(folder: Path, model: PackedModel, optimizers: list[torch.opti
                     lack = f"{folder} holds no {kind.__name__} state for '{names[parameter]}'"
                     raise InputError(f"{lack}; use init.carry_optimizer=false")
                 optimizer.state[parameter] = {key: read_part(stored, name, parameter) for key, name in keys.items()}
+                if (adapter := f"{names[parameter]}/{ADAPTER}") in names_stored:
+                    parameter.data.copy_(read_part(stored, adapter, parameter))
 
 
 def read_part(stored: Any, name: str, parameter: nn.Parameter) -> Tensor:

@@ -20,13 +20,14 @@ from biphase.corpus.shards import ShardSet
 from biphase.curriculum import Phase
 from biphase.device import describe_machine
 from biphase.distributed import World
+from biphase.encoder.lora import adapt_network
 from biphase.encoder.network import TokenIds, language_model_class, load_model, make_model
 from biphase.encoder.packed import PackedModel, count_flops
 from biphase.encoder.proofs import check_directions, check_head, freeze_unreached
 from biphase.errors import BusyError, InputError, memory_told
 from biphase.files import remove_folder, write_json
 from biphase.flops import FlopCount, update_flops
-from biphase.hub import model_fingerprint, position_limit
+from biphase.hub import load_model_config, model_fingerprint, position_limit
 from biphase.pretraining import optimizer
 from biphase.pretraining.checkpoint import load_optimizer, save_checkpoint
 from biphase.pretraining.start import ORIGIN, Start, begin_with_model, find_branch
@@ -84,7 +85,7 @@ def hold_run(job: Job) -> Iterator[None]:
     remedy = f"lower compute.microbatch_tokens ({compute.microbatch_tokens:,})"
     if not compute.activation_checkpointing:
         remedy += ", or set compute.activation_checkpointing=true"
-    if world.size > 1 and compute.parallel == "ddp":
+    if world.size > 1 and compute.parallel == "ddp" and not job.recipe.needs_whole_matrices:
         remedy += ", or compute.parallel=fsdp"
     with ExitStack() as held:
         with world.fail_together(BusyError):
@@ -156,14 +157,22 @@ def load_state(job: Job, run_step: int) -> State:
     if run_step:
         folder = job.run.steps / str(start.step + run_step)
         manifest = world.on_first(partial(read_checkpoint_manifest, folder))
-        model_folder, tokens_seen = str(folder / "model"), manifest.tokens_seen
-        start = replace(start, tokens_seen=tokens_seen, model_folder=model_folder, optimizer_folder=folder)
+        start = replace(start, tokens_seen=manifest.tokens_seen, optimizer_folder=folder)
+        if recipe.init.lora is None:  # else the adapters go on beside the weights with which they began
+            start = replace(start, model_folder=str(folder / "model"))
+        elif not Path(start.model_folder or "").is_dir():
+            lack = f"{start.model_folder}, beside which the adapters of {job.run.path} train, is gone"
+            raise InputError(f"{lack}: put it back, or delete {job.run.path} and begin with another model")
     load = partial(load_network, recipe, start, job.text.main)
     sharded = world.size > 1 and recipe.compute.parallel == "fsdp"
     network, whole = optimizer.outline_network(load, world) if sharded else (load(), None)
     counted: Any = whole if sharded else network  # an outline computes no products to count
     num_tokens = job.tokens_before(recipe.num_steps)
     flops = world.on_first(partial(count_flops, counted))
+    if recipe.init.lora is not None:
+        assert start.model_folder is not None
+        lacked = range(load_model_config(start.model_folder).vocab_size, job.text.main.manifest.vocab_size)
+        adapt_network(network, recipe.init.lora, {job.text.main.manifest.mask_id, *lacked}, recipe.seed)
     work = num_tokens * flops.per_token
     compiles, compiling = optimizer.decide_compile(recipe.compute, world.device, world.dtype, work)
     model = optimizer.parallelize(PackedModel(network), recipe.compute, world, compiles=compiles)
@@ -173,6 +182,9 @@ def load_state(job: Job, run_step: int) -> State:
     optimizers = optimizer.make_optimizers(recipe.optimizer, model, dtype=world.dtype, sharded=sharded)
     shapes = [matrix.shape for matrix in optimizer.block_matrices(model)]
     flops = replace(flops, per_update=update_flops(recipe.optimizer, shapes))
+    if recipe.init.lora is not None:
+        num_trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        flops = flops.with_adapters(num_trained, is_tied=network.get_output_embeddings().weight.requires_grad)
     if start.optimizer_folder is not None:
         load_optimizer(start.optimizer_folder, optimizer.unwrap(model), optimizers, world)
     return State(model, optimizers, start.tokens_seen, run_step, num_tokens, flops, compiling)
@@ -186,7 +198,7 @@ def refuse_other_weights(job: Job, run_step: int) -> None:
     source, start = job.recipe.init.model, job.origin
     if run_step:
         read_checkpoint_manifest(job.run.steps / str(start.step + run_step))
-    elif start.model_folder is not None:
+    if start.model_folder is not None and (not run_step or job.recipe.init.lora is not None):
         folder = Path(start.model_folder)
         content = model_fingerprint(source, folder) if source else read_checkpoint_manifest(folder.parent).content
         if content != start.parent:

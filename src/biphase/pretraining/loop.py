@@ -200,13 +200,15 @@ def describe_start(job: Job, state: State, batches: Batches) -> str:
     recipe, world, compute, carried = job.recipe, job.world, job.recipe.compute, job.origin.carried
     network: Any = unwrap(state.model).network
     millions = sum(parameter.numel() for parameter in network.parameters()) / 1e6
+    trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad) / 1e6
+    adapted = f" ({trained:.1f}M of them trained, by LoRA)" if recipe.init.lora is not None else ""
     epochs = plain_number(state.num_tokens / batches.num_tokens)
     phases = " → ".join(f"{phase.steps:,} steps of {phase.words}" for phase in recipe.curriculum)
     left_out = f", {batches.left_out_tokens:,} tokens left out" if batches.left_out_tokens else ""
     carried_over = f"; taken over: {', '.join(carried)}" if carried else ""
     several = f"{world.size} processes, {compute.parallel} · " if world.size > 1 else ""
     return (
-        f"{job.run.path}: {type(network).__name__} of {millions:.1f}M parameters, {phases}, batches of "
+        f"{job.run.path}: {type(network).__name__} of {millions:.1f}M parameters{adapted}, {phases}, batches of "
         f"{recipe.batch_label} tokens, {epochs} epochs of {batches.num_samples:,} samples{left_out}{carried_over}\n"
         f"{several}{explain_computing(world.dtype, world.device, network.base_model)} · blocks {state.compiling}"
     )
@@ -236,6 +238,8 @@ def update(
         sum(len(m.targets_N) for m in microbatches),
         sum(state.flops.batch(m.lengths_S, len(m.targets_N), m.layout.causal) for m in microbatches),
     )
+    # The dropout of adapters is a function of the update and the process, so that a run resumes exactly.
+    torch.manual_seed(int(np.random.SeedSequence((recipe.seed, step, world.rank)).generate_state(1)[0]))
     sums = []
     for index, m in enumerate(microbatches):
         # Processes do not exchange gradients before the last microbatch.

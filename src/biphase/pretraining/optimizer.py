@@ -21,11 +21,11 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from biphase.device import choose_dtype, missing_for_compile
 from biphase.distributed import World
 from biphase.encoder.attention import lay_out
+from biphase.encoder.lora import transformer_blocks
 from biphase.encoder.network import TokenIds, make_model
 from biphase.encoder.packed import PackedModel, count_flops
 from biphase.errors import InputError
@@ -144,14 +144,6 @@ def decide_compile(compute: ComputeConfig, device: torch.device, dtype: torch.dt
     else:
         compiles, reason = True, "CUDA"
     return compiles, f"{'compiled' if compiles else 'not compiled'} ({reason})"
-
-
-def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """Find the repeated layers of a transformers model: its longest list of `GradientCheckpointingLayer`s, else of any
-    modules."""
-    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
-    layers = [members for members in lists if all(isinstance(block, GradientCheckpointingLayer) for block in members)]
-    return max(layers or lists, key=len)
 
 
 def unwrap(model: nn.Module) -> Any:

@@ -295,7 +295,7 @@ def tell_memory(model: str, shape: Shape, recipe: Recipe, is_on_cpu: bool) -> st
         layouts: list[tuple[int, str]] = [(8, "ddp"), (8, "fsdp"), (64, "fsdp")]
         ddp, fsdp, fsdp_of_64 = [show_gib(plan_memory(shape, recipe, *layout)["total"]) for layout in layouts]
         needed = f"{show_gib(alone)} on one GPU, {ddp} on each of 8 under DDP"
-        if not recipe.optimizer.matrix_update.needs_whole_matrices:
+        if not recipe.needs_whole_matrices:
             needed += f", {fsdp} on each of 8 and {fsdp_of_64} of 64 under FSDP"
     return f"{model}: at most {needed} (microbatches of {recipe.compute.microbatch_tokens:,} tokens)"
 
@@ -315,7 +315,7 @@ def fit_memory(shape: Shape, recipe: Recipe, machine: Machine) -> Recipe | None:
     then activation checkpointing, then FSDP over all devices. Return None if none of these is enough."""
     first, smallest = recipe.compute, recipe.data.max_sample_tokens
     sizes = [size for step in range(8) if (size := first.microbatch_tokens >> step) >= smallest]
-    is_alone = recipe.optimizer.matrix_update.needs_whole_matrices or machine.devices == 1
+    is_alone = recipe.needs_whole_matrices or machine.devices == 1
     over = [1] if is_alone else [1, machine.devices]
     for devices, recomputes, size in product(over, (first.activation_checkpointing, True), sizes):
         changes: dict[str, Any] = {"microbatch_tokens": size, "activation_checkpointing": recomputes}
@@ -536,7 +536,7 @@ def count_disk(plan: Plan, sizes: Mapping[str, RunSize]) -> dict[str, float]:
     for (run, _), users in plan.checkpoints.items():
         shape, _ = sizes[run]
         weights = float(FLOAT32 * shape.parameters) if shape else 0.0
-        moments = moment_bytes(shape, plan.runs[run].recipe.optimizer) if shape else 0.0
+        moments = moment_bytes(shape, plan.runs[run].recipe) if shape else 0.0
         disk["everything"] += weights + moments
         disk["models"] += weights if users["models"] else 0.0
         disk["needed"] += weights if users["models"] or users["needed_by"] else 0.0
