@@ -9,6 +9,7 @@ from biphase.cli.app import run_command
 from biphase.cli.settings import CLASSES, Subject, find_settings
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig
+from biphase.recipe import Lora
 
 
 @pytest.mark.parametrize("subject", get_args(Subject))
@@ -22,7 +23,8 @@ def test_every_key_of_a_class_is_listed_once(subject: Subject) -> None:
 
 
 def test_settings_of_a_fine_tuning_have_meanings_and_defaults() -> None:
-    (section,) = find_settings("finetune")
+    section, adapters = find_settings("finetune")
+    assert adapters.title == "lora" and [one.key for one in adapters.settings] == [*Lora.model_fields]
     found = {one.key: one for one in section.settings}
     assert found.keys() == FinetuneConfig.model_fields.keys()
     assert all(one.meaning for one in found.values())
@@ -36,8 +38,9 @@ def test_a_word_chooses_a_section_or_the_keys_that_contain_it() -> None:
     assert [one.key for one in schedule.settings] == ["peak_lr", "warmup_steps", "decay_steps"]
     (rate,) = find_settings("pretrain", "schedule.peak_lr")
     assert [one.key for one in rate.settings] == ["peak_lr"]
-    (section,) = find_settings("finetune", "Dropout")
+    section, adapters = find_settings("finetune", "Dropout")
     assert {one.key for one in section.settings} == {"head_dropout", "head", "seed"}
+    assert [one.key for one in adapters.settings] == ["lora_dropout"]
     with pytest.raises(InputError, match="no setting of embed contains 'xyz'; `biphase settings embed` lists all"):
         find_settings("embed", "xyz")
 

@@ -17,6 +17,7 @@ from biphase.encoder.models import Encoder, identify
 from biphase.errors import InputError, refuse_unknown
 from biphase.files import content_hash
 from biphase.machine import has_bf16_cores, visible_gpus
+from biphase.recipe import Lora
 from biphase.schedule import Schedule
 from biphase.tasks.families import KINDS
 from biphase.tasks.sources import DataDirs, TaskSource, find_task_sources
@@ -58,7 +59,7 @@ class FinetuneConfig(Strict):
     """The settings of a fine-tuning. Defaults are the paper's values where it states any."""
 
     later: ClassVar[frozenset[str]] = frozenset(
-        {"frozen", "shots", "keep_texts", "ranking", "head", "class_weights", "label_smoothing"}
+        {"frozen", "shots", "keep_texts", "ranking", "head", "class_weights", "label_smoothing", "lora"}
         | {"load_best_model_at_end", "early_stopping_patience", "tracking", "words"}
     )
 
@@ -112,6 +113,9 @@ class FinetuneConfig(Strict):
     frozen: bool = False
     """Linear probe: whether to freeze the encoder, and train one linear layer on its mean over tokens, or on each
     token. A probe needs higher rates, such as 1e-3 to 1e-1. Retrieval has no layer to train."""
+    lora: Lora | None = None
+    """LoRA: adapters to train in place of the encoder's weights, beside the head (`lora.r=16`). That takes less memory
+    and needs higher rates. A kept model is merged."""
     max_eval_examples: PositiveCount | None = None
     """The size of the fixed random subsets of validation and of test to evaluate. In retrieval it limits the queries,
     but not the documents, whose search takes most of the time."""
@@ -160,6 +164,8 @@ class FinetuneConfig(Strict):
     def settings_fit(self) -> "FinetuneConfig":
         if self.shots is not None and self.max_train_examples is not None:
             raise ValueError("shots and max_train_examples both choose the training examples; give one")
+        if self.lora is not None and self.frozen:
+            raise ValueError("lora adapts the encoder, and frozen leaves it as it is; give one")
         return self
 
     def schedule(self, num_steps: int) -> Schedule:

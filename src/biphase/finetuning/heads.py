@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from biphase.console import err
 from biphase.corpus.tokenizer import NEW_NAMES, find_tokenizer
 from biphase.encoder.attention import choose_inference_backend
+from biphase.encoder.lora import add_adapters
 from biphase.encoder.models import Encoder, identify, stamp_model, unreplaced
 from biphase.encoder.network import copy_in, dropout_shares, fresh_backbone, load_backbone, pad_batch, without_padding
 from biphase.encoder.packed import packed_hidden
@@ -320,6 +321,10 @@ def build_network(encoder: Encoder, cell: CellContext, splits: Iterable[EncodedS
         network = TaskNetwork(copy_backbone(encoder.backbone, texts, cell.config.weights), cell)
     if cell.config.frozen:
         network.backbone.requires_grad_(False)
+    if cell.config.lora is not None:
+        add_adapters(network.backbone, cell.config.lora, cell.config.seed)
+        if cell.config.head == "transformers" and (pooler := getattr(network.backbone, "pooler", None)) is not None:
+            pooler.requires_grad_(True)  # it is a part of the new head
     return network.to(torch.bfloat16) if cell.config.weight_dtype == "bf16" else network
 
 

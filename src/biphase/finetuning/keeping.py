@@ -14,6 +14,7 @@ from torch import nn
 
 from biphase.console import err
 from biphase.corpus.tokenizer import SPLIT_TEXTS, misreading_class
+from biphase.encoder.lora import merge_adapters
 from biphase.encoder.models import Encoder
 from biphase.encoder.network import without_padding
 from biphase.encoder.proofs import agree, telling_tokens
@@ -158,6 +159,7 @@ def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
     """Turn a network into one of transformers for any text, on the CPU. Raises `OtherHeadError` if the class of its
     type has another head."""
     network = network.float().cpu().eval()
+    merge_adapters(network)
     pretrained: Any = encoder.backbone
     # Back to the encoder itself, or to the whole embedding, whose unused rows have not changed.
     if isinstance(network.backbone, FrozenFeatures):
