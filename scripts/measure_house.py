@@ -36,12 +36,12 @@ PATHS = {
 }
 """Path → the module and the function where it begins."""
 CAPS = {
-    "code": 25_920,
-    "modules": 145,
-    "import lines": 2_795,
+    "code": 26_140,
+    "modules": 146,
+    "import lines": 2_808,
     "longest function": 53,
     "a recipe into train": 87,
-    "a cell into its score": 76,
+    "a cell into its score": 75,
     "a plan into its page": 144,
 }
 """A feature may raise a cap in the commit that brings it, with the reason; it may not raise the depth of a path."""

@@ -1,9 +1,12 @@
 """What decides a result: two configurations that ask for the same become one."""
 
+from typing import Literal, get_args, get_origin, get_type_hints
+
 import pytest
+from pydantic import TypeAdapter
 
 from biphase.errors import InputError
-from biphase.finetuning.config import PAPER_SEARCH, FinetuneConfig, settle_config
+from biphase.finetuning.config import PAPER_SEARCH, FinetuneConfig, FinetuneSettings, GridSettings, settle_config
 from biphase.tasks.spec import find_task
 
 ODD = FinetuneConfig(head_dropout=0.5, doc_stride=7, max_answer_tokens=9, scale=5.0, judged_only=False)
@@ -62,3 +65,16 @@ def test_only_the_papers_tasks_search_judged_documents_and_short_answers_unasked
     assert settle_config(FinetuneConfig(), find_task("cranfield"), 512).judged_only is False
     assert settle_config(FinetuneConfig(), asked, 512).max_answer_tokens == 30
     assert settle_config(FinetuneConfig(), asked.model_copy(update={"name": "mine"}), 512).max_answer_tokens is None
+
+
+def test_python_names_each_setting_with_its_type() -> None:
+    """`finetune` and `evaluate` name their settings for editors; the names and types are those of the configuration."""
+    fields = FinetuneConfig.model_fields
+    assert FinetuneSettings.__annotations__.keys() == fields.keys()
+    assert fields.keys() - GridSettings.__annotations__.keys() == {"learning_rate", "seed"}
+    for name, kind in get_type_hints(FinetuneSettings).items():
+        default = fields[name].default
+        assert TypeAdapter(kind).validate_python(default, strict=True) == default, name
+        assert (type(None) in get_args(kind)) == (type(None) in get_args(fields[name].annotation)), name
+        if get_origin(fields[name].annotation) is Literal:
+            assert kind == fields[name].annotation, name

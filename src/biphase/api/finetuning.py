@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, Unpack
 
 import numpy as np
 from pydantic_core import to_jsonable_python
@@ -27,7 +27,7 @@ from biphase.engine.units import Engine, EngineKind
 from biphase.errors import InputError
 from biphase.files import new_file, read_json_as, refuse_existing, refuse_filled
 from biphase.finetuning.class_report import ClassReport, draw_confusion, print_report, read_report, report_classes
-from biphase.finetuning.config import FinetuneConfig, plan_cells
+from biphase.finetuning.config import FinetuneConfig, FinetuneSettings, GridSettings, plan_cells
 from biphase.finetuning.grid import (
     PAPER_LEARNING_RATES,
     PAPER_SEEDS,
@@ -82,7 +82,7 @@ def finetune(
     group: Annotated[str | None, PythonOnly] = None,
     scores: AnyPath = "scores",
     keep: AnyPath | None = None,
-    **settings: Any,
+    **settings: Unpack[FinetuneSettings],
 ) -> Score:
     """Fine-tune one model on one task with one rate and seed, and score it on validation and test.
 
@@ -107,7 +107,7 @@ def finetune(
     """
     if not isinstance(task, str | Path | None):
         raise InputError(f"`task` is a {type(task).__name__}: give a name or a file; rows go to `data`")
-    config = parse_config(FinetuneConfig, settings, origin=str(task or "finetune"))
+    config = parse_config(FinetuneConfig, {**settings}, origin=str(task or "finetune"))
     task, folders = place_task(task, data, Path(scores), template, label, missing, group)
     if keep is not None:
         refuse_filled(Path(keep))
@@ -467,7 +467,7 @@ def evaluate(
     part: str | None = None,
     dry_run: bool = False,
     keep: AnyPath | None = None,
-    **settings: Any,
+    **settings: Unpack[GridSettings],
 ) -> "pandas.DataFrame":
     """Fine-tune and score models on tasks with every learning rate and seed; the rate is chosen on validation data.
     Finished cells are not run again.
@@ -502,7 +502,7 @@ def evaluate(
     for axis, numbers in {"learning_rates": learning_rates, "seeds": seeds}.items():
         if isinstance(numbers, str) or not isinstance(numbers, Iterable):
             raise InputError(f"`{axis}` is {numbers!r}: give a list of numbers")
-    config, axes = parse_config(FinetuneConfig, settings, origin="evaluate"), (tuple(learning_rates), tuple(seeds))
+    config, axes = parse_config(FinetuneConfig, {**settings}, origin="evaluate"), (tuple(learning_rates), tuple(seeds))
     grid = Grid(tuple(list_names(models)), tuple(names), config, Path(scores), *axes)
     chosen: Any = {"engine": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu}
     answer = run_evaluation(grid, folders, part=part, dry_run=dry_run, keep=keep, **chosen)

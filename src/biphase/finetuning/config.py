@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -173,6 +173,52 @@ class FinetuneConfig(Strict):
         schedule; the warm-up is one step ahead of it, because transformers starts with a rate of 0."""
         warmup_steps = math.ceil(self.warmup_ratio * num_steps)
         return Schedule(warmup_steps=warmup_steps, decay_steps=num_steps - warmup_steps)
+
+
+class GridSettings(TypedDict, total=False):
+    """The settings of `FinetuneConfig` that all cells of a grid share, for editors and type checkers."""
+
+    batch_size: int
+    max_steps: int
+    epochs: int
+    warmup_ratio: float
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    max_grad_norm: float
+    class_weights: Literal["balanced"] | dict[str, float] | None
+    label_smoothing: float
+    load_best_model_at_end: bool
+    early_stopping_patience: int | None
+    max_length: int
+    weights: Literal["pretrained", "random"]
+    max_train_examples: int | None
+    shots: int | None
+    frozen: bool
+    lora: Lora | dict[str, Any] | None
+    max_eval_examples: int | None
+    precision: Literal["auto", "bf16", "fp32"]
+    weight_dtype: Literal["fp32", "bf16"]
+    head: Literal["paper", "transformers"]
+    head_dropout: float
+    qa_head: Literal["span", "token"]
+    doc_stride: int
+    max_answer_tokens: int | None
+    scale: float
+    ranking: Literal["embeddings", "pairs"]
+    judged_only: bool | None
+    microbatch_tokens: int
+    device: Literal["auto", "cpu", "cuda"]
+    keep_texts: bool
+    tracking: TrackingName | None
+    words: bool
+
+
+class FinetuneSettings(GridSettings, total=False):
+    """The settings of `FinetuneConfig`, for editors and type checkers."""
+
+    learning_rate: float
+    seed: int
 
 
 def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> FinetuneConfig:

@@ -238,7 +238,7 @@ def update(
         sum(len(m.targets_N) for m in microbatches),
         sum(state.flops.batch(m.lengths_S, len(m.targets_N), m.layout.causal) for m in microbatches),
     )
-    # The dropout of adapters is a function of the update and the process, so that a run resumes exactly.
+    # Dropout, of the network or of adapters, is a function of the update and the process: a run resumes exactly.
     torch.manual_seed(int(np.random.SeedSequence((recipe.seed, step, world.rank)).generate_state(1)[0]))
     sums = []
     for index, m in enumerate(microbatches):
