@@ -87,6 +87,15 @@ def no_curves() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def stated_peak() -> Iterator[None]:
+    """Measuring the peak of the machine takes longer than most runs here. A test that starts a process measures it."""
+    with pytest.MonkeyPatch.context() as patch:
+        with suppress(ImportError):  # `make newest` has no PyTorch
+            patch.setattr("biphase.pretraining.loop.peak_flops", lambda device, dtype: 1e12)
+        yield
+
+
 def pytest_collection_finish() -> None:
     """Keep the modules out of the garbage collections that follow, of which accelerate asks for many."""
     gc.collect()

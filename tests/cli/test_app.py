@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,7 @@ def test_a_stop_of_the_real_command(recipe_file: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     metrics: list[Path] = []
     while not metrics and process.poll() is None:
+        time.sleep(0.05)
         metrics = list((tmp_path / "runs").glob("*/metrics.jsonl"))
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=120)

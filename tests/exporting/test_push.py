@@ -40,12 +40,8 @@ def sent_to(hub: SimulatedHub, id: str, branch: str = "main") -> dict[str, bytes
 @pytest.fixture(scope="module")
 def run(tiny_recipe: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Two updates, one of each objective, a checkpoint after each; its data lie in a folder of this machine."""
-    import biphase.pretraining.loop as loop
-
     steps = ["curriculum.0.steps=1", "curriculum.1.steps=1", "schedule.warmup_steps=0", "schedule.decay_steps=0"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "peak_flops", lambda device, dtype: 1e12)
-        return train(tiny_recipe(*steps), tmp_path_factory.mktemp("runs"))
+    return train(tiny_recipe(*steps), tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What every test of training needs: helpers that can be imported, no measuring of the machine, one finished run."""
+"""What every test of training needs: helpers that can be imported, one finished run."""
 
 import sys
 from collections.abc import Callable
@@ -13,16 +13,6 @@ from biphase.recipe import Recipe
 from biphase.run import Run
 
 sys.path.append(str(Path(__file__).parent))  # for training_runs.py: pytest's importlib mode adds nothing itself
-
-
-@pytest.fixture(scope="session", autouse=True)
-def stated_peak() -> object:
-    """Measuring the machine's peak takes longer than most tests here."""
-    import biphase.pretraining.loop as loop
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "peak_flops", lambda device, dtype: 1e12)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,7 @@ def set_up(tiny_recipe: MakeRecipe, objective: str) -> tuple[Any, Any, Any, Any]
 
 def logits_by_transformers(theirs: Any, inputs: list[int], samples: list[list[int]], looks_ahead: bool) -> torch.Tensor:
     """Logits [T, V] of samples that lie end to end; `samples` are the places of each one's tokens."""
-    mask = torch.full((len(inputs), len(inputs)), torch.finfo(torch.float32).min)
+    mask = np.full((len(inputs), len(inputs)), torch.finfo(torch.float32).min, dtype=np.float32)  # quick to fill
     positions = [0] * len(inputs)
     for places in samples:
         for number, reader in enumerate(places):
@@ -47,7 +47,8 @@ def logits_by_transformers(theirs: Any, inputs: list[int], samples: list[list[in
                 if looks_ahead or other <= number:
                     mask[reader, read] = 0.0
     where = torch.tensor([positions])
-    return theirs(input_ids=torch.tensor([inputs]), position_ids=where, attention_mask=mask[None, None]).logits[0]
+    mask_1TT = torch.from_numpy(mask)[None, None]
+    return theirs(input_ids=torch.tensor([inputs]), position_ids=where, attention_mask=mask_1TT).logits[0]
 
 
 def places_of(batch: Any) -> list[list[int]]:
