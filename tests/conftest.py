@@ -7,7 +7,7 @@ import gc
 import json
 import os
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 DEVICE = os.environ.get("BIPHASE_TEST_DEVICE", "cpu")
 """Where tests compute that would on any device: `cuda` on a GPU, or a simulated one."""
+
+
+def mostly_later(cases: Iterable[str], *now: str) -> list[Any]:
+    """Parameters of a test: `make test` tries the cases `now`, and `make test-minutes` the others."""
+    later = (pytest.mark.slow, pytest.mark.minutes)
+    return [pytest.param(case, marks=() if case in now else later) for case in cases]
 
 
 @contextmanager

@@ -264,6 +264,7 @@ def test_a_package_of_another_version_is_one_line(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(machine, "requires", lambda _: needed)
     monkeypatch.setattr(machine, "version", version)
+    machine.refuse_versions.cache_clear()
     machine.refuse_versions()
     with pytest.raises(
         InputError, match=r"sentence-transformers 6.0.1 is installed, .*: pip install 'sentence-tr.*6.2'"
@@ -272,8 +273,10 @@ def test_a_package_of_another_version_is_one_line(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(InputError, match=r"sentence-transformers 6\.0\.1"), needs_extra("embeddings", "biphase embed"):
         pass
     here["tokenizers"] = "0.23.2"
+    machine.refuse_versions.cache_clear()
     for words in (["doctor"], ["inspect", "nowhere"]):
         with pytest.raises(InputError, match=r"tokenizers 0\.23\.2 is installed"):
             run_command(words)
     monkeypatch.setattr(machine, "requires", requires)
+    machine.refuse_versions.cache_clear()
     machine.refuse_versions("embeddings")

@@ -149,6 +149,7 @@ def python_process(*words: str, **variables: str) -> dict[str, Any]:
     return {"args": [sys.executable, "-P", *words], "env": os.environ | variables | {"PYTHONSAFEPATH": "1"}}
 
 
+@cache
 def refuse_versions(extra: str = "") -> None:
     """Raise `InputError` for a package version that biphase, or this extra of it, does not support. Code that imports a
     missing package reports it."""

@@ -83,6 +83,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_texts_become_a_table_of_scores(
     done: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,6 +109,8 @@ def test_texts_become_a_table_of_scores(
         np.testing.assert_allclose(ours[number], hidden.mean(0).numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 @pytest.mark.parametrize(
     ("place", "kind", "fact"),
     [

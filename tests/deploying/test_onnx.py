@@ -34,7 +34,7 @@ from biphase.exporting.plain import load_named
 from biphase.files import MARK, file_hash
 from biphase.pretraining.loop import train
 
-from ..conftest import flip_bit, full_disk
+from ..conftest import flip_bit, full_disk, mostly_later
 from ..exporting.test_model import FAMILIES, MLM
 
 onnx = pytest.importorskip("onnx")
@@ -118,7 +118,7 @@ def expected_outputs(folder: Path, batch: Any) -> dict[str, torch.Tensor]:
     return outputs
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_later(KINDS, "an encoder", "a tagger", "an embedding model"))
 def test_a_file_computes_what_pytorch_computes_for_any_batch(kind: str, encoder: Path, tmp_path: Path) -> None:
     source = KINDS[kind](encoder, tmp_path / "source")
     folder = biphase.export(source, tmp_path / "out", onnx=True)

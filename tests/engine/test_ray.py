@@ -146,6 +146,7 @@ def test_a_node_with_other_files_ends_the_run(
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_who_waits_for_a_place_is_told_why(
     two_nodes: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -208,6 +208,7 @@ def complaints(folder: Path) -> list[str]:
 
 @on_linux
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_a_killed_process_is_named_in_one_line(run_of_two: Callable[..., list[str]], tmp_path: Path) -> None:
     """Either of two that train is killed in `campaigns/distributed.py`."""
     with started(run_of_two(ENDLESS), tmp_path) as launcher:
@@ -321,6 +322,7 @@ def test_a_launcher_without_those_of_other_machines_says_so_in_one_line(tmp_path
 
 @on_linux
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_the_launcher_ends_with_the_worker_of_a_study(run_of_two: Callable[..., list[str]], tmp_path: Path) -> None:
     """As `study.worker` starts it: BIPHASE_PARENT names the worker."""
     code = (

@@ -179,6 +179,7 @@ def test_a_run_of_minutes_is_compiled_on_a_cpu(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_each_of_many_shapes_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo keeps 8 graphs of a code object, and runs the rest uncompiled."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))

@@ -249,6 +249,8 @@ def test_the_choice_of_rates_by_hand() -> None:
     assert contrast([(1, average)]).choice_variance == pytest.approx(0.15)
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_chosen_rates_are_rarely_called_different() -> None:
     """50 examples choose among rates that lie apart: without the choice, in 12 % and more."""
     world = World(300, 0.4, 0.7, 3, redrawn=0.15, num_validation=50, rates=(-9.0, -7.0, -5.0, -8.0))
@@ -372,6 +374,8 @@ def test_random_weights_lend_nothing() -> None:
     assert [*with_cohorts(results)[2].cohort] == ["clm", "mlm"]
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 @pytest.mark.parametrize("noisy", [False, True])
 def test_arms_that_borrow_are_rarely_called_different(noisy: bool) -> None:
     """Six arms, three pretrainings: at most 6 % also where one of the two is twice as noisy; more is found."""

@@ -67,6 +67,8 @@ def test_names_say_how_a_model_was_trained() -> None:
     assert NAME.fullmatch("1b-clm-10k-mlm40-42k")
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_known_differences_give_known_verdicts(tmp_path: Path) -> None:
     write_cells(tmp_path, all_hold, sizes=FEW, rates=("2e-05", "5e-05"), clm_slope=0.1, mlm_slope=1.5)
     results = place_results(read_cells(tmp_path))
@@ -77,6 +79,8 @@ def test_known_differences_give_known_verdicts(tmp_path: Path) -> None:
     assert {"rate-spread", "masking-after-clm"} <= figures.keys() and not lacking
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_equal_models_give_no_verdict(tmp_path: Path) -> None:
     write_cells(tmp_path, lambda *_: 0.6, sizes=FEW, rates=("2e-05", "1e-04"), num_seeds=3)
     findings = judge(tmp_path)

@@ -75,6 +75,8 @@ def hold_together(standing: Standing, true_means: list[float], *, is_corrected: 
     return all(held)
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 @pytest.mark.parametrize("spreads", [[0.01] * 5, [0.005, 0.01, 0.02, 0.01, 0.01]])
 def test_worlds_without_differences_and_ranks_that_hold(spreads: list[float]) -> None:
     """Of equally good methods any verdict is false: in at most 6 % of worlds, as in at most 6 % a rank's interval lacks
