@@ -23,7 +23,7 @@ DEVICE = os.environ.get("BIPHASE_TEST_DEVICE", "cpu")
 """Where tests compute that would on any device: `cuda` on a GPU, or a simulated one."""
 
 
-def mostly_later(cases: Iterable[str], *now: str) -> list[Any]:
+def mostly_later(cases: Iterable[Any], *now: Any) -> list[Any]:
     """Parameters of a test: `make test` tries the cases `now`, and `make test-minutes` the others."""
     later = (pytest.mark.slow, pytest.mark.minutes)
     return [pytest.param(case, marks=() if case in now else later) for case in cases]

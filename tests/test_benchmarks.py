@@ -62,6 +62,8 @@ runpy.run_path({folder!r} + "/gpu.py", run_name="__main__")
 """
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_biphase_need_not_be_installed(tmp_path: Path) -> None:
     """The head of gpu.py, which describes the machine, where only this checkout has biphase."""
     code = WITHOUT_BIPHASE.format(folder=str(BENCHMARKS), out=str(tmp_path / "gpu.json"))

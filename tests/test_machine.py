@@ -19,6 +19,8 @@ from biphase.cli.app import run_command
 from biphase.errors import InputError
 from biphase.machine import needs_extra
 
+from .conftest import mostly_later
+
 CODE = """
 import atexit, gc
 atexit.register(lambda: print(gc.get_freeze_count() > 0))  # the last to be called
@@ -227,7 +229,7 @@ CHILDREN = {
 }
 
 
-@pytest.mark.parametrize("child", CHILDREN)
+@pytest.mark.parametrize("child", mostly_later(CHILDREN, "a process", "a process of it"))
 def test_modules_of_the_current_folder_are_never_run(child: str, tmp_path: Path) -> None:
     for name in ("json", "resource", "torch", "yaml"):
         (tmp_path / f"{name}.py").write_text("import os; os.mkdir('RAN')")

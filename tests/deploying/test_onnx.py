@@ -259,7 +259,7 @@ def kept(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> SimpleNames
     return SimpleNamespace(folder=folder / "kept", score=score, test=folder / "test.jsonl", root=folder)
 
 
-@pytest.mark.parametrize("source", ["file", "folder"])
+@pytest.mark.parametrize("source", mostly_later(["file", "folder"], "file"))
 def test_int8_is_scored_on_the_users_task(source: str, kept: SimpleNamespace, tmp_path: Path, capsys: Any) -> None:
     [data] = (kept.root / "scores" / "data").iterdir()
     test = kept.test if source == "file" else data
@@ -310,6 +310,8 @@ def test_a_speed_is_told_where_all_rounds_agree(
     assert turns == ["whole", "int8"] * (worth.ROUNDS * worth.TURNS)
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_a_loss_that_was_not_measured_is_said(kept: SimpleNamespace, encoder: Path, tmp_path: Path) -> None:
     biphase.export(kept.folder, tmp_path / "kept", int8=True)
     assert re.search(

@@ -38,7 +38,7 @@ from biphase.encoder import search
 from biphase.errors import InputError, StoppedError
 from biphase.files import MARK
 
-from ..conftest import DEVICE, flip_bit, replace_before
+from ..conftest import DEVICE, flip_bit, mostly_later, replace_before
 
 Make = Callable[..., EmbeddingRecipe]
 
@@ -159,7 +159,9 @@ def test_the_folder_loads_without_our_code(
     assert "widget" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken", "max", "weightedmean"])
+@pytest.mark.parametrize(
+    "pooling", mostly_later(["mean", "cls", "lasttoken", "max", "weightedmean"], "mean", "lasttoken")
+)
 def test_the_folder_is_spelt_as_older_versions_and_other_programs_read_it(
     pooling: str, make: Make, tmp_path: Path, documents: list[str]
 ) -> None:
@@ -450,6 +452,7 @@ def test_whitened_rows_are_the_nearest_whose_directions_are_equally_strong(
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_a_linear_map_is_learnt_kept_and_gone_on_with(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -501,6 +504,8 @@ def wide_teacher(encoder_folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "teacher"
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_a_teacher_is_followed_through_a_kill(
     make: Make, wide_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

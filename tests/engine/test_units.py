@@ -29,6 +29,8 @@ from biphase.engine.units import Engine, Outcome, Unit, UnitQueue
 from biphase.errors import BusyError, InputError, StoppedError
 from biphase.machine import num_cores
 
+from ..conftest import mostly_later
+
 DEEDS = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
@@ -642,7 +644,10 @@ def heed_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    mostly_later([signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT], signal.SIGKILL, signal.SIGTERM),
+)
 def test_no_orphans_when_the_parent_is_ended(number: int, deeds: ModuleType, tmp_path: Path) -> None:
     code = (
         "import deeds_of_units as deeds, sys\n"

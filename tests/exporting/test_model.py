@@ -61,6 +61,8 @@ from biphase.recipe import Recipe
 from biphase.run import find_checkpoint
 from biphase.tasks.spec import task_table
 
+from ..conftest import mostly_later
+
 TOKENS_T = torch.arange(3, 43)
 NO_ENDS = ("schedule.warmup_steps=0", "schedule.decay_steps=0")
 CLM = ("curriculum=[{objective: clm, steps: 2}]", *NO_ENDS)
@@ -178,12 +180,13 @@ def looks_ahead(folder: Path) -> bool:
     return bool((hidden_reloaded(folder, changed_T)[:-1] != hidden_reloaded(folder)[:-1]).any())
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exports of this file have their picture."""
+    """Exports have their picture."""
     monkeypatch.setattr("biphase.exporting.model.draw_curves", draw_curves)
 
 
+@pytest.mark.usefixtures("curves")
 @pytest.mark.parametrize(
     ("objective", "kind", "name", "task"),
     [
@@ -251,7 +254,7 @@ def embeddings_by_us(run: str) -> torch.Tensor:
         return TaskNetwork(encoder.backbone, cell)(pack(texts, np.arange(len(TEXTS)), cell))
 
 
-@pytest.mark.parametrize("family", ["preset", "llama-tied", "roberta", "opt-narrow"])
+@pytest.mark.parametrize("family", mostly_later(["preset", "llama-tied", "roberta", "opt-narrow"], "preset", "roberta"))
 def test_sentence_transformers_gives_our_embeddings(
     tiny_recipe: Callable[..., Recipe], tmp_path: Path, family: str
 ) -> None:
@@ -397,7 +400,9 @@ def test_a_tokenizer_that_transformers_would_take_for_another_is_told(
     assert "SentenceTransformer" not in card
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert", "roc_bert", "neomme", "ultrabert"])
+@pytest.mark.parametrize(
+    "family", mostly_later(["bert", "roberta", "modernbert", "roc_bert", "neomme", "ultrabert"], "bert", "modernbert")
+)
 def test_a_masked_language_model_keeps_its_class(
     tiny_recipe: Callable[..., Recipe], tmp_path: Path, family: str
 ) -> None:

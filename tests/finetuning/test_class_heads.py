@@ -24,7 +24,7 @@ from biphase.finetuning.keeping import keep_network, plan_to_keep, to_transforme
 from biphase.finetuning.scores import read_scores
 from biphase.tasks.spec import find_task
 
-from ..conftest import DEVICE
+from ..conftest import DEVICE, mostly_later
 from ..encoder.tiny_families import tiny_config
 from .conftest import NOUNS, fit_cell
 from .test_kinds import sentences, write_task
@@ -93,7 +93,7 @@ def loaded_logits(logits: torch.Tensor, batch: Any, texts: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("task", ["snli", "wnut17", "squad_v2"])
-@pytest.mark.parametrize("model_type", TYPES + DECODERS)
+@pytest.mark.parametrize("model_type", mostly_later(TYPES + DECODERS, "bert", "modernbert", "llama", "gemma3_text"))
 def test_transformers_computes_what_was_scored(
     model_type: str, task: str, model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -289,7 +289,7 @@ time.sleep(300)
 
 @on_linux
 @pytest.mark.slow
-@pytest.mark.parametrize(("seconds", "grace"), [(2, "60"), (300, "6")])
+@pytest.mark.parametrize(("seconds", "grace"), [(2, "60"), pytest.param(300, "6", marks=pytest.mark.minutes)])
 def test_a_launcher_that_is_asked_to_stop_waits_for_its_processes(
     seconds: int, grace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,6 +311,7 @@ def test_a_launcher_that_is_asked_to_stop_waits_for_its_processes(
 
 @on_linux
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_a_launcher_without_those_of_other_machines_says_so_in_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "biphase.distributed", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d"]
     command += ["--rdzv-endpoint=127.0.0.1:0", "--rdzv-conf=join_timeout=1", "-m", "biphase"]
