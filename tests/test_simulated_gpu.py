@@ -68,6 +68,7 @@ def run(*arguments: str, beside: Path = TESTS, cwd: Path = TESTS.parent) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_the_device_refuses_what_cuda_refuses() -> None:
     assert run("-c", CODE).split() == ["RuntimeError", "RuntimeError", "TypeError"]
 

@@ -135,7 +135,7 @@ def kind_of_task(kind: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["number", "set", "choice", "pairs"])
-@pytest.mark.parametrize("model_type", ["bert", "modernbert", "deberta-v2", "llama"])
+@pytest.mark.parametrize("model_type", mostly_later(["bert", "modernbert", "deberta-v2", "llama"], "bert"))
 def test_every_kind_of_task_is_kept(
     model_type: str, kind: str, model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -149,7 +149,7 @@ def test_every_kind_of_task_is_kept(
     train_and_keep(planned, tmp_path / "kept")
 
 
-@pytest.mark.parametrize("model_type", ["bert", "llama"])
+@pytest.mark.parametrize("model_type", mostly_later(["bert", "llama"], "bert"))
 def test_the_head_of_a_class_learns(
     model_type: str, model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -257,6 +257,8 @@ def test_a_decoder_without_padding_is_padded_with_the_end_of_text(
     assert tokenizer.pad_token_id == tokenizer.eos_token_id
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_what_no_class_keeps_is_refused_with_the_reason(
     model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path
 ) -> None:

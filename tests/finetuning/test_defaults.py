@@ -117,7 +117,10 @@ def test_a_table_without_a_length_is_the_cell_of_the_chosen_settings_and_a_lengt
     assert not paper.config.load_best_model_at_end and paper.config.early_stopping_patience is None
 
 
-@pytest.mark.parametrize(("epochs", "num_steps", "steps"), [(20, 260, 28), (6, 78, 20), (1, 13, 13)])
+@pytest.mark.parametrize(
+    ("epochs", "num_steps", "steps"),
+    [pytest.param(20, 260, 28, marks=[pytest.mark.slow, pytest.mark.minutes]), (6, 78, 20), (1, 13, 13)],
+)
 def test_all_tries_of_a_rate_have_a_third_of_the_updates_and_are_counted(
     epochs: int, num_steps: int, steps: int, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

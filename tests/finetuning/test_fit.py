@@ -88,9 +88,11 @@ def test_packed_evaluation_equals_one_by_one(encoder: Encoder, data_dirs: Dirs, 
     [
         ("snli", {}, 1.0),
         ("wnut17", {}, 1.0),
-        ("squad_v2", {"epochs": 60}, 0.9),
-        pytest.param("squad_v2", {"epochs": 100, "qa_head": "token"}, 0.9, marks=pytest.mark.slow),
-        ("squad_retrieval", {}, None),
+        pytest.param("squad_v2", {"epochs": 60}, 0.9, marks=[pytest.mark.slow, pytest.mark.minutes]),
+        pytest.param(
+            "squad_v2", {"epochs": 100, "qa_head": "token"}, 0.9, marks=[pytest.mark.slow, pytest.mark.minutes]
+        ),
+        pytest.param("squad_retrieval", {}, None, marks=[pytest.mark.slow, pytest.mark.minutes]),
     ],
 )
 def test_overfits_a_few_examples(

@@ -80,6 +80,7 @@ def test_only_what_is_missing_is_run(grid: Grid) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_workers_give_the_same_scores(grid: Grid, tmp_path: Path) -> None:
     small = replace(grid, learning_rates=(3e-3,))
     run_grid(small, plan_grid(small), HERE)

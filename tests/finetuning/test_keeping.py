@@ -32,7 +32,7 @@ from biphase.tasks.examples import input_of, load_examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import Task, task_table
 
-from ..conftest import DEVICE, flip_bit, replace_before
+from ..conftest import DEVICE, flip_bit, mostly_later, replace_before
 from .conftest import fit_cell, make_cell
 
 
@@ -131,7 +131,7 @@ def make_tokenizer(kind: str) -> Any:
     return made
 
 
-@pytest.mark.parametrize("kind", ["bert", "eurobert", "gpt2", "qwen2"])
+@pytest.mark.parametrize("kind", mostly_later(["bert", "eurobert", "gpt2", "qwen2"], "bert"))
 def test_names_of_special_tokens_are_letters_for_every_program(kind: str, tmp_path: Path) -> None:
     """As they were in training, and all other texts are read as before."""
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -235,6 +235,8 @@ def test_a_model_that_is_replaced_while_it_is_read_is_refused(
     assert (tmp_path / "kept.old").exists() and not written
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_a_process_that_predicts_refuses_a_model_that_took_the_place(
     model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -14,6 +14,8 @@ from biphase.hub import load_model_config
 from .conftest import fit_cell, make_cell
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 @pytest.mark.parametrize(
     "task, settings",
     [("snli", {}), ("wnut17", {}), ("squad_v2", {"max_length": 128}), ("squad_retrieval", {"ranking": "pairs"})],

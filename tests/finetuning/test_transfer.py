@@ -32,6 +32,7 @@ def write_transfer(folder: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_one_training_gives_a_score_by_name(model_folder: Path, tmp_path: Path) -> None:
     task = write_transfer(tmp_path)
     assert name_tests(task) == (f"{task}:en", f"{task}:de") and name_tests("snli") == ("snli",)

@@ -224,6 +224,8 @@ def test_a_difference_to_words_is_over_the_same_test_examples(cell: tuple[CellPl
     assert compare_words([result_of(score)], [other]) == []
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_other_rows_are_scored_beside_words_that_the_same_rows_trained(model_folder: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"precision": "fp32", "device": "cpu", "max_length": 64, "learning_rate": 3e-3}
     task, place = write_task(make_rows(300, noisy_class), tmp_path / "data", "own")
@@ -279,6 +281,8 @@ def test_evaluate_has_a_row_for_words_alone_which_stays_out_of_tests_between_mod
         compare(scores, str(model_folder), "words alone (TF-IDF + linear)")
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_words_alone_have_an_interval_where_seeds_draw_their_examples(model_folder: Path, tmp_path: Path) -> None:
     rows: dict[str, Any] = {"own": make_rows(200, noisy_class)}
     settings: dict[str, Any] = {"precision": "fp32", "device": "cpu", "max_length": 64, "max_steps": 4, "workers": 1}

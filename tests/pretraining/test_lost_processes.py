@@ -340,6 +340,7 @@ def test_the_launcher_ends_with_the_worker_of_a_study(run_of_two: Callable[..., 
 
 @on_linux
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_a_mistyped_key_is_told_once(run_of_two: Callable[..., list[str]], tmp_path: Path) -> None:
     with started(run_of_two(TRAINING, "batch_token=3"), tmp_path) as launcher:
         assert launcher.wait(PATIENCE) == 2

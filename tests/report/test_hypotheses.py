@@ -155,7 +155,14 @@ def test_an_equivalence_and_a_loss_are_read() -> None:
     assert not [terms for terms, _ in asked("mlm40 > 0 on every task") if "loss" in terms]
 
 
-@pytest.mark.parametrize(("apart", "low", "high"), [(0.0, 0.9, 1.0), (0.01, 0.4, 0.7), (0.02, 0.0, 0.05)])
+@pytest.mark.parametrize(
+    ("apart", "low", "high"),
+    [
+        pytest.param(0.0, 0.9, 1.0, marks=[pytest.mark.slow, pytest.mark.minutes]),
+        pytest.param(0.01, 0.4, 0.7, marks=[pytest.mark.slow, pytest.mark.minutes]),
+        (0.02, 0.0, 0.05),
+    ],
+)
 def test_how_often_arms_are_called_equivalent(apart: float, low: float, high: float) -> None:
     """Within 2 points, of arms that are equal, 1 and exactly 2 points apart; six seeds in pairs. At the border it is
     wrong, so at most 5 %, within the noise of 600 trials (one-sided at 0.1 %)."""

@@ -315,6 +315,8 @@ def test_a_run_stores_what_the_plan_says() -> None:
         assert stored == {run.first + step for step in run.recipe.kept_steps}
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_runs_give_the_weights_of_the_arms_trained_alone(tiny_recipe: Any, tmp_path: Path) -> None:
     """To the last bit, with a batch that grows and a masking ratio that falls too."""
     from biphase.pretraining.loop import train
