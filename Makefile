@@ -18,7 +18,7 @@ WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 7 ? cor
 test: $(VENV)/developer
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 -m "not minutes"
 
-# The tests that take half a minute or more, which `make test` leaves out.
+# What `make test` leaves out: the longest tests, and further cases of others (model types, kinds, variants).
 test-minutes: $(VENV)/developer
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 -m minutes
 

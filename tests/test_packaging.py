@@ -73,6 +73,8 @@ for words in ("init recipe --out mine.yaml", "init study --out own.yaml", "init 
 """
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_the_wheel_is_used_without_the_repository(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")

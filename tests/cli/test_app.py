@@ -272,6 +272,7 @@ def test_ctrl_c(run_main: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_a_stop_of_the_real_command(recipe_file: Path, tmp_path: Path) -> None:
     """SIGTERM to the process: it saves, says so and exits with 143. No noise of libraries."""
     command = [sys.executable, "-m", "biphase", "pretrain", str(recipe_file), "--runs", str(tmp_path / "runs")]

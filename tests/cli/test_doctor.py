@@ -62,6 +62,8 @@ def test_the_hub_by_what_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
             assert describe_hub()[url].startswith("! not reachable (")
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_all_facts_on_one_screen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

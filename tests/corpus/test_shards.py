@@ -266,6 +266,7 @@ def children() -> list[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_a_killed_worker_names_its_file_and_the_rest_is_kept(
     corpus: Path, tokenizer_folder: Path, tmp_path: Path
 ) -> None:

@@ -324,6 +324,8 @@ def test_an_embedding_model_with_prompts_a_dense_layer_and_normalization(encoder
     assert check.verdict == "the server's answer is what this network would give with the prompt 'query'"
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_what_is_kept_and_its_onnx_file_are_checked(encoder: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     rows = [{"text": f"{text} {number}", "label": text[:3]} for text in ("boys", "girls") for number in range(8)]

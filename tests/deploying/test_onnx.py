@@ -342,6 +342,8 @@ def write_collection(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_int8_of_an_embedding_model_is_scored_on_judged_texts(encoder: Path, tmp_path: Path) -> None:
     source, judged = make_embedder(encoder, tmp_path / "source"), write_collection(tmp_path / "judged")
     folder = biphase.export(source, tmp_path / "out", int8=True, test=judged)

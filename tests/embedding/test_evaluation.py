@@ -150,6 +150,7 @@ def test_an_index_is_scored_by_its_answers(encoder_folder: Path, beir: Path, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_a_task_of_mteb_runs_from_a_folder(encoder_folder: Path, scored: Path, tmp_path: Path) -> None:
     pytest.importorskip("mteb")
     from biphase.embedding.evaluation import run_mteb

@@ -191,10 +191,28 @@ def curves(monkeypatch: pytest.MonkeyPatch) -> None:
     ("objective", "kind", "name", "task"),
     [
         ("mlm", AutoModelForMaskedLM, "EuroBertForMaskedLM", "fill-mask"),
-        ("mntp", AutoModelForMaskedLM, "EuroBertForMaskedLM", "feature-extraction"),
+        pytest.param(
+            "mntp",
+            AutoModelForMaskedLM,
+            "EuroBertForMaskedLM",
+            "feature-extraction",
+            marks=[pytest.mark.slow, pytest.mark.minutes],
+        ),
         ("clm", AutoModelForCausalLM, "LlamaForCausalLM", "text-generation"),
-        ("meap", AutoModelForCausalLM, "LlamaForCausalLM", "text-generation"),
-        ("causal-mlm", AutoModelForCausalLM, "LlamaForCausalLM", "feature-extraction"),
+        pytest.param(
+            "meap",
+            AutoModelForCausalLM,
+            "LlamaForCausalLM",
+            "text-generation",
+            marks=[pytest.mark.slow, pytest.mark.minutes],
+        ),
+        pytest.param(
+            "causal-mlm",
+            AutoModelForCausalLM,
+            "LlamaForCausalLM",
+            "feature-extraction",
+            marks=[pytest.mark.slow, pytest.mark.minutes],
+        ),
     ],
 )
 def test_a_preset_reloads_as_the_last_objective_left_it(

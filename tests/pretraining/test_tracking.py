@@ -40,6 +40,7 @@ def test_no_step_is_faster_than_the_peak(tiny_recipe: MakeRecipe, tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_wandb_offline(tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """W&B's own record of a run that was stopped and went on: one run, each step once."""
     pytest.importorskip("wandb")

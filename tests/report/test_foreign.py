@@ -123,6 +123,8 @@ def ladder(rng: np.random.Generator, share: float, unit: float = 1.0) -> Rows:
     return rows
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_shares_of_compute_hold_the_truth() -> None:
     rng = np.random.default_rng(4)
     covered = 0

@@ -136,6 +136,8 @@ def test_what_is_enough_by_hand(source: str) -> None:
         assert is_enough(seen, bound, 0.05, times, times) == is_expected
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_the_fewest_seeds_that_are_enough_are_named() -> None:
     def is_right(num: int, estimate: float) -> bool:
         return bool(estimate / (0.01 * (5 / num) ** 0.5) >= find_shift(num - 1))

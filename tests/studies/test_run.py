@@ -290,6 +290,8 @@ def test_costs_by_device(plan: Plan, finished: Path, tmp_path: Path) -> None:
     assert (tuning["units"], tuning["kWh at most"]) == (len(scores), "not known")
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_more_pretraining_seeds_train_nothing_anew(plan: Plan, finished: Path, tmp_path: Path) -> None:
     """From one pretraining seed to two: what is done counts, the second has weights of its own, one seed at a time."""
     plan, place = changed(plan, *ONE_CELL), copy_of(finished, tmp_path / "seeds")
@@ -788,6 +790,8 @@ def test_words_alone_stand_beside_the_arms_and_are_none(plan: Plan, finished: Pa
     assert run_study(plan, place, HERE) == [] and read_state(plan, place).words[0].metrics == alone.metrics
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_a_task_of_ones_own(plan: Plan, finished: Path, words_dir: Path, tmp_path: Path) -> None:
     """Its YAML file names it, its data is found under either name, and the report has it."""
     own = tmp_path / "places.yaml"
