@@ -255,6 +255,8 @@ def test_what_is_given_by_mistake(call: Callable[[], Any], said: str) -> None:
         call()
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_advice_on_texts_in_memory(tmp_path: Path) -> None:
     """It is the advice on the same texts in a file."""
     texts = [f"a text of some length, number {number}" for number in range(30_000)]

@@ -292,6 +292,8 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(
     assert score.step == 4 and score.value == pytest.approx(facts["scores"]["sts"]["this model"]["spearman"], abs=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_a_stage_goes_on_with_the_pairs_it_began_on_alone(
     make: Make, documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,7 +147,7 @@ def test_of_many_classes_the_worst_and_the_best_are_shown(capsys: pytest.Capture
     assert "class000 " in printed and "class038 " in printed and "│ class025" not in printed
 
 
-@pytest.mark.parametrize("num", [3, 100])
+@pytest.mark.parametrize("num", [3, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.minutes])])
 def test_what_is_confused_is_drawn(num: int, tmp_path: Path) -> None:
     """A hundred classes are too many for counts and for letters of the usual size."""
     names = [f"{n} $x_1$ {'long' * 20}" for n in range(num)]

@@ -101,6 +101,8 @@ def test_the_length_follows_from_the_size_of_the_table(
     assert (kept.load_best_model_at_end, kept.early_stopping_patience, kept.epochs) == (False, None, epochs)
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_a_table_without_a_length_is_the_cell_of_the_chosen_settings_and_a_length_that_is_given_stays(
     model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -25,6 +25,8 @@ def texts_of(tokens: list[int]) -> TokenizedTexts:
     return TokenizedTexts(np.array(tokens, np.int32), np.array([0, len(tokens)]), np.zeros(0, np.int64))
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 @pytest.mark.parametrize("weights", ["pretrained", "random"])
 @pytest.mark.parametrize("task", ["snli", "wnut17", "squad_v2", "squad_retrieval"])
 def test_the_rows_in_use_are_all_that_training_needs(

@@ -246,6 +246,8 @@ def test_other_rows_are_scored_beside_words_that_the_same_rows_trained(model_fol
         biphase.score(kept, later, train=other)
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_evaluate_has_a_row_for_words_alone_which_stays_out_of_tests_between_models(
     model_folder: Path, tmp_path: Path
 ) -> None:

@@ -52,6 +52,8 @@ def test_levels_of_all_ideas_add_up() -> None:
     assert sum(levels) == pytest.approx(SIGNIFICANCE * 0.99) and levels == sorted(levels, reverse=True)
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 @pytest.mark.parametrize("idea", [1, 10, 100])
 def test_levels_of_looks_add_up_by_quadrature(idea: int) -> None:
     """The probability that a sum of normal numbers first crosses its bound at the second or third look: SciPy's
@@ -188,6 +190,8 @@ def test_losses_tasks_and_seeds_of_both_kinds() -> None:
 # Nights
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_a_night_of_ideas_that_are_no_better() -> None:
     """Fewer than 6 % of nights of 100 ideas keep any, with a known and with a learned spread; without levels that fall,
     most nights would."""

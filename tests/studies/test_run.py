@@ -133,6 +133,8 @@ def test_checkpoints_that_nobody_needs_are_dropped(plan: Plan, finished: Path) -
     assert steps == {12}  # step 6, from which a branch went, and step 7, before the decay, are gone
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_what_is_scored_needs_no_checkpoint(plan: Plan, finished: Path, tmp_path: Path) -> None:
     """A folder without weights and predictions, as one is kept: its page says the same, and nothing is trained."""
     place = copy_of(finished, tmp_path / "kept")
@@ -744,6 +746,8 @@ def test_one_unit(plan: Plan, tmp_path: Path) -> None:
     assert read_state(plan, place).done == {train_name(name) for name in plan.runs}
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_all_cells_of_what_is_trained(
     plan: Plan, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -766,6 +770,8 @@ def test_the_folder_of_another_study(plan: Plan, finished: Path) -> None:
         claim_study_folder(finished, plan.study.model_copy(update={"name": "other"}))
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
 def test_words_alone_stand_beside_the_arms_and_are_none(plan: Plan, finished: Path, tmp_path: Path) -> None:
     """One result for all cells of a task; no arm, no cohort and no hypothesis has it; it can be left out."""
     state = read_state(plan, finished)
