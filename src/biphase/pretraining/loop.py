@@ -200,8 +200,8 @@ def describe_start(job: Job, state: State, batches: Batches) -> str:
     recipe, world, compute, carried = job.recipe, job.world, job.recipe.compute, job.origin.carried
     network: Any = unwrap(state.model).network
     millions = sum(parameter.numel() for parameter in network.parameters()) / 1e6
-    trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad) / 1e6
-    adapted = f" ({trained:.1f}M of them trained, by LoRA)" if recipe.init.lora is not None else ""
+    num_trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+    adapted = f" ({num_trained:,} of them trained, by LoRA)" if recipe.init.lora is not None else ""
     epochs = plain_number(state.num_tokens / batches.num_tokens)
     phases = " → ".join(f"{phase.steps:,} steps of {phase.words}" for phase in recipe.curriculum)
     left_out = f", {batches.left_out_tokens:,} tokens left out" if batches.left_out_tokens else ""
