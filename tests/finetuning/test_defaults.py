@@ -60,6 +60,15 @@ def test_the_search_tries_what_a_linear_probe_needs_and_goes_on_where_a_rate_div
     assert score.config.learning_rate == max(rate for rate in tried if rate <= 0.02)
 
 
+def test_the_search_tries_higher_rates_for_adapters(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = list[float]()
+    monkeypatch.setattr(defaults, "try_rate", lambda _, rate: tried.append(rate) or rate)
+    assert tune(model_folder, tmp_path, lora={"r": 2}).config.learning_rate == min(tried)
+    assert tried == defaults.rates_by_size(load_encoder(str(model_folder)).backbone, defaults.LORA_FACTOR)
+
+
 @pytest.mark.parametrize(
     ("train", "validation", "epochs", "updates", "told"),
     [

@@ -33,6 +33,9 @@ PROBE_RATES = (1e-3, 1e-2, 1e-1)
 PAPER_RATE, PAPER_PARAMETERS, EXPONENT = 5e-5, 112e6, 0.75
 """The paper's rate, the parameters of its network without embeddings, and the power by which the rate falls with their
 number. It fits the best rates of the preset 1m (3e-3 to 6e-3), of all-MiniLM-L6-v2 (3e-4) and of that network."""
+LORA_FACTOR = 3
+"""The factor on this rate for adapters. With r = 16, all-MiniLM-L6-v2 learns best at 3 to 10 times its best rate, and
+nothing at 30 times."""
 LEAST_SEARCH_STEPS, SEARCH_STEPS = 20, 100
 """The least and the most updates of each try, with warm-up and decay. In between, all tries together have a third of
 the training's updates; no try has more than the training."""
@@ -86,7 +89,8 @@ def search_rate(plan: CellPlan, scores: Path) -> CellPlan:
     them apart. `scores/.rates` stores the losses, so that no search runs twice.
     """
     encoder = open_encoder(plan.model)
-    rates = PROBE_RATES if plan.config.frozen else rates_by_size(encoder.backbone)
+    factor = 1 if plan.config.lora is None else LORA_FACTOR
+    rates = PROBE_RATES if plan.config.frozen else rates_by_size(encoder.backbone, factor)
     splits, _ = load_encoded(plan.train, encoder, plan.config)
     _, num_steps = choose_items(splits["train"], plan.config)
     steps = min(num_steps, max(LEAST_SEARCH_STEPS, min(SEARCH_STEPS, num_steps // (3 * len(rates)))))
@@ -107,12 +111,13 @@ def search_rate(plan: CellPlan, scores: Path) -> CellPlan:
     return plan_cell(plan.model, plan.train, plan.evaluation, plan.config.model_copy(update={"learning_rate": best}))
 
 
-def rates_by_size(backbone: Any) -> list[float]:
-    """List the rate that a network's size suggests, a third of it and three times as much, each to one digit."""
+def rates_by_size(backbone: Any, factor: float = 1) -> list[float]:
+    """List the rate that a network's size suggests, times a factor, a third of it and three times as much, each to one
+    digit."""
     num_parameters = sum(parameter.numel() for parameter in backbone.parameters())
     num_parameters -= backbone.get_input_embeddings().weight.numel()
-    rate = PAPER_RATE * (PAPER_PARAMETERS / num_parameters) ** EXPONENT
-    return [float(f"{factor * rate:.0e}") for factor in (1 / 3, 1, 3)]
+    rate = factor * PAPER_RATE * (PAPER_PARAMETERS / num_parameters) ** EXPONENT
+    return [float(f"{times * rate:.0e}") for times in (1 / 3, 1, 3)]
 
 
 @memory_told("lower microbatch_tokens (65,536 unless given)")
