@@ -328,7 +328,7 @@ def test_a_plan_for_a_cpu_says_what_memory_it_needs(here: int, is_told: bool, mo
             "210m",
             4,
             1,
-            r"tiny needs 18 GiB of memory, and this machine has 4\.0 GiB; what fits: compute\.mic.*, or preset",
+            r"tiny needs 22 GiB of memory, and this machine has 4\.0 GiB; what fits: compute\.mic.*, or preset",
         ),
         ("1b", 4, 1, r"has 4\.0 GiB; what fits: preset [0-9]+m$"),
         ("1m", 4, 40, r"what fits: fewer processes, or preset [0-9]+m$"),
