@@ -117,7 +117,9 @@ def test_results_are_kept_in_the_form_of_mteb(encoder_folder: Path, beir: Path, 
         run_zero_shot([str(encoder_folder), "x/encoder"], [f"zero-shot:{beir}"], tmp_path / "scores")
 
 
-def test_an_index_is_scored_by_its_answers(encoder_folder: Path, beir: Path, tmp_path: Path) -> None:
+def test_an_index_is_scored_by_its_answers(
+    encoder_folder: Path, beir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Documents of one passage are ranked as the model ranks them; a long one counts by its best passage."""
     pytest.importorskip("bm25s")
     rows = [json.loads(line) for line in (beir / "corpus.jsonl").read_text().splitlines()]
@@ -141,9 +143,16 @@ def test_an_index_is_scored_by_its_answers(encoder_folder: Path, beir: Path, tmp
         assert found[f"documents.index, {by}"]["mrr_at_10"] == pytest.approx(
             (1 / right["rank"]).sum() / len(queries)
         ), by
-    # Judgements that name what the index lacks.
-    (beir / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\nq1\tmissing\t1\n")
-    with pytest.raises(InputError, match=r"document 'missing', which .*documents\.index does not have"):
+    # Judgements that name what the index lacks: two of the first query's, then all.
+    judgements = beir / "qrels" / "test.tsv"
+    judgements.write_text("query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\tmissing\t1\nq1\tlost\t1\n")
+    found = run_zero_shot([str(index)], [f"zero-shot:{beir}"], tmp_path / "scores")["beir"]
+    assert found["documents.index, bm25"]["recall_at_10"] == pytest.approx(1 / 3)
+    assert "documents.index lacks 2 of 3 judged documents, such as 'lost'; they count" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    judgements.write_text("query-id\tcorpus-id\tscore\nq0\tmissing\t1\n")
+    with pytest.raises(InputError, match=r"documents\.index lacks 1 of 1 judged .* judges other documents"):
         run_zero_shot([str(index)], [f"zero-shot:{beir}"], tmp_path / "scores")
     with pytest.raises(InputError, match="MTEB's tasks need a model"):
         run_zero_shot([str(index)], ["mteb:STSBenchmark"], tmp_path / "scores")

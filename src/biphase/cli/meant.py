@@ -22,7 +22,7 @@ USES: dict[str, tuple[str, set[str], str]] = {
     "fine-tuned model": ("a fine-tuned model", MODEL_VERBS | {"tokenizer from"}, "predict {} FILE"),
     "embedding model": ("an embedding model", MODEL_VERBS | {"tokenizer from"}, "search TEXT QUESTION --model {}"),
     "scores": ("a folder of scores", {"inspect"}, "evaluate --out {}"),
-    "search index": ("a search index", {"inspect", "search"}, "search {} QUESTION"),
+    "search index": ("a search index", {"inspect", "search", "evaluate"}, "search {} QUESTION"),
     "recipe": ("a recipe", {"pretrain", "init recipe"}, "pretrain {}"),
     "embedding recipe": ("an embedding recipe", {"embed", "init recipe"}, "embed {}"),
     "study file": ("a study", {"init study", "init slurm", *STUDY_VERBS}, "study plan {}"),

@@ -86,8 +86,8 @@ def open_judged(path: Path, layout: FileLayout) -> tuple[TaskSource, Judgements]
 
 
 def read_judged_questions(path: Path, searcher: Searcher) -> JudgedSet:
-    """Read the queries and judgements of a folder in BEIR's layout, for the documents of an index. Raises `InputError`
-    for a judgement of a document that the index does not have."""
+    """Read the queries and judgements of a folder in BEIR's layout, for the documents of an index. A document that the
+    index lacks, such as an empty one, counts as not found. Raises `InputError` if it lacks all."""
     if not path.is_dir():
         raise InputError(f"{path}: an index is judged by a folder with queries.jsonl and qrels/test.tsv")
     # Its corpus, if it has one, is not read, so any file may take its place.
@@ -98,10 +98,13 @@ def read_judged_questions(path: Path, searcher: Searcher) -> JudgedSet:
     for passage in read_passages(searcher.index.folder):
         id = document_of(passage)
         documents[id] = f"{documents.get(id, '')} {passage['text']}".strip() if id in queries else ""
-    if missing := {id for grades in relevance.values() for id in grades} - documents.keys():
-        raise InputError(
-            f"{path}: a judgement of document '{min(missing)}', which {searcher.index.folder} does not have"
-        )
+    judged = {id for grades in relevance.values() for id in grades}
+    if missing := judged - documents.keys():
+        share = f"{len(missing):,} of {len(judged):,} judged documents"
+        lack = f"{searcher.index.folder} lacks {share}, such as '{min(missing)}'"
+        if missing == judged:
+            raise InputError(f"{lack}: {path} judges other documents, or under other ids")
+        console.err.print(f"{lack}; they count as not found")
     return JudgedSet(set_name(str(path)), documents, queries, relevance, [])
 
 
