@@ -26,6 +26,7 @@ from sentence_transformers.sentence_transformer.evaluation import (
 from sklearn.preprocessing import minmax_scale
 
 from biphase.api.networks import open_index, run_zero_shot, search
+from biphase.cli.meant import find_meant
 from biphase.embedding import model as embedders
 from biphase.embedding.evaluation import read_judged_set, score_arms, score_bm25, score_embedder
 from biphase.embedding.model import embed_pieces, load_embedder
@@ -130,6 +131,7 @@ def test_an_index_is_scored_by_its_answers(
     index = tmp_path / "documents.index"
     search(documents, "rain", model=str(encoder_folder), index=index, language="none")
     (beir / "corpus.jsonl").unlink()  # the documents are those of the index
+    assert find_meant(["evaluate", str(index), "--tasks", f"zero-shot:{beir}"]) is None, "the command line takes it too"
     found = run_zero_shot([str(index)], [f"zero-shot:{beir}"], tmp_path / "scores")["beir"]
     assert [*found] == [f"documents.index, {by}" for by in ("both", "bm25", "embeddings")]
     kept = json.loads((tmp_path / "scores" / "zero-shot" / "documents.index, bm25" / "beir.json").read_text())
