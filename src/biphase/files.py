@@ -353,6 +353,12 @@ def claimed(path: Path, ending: str = "part") -> Iterator[Path]:
             lock.unlink(missing_ok=True)
 
 
+def forget_claim(path: Path) -> None:
+    """Remove the lock that a process left beside a whole folder, if it was killed between its last two steps. The
+    caller keeps other writers of the folder out."""
+    path.with_name(f".{path.name}.lock.part").unlink(missing_ok=True)
+
+
 RUST_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 """The pattern by which `safetensors` and `tokenizers` report an error of the system."""
 

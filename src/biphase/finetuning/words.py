@@ -22,7 +22,7 @@ import numpy as np
 
 from biphase.console import duration, err
 from biphase.encoder.models import Encoder
-from biphase.files import content_hash, locked
+from biphase.files import content_hash, forget_claim, locked
 from biphase.finetuning.config import PROTOCOL, CellPlan, FinetuneConfig, settle_config
 from biphase.finetuning.metrics import Judgement, Rows
 from biphase.finetuning.scores import Score, read_score, read_scores, write_cell
@@ -70,6 +70,7 @@ def score_words(train: TaskSource, evaluation: TaskSource, configs: Iterable[Fin
             with locked(out / ".locks" / plan.folder(out).name, wait=True):
                 if not plan.is_finished(out):
                     write_words(plan, data, trained, plan.folder(out))
+                forget_claim(plan.folder(out))
             scores[plan.hash] = read_score(plan.folder(out))
     return [*scores.values()]
 
