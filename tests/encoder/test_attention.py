@@ -159,6 +159,30 @@ def test_weights_formed_again_are_the_ones_not_kept(causal: bool, monkeypatch: p
     torch.testing.assert_close(attend_with_gradients(bounds_S1, causal, 0), kept, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("most_keys", [0, 512])
+@pytest.mark.parametrize(("softcap", "with_sinks"), [(0.0, False), (2.0, True)])
+def test_compiled_layers_call_an_operator_that_computes_the_same(
+    softcap: float, with_sinks: bool, most_keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, outputs and gradients, whether the softmax weights are kept or formed again."""
+    bounds_S1 = bounds_of(LENGTHS)
+    layout = lay_out(bounds_S1, causal=False)
+    inputs = [*random_qkv(int(bounds_S1[-1]), 4, 2), torch.tensor([-1.0, 0.0, 1.0, 3.0])]
+
+    def run(q: Tensor, k: Tensor, v: Tensor, sinks_H: Tensor) -> Tensor:
+        out = attend(q, k, v, layout, 0.25, 0, softcap, sinks_H if with_sinks else None)
+        return out + 0 * sinks_H.sum()
+
+    monkeypatch.setattr(attention, "KEPT_KEYS", most_keys)
+    eager = run_with_gradients(run, inputs, torch.float32)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with NamedOperations() as noted:
+        compiled = run_with_gradients(run, inputs, torch.float32)
+    assert {"bucket_attention", "bucket_attention_backward"} <= noted.names
+    for ours, theirs in zip(compiled, eager, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("causal", "window"), [(True, 0), (False, 0), (False, 5), (True, 5)])
 @pytest.mark.parametrize(("softcap", "with_sinks"), [(0.0, False), (2.0, True)])

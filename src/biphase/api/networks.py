@@ -424,7 +424,7 @@ def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refu
                 result, main_score = evaluation.run_mteb(embedder, name)
             keep_result(out, model, result["task_name"], result)
             scores[name][model] = {"main_score": main_score}
-    return scores
+    return dict(scores)
 
 
 def keep_result(out: Path, model: str, task: str, result: object) -> None:

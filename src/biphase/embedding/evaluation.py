@@ -29,13 +29,7 @@ from biphase.tasks.bm25 import FindWords, index_bm25, query_bm25, searched_words
 from biphase.tasks.families import KINDS
 from biphase.tasks.sources import TaskSource, find_source
 from biphase.tasks.spec import FileLayout, Task
-from biphase.tasks.splits import (
-    Judgements,
-    own_documents,
-    read_judged_texts,
-    read_judgements,
-    read_named_texts,
-)
+from biphase.tasks.splits import Judgements, own_documents, read_judged_texts, read_judgements, read_named_texts
 
 KEPT_DOCUMENTS = 100
 """The documents per query that the metrics need."""
