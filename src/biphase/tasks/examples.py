@@ -241,13 +241,13 @@ def make_examples(
 ) -> tuple[list[AnyExample], int]:
     """Make examples of labelled rows, and count the rows that are left out. The locations of rows without a label or a
     text are added to `lacking`. Raises `InputError` for a row that does not fit the task."""
-    makers: dict[spec.Family, Callable[[spec.Task, str, Row], AnyExample | None]] = {
-        "sequence_classification": make_text,
-        "token_classification": partial(make_words, scheme=scheme),
-        "question_answering": make_question,
-        "multiple_choice": make_choices,
-    }
-    make = makers[task.family]
+    make: Callable[[spec.Task, str, Row], AnyExample | None]
+    if task.kind.is_tagging:
+        make = partial(make_words, scheme=scheme)
+    elif task.kind.is_answering:
+        make = make_question
+    else:
+        make = make_choices if task.kind.has_choices else make_text
     examples: list[AnyExample] = []
     left_out = 0
     for location, row in rows:
