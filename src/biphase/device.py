@@ -85,15 +85,16 @@ def missing_for_compile(device: torch.device) -> str:
 
 @cache
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the peak FLOP/s: stated for known GPUs in bf16, else measured once on a matmul."""
+    """Return the peak FLOP/s: stated for known GPUs in bf16, else measured once: the fastest of several matmuls,
+    because other processes may take the device for a part of this time."""
     if device.type == "cuda" and dtype == torch.bfloat16:
         name = known_device(torch.cuda.get_device_name(device))
         if name is not None:
             return PEAK_FLOPS[name]
     size = 8192 if device.type == "cuda" else 1536
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    seconds = []
-    for _ in range(4):
+    seconds: list[float] = []
+    while len(seconds) < 4 or sum(seconds) < 0.3:
         synchronize(device)
         started = time.perf_counter()
         left @ right
