@@ -25,12 +25,12 @@ from biphase.report.figures import FIGURES, FigurePart, Panel, list_figures, plo
 from biphase.report.formats import show_estimate, show_p_value, show_points, show_superscript
 from biphase.report.page import (
     PageText,
-    arm_labels,
     count_verdicts,
     find_ticks,
     inline_svg,
     list_effects,
     list_leads,
+    name_labels,
     split_stubs,
     tell_arm,
     tell_evidence,
@@ -412,10 +412,13 @@ def test_an_arm_is_told_in_words() -> None:
     assert tell_arm(then, is_short=True) == "CLM\xa02k, then MLM\xa09"
     other = replace(arm, curriculum="MEAP → MLM", phases=(("MEAP", 800), ("MLM", 1200)))
     assert tell_arm(other) == "MEAP for 800 steps, then MLM for 1,200"
-    label = arm_labels(arms)
+    label = name_labels(arms, ["genre", "uner_en_ewt"])
     first, second = label("<1m-mix> beats base"), label("1m-mix, not 1m-mix-2 or x-1.")
     assert first == '&lt;MLM with 25 % CLM for 2,000 steps <span class="label">(1m-mix)</span>&gt; beats base'
     assert second == '<span class="label">1m-mix</span>, not 1m-mix-2 or <span class="label">x-1</span>.'
+    tagged, again = label("base on uner_en_ewt"), label("on uner_en_ewt, not wnut17")
+    assert tagged == 'base on named entities <span class="label">(uner_en_ewt)</span>'
+    assert again == "on named entities, not wnut17"
 
 
 def test_what_is_the_same_for_all_models_stands_once(paper: Page) -> None:

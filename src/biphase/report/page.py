@@ -80,20 +80,23 @@ def tell_arm(arm: ReportArm, *, is_short: bool = False) -> str:
     return ", then ".join([f"{first} steps", *later]) + undecayed
 
 
-def arm_labels(arms: Iterable[ReportArm]) -> Callable[[str], Markup]:
+def name_labels(arms: Iterable[ReportArm], tasks: Iterable[str]) -> Callable[[str], Markup]:
     """Return a function that turns a sentence into HTML in which names of arms are small labels. Where an arm's name
     first appears, the words of `tell_arm` precede it. A name of letters alone, such as `base`, could be an ordinary
-    word, so it stays as it is."""
-    words = {arm.name: tell_arm(arm) for arm in arms if not arm.name.isalpha()}
+    word, so it stays as it is. A task with words in `words.yaml` is called by them; its name follows once."""
+    told_tasks = {name: read_words()["tasks"][name] for name in tasks if name in read_words()["tasks"]}
+    words = {arm.name: tell_arm(arm) for arm in arms if not arm.name.isalpha()} | told_tasks
     longest_first = sorted(map(re.escape, words), key=len, reverse=True)
     names = re.compile(rf"(?<![\w.-])({'|'.join(longest_first)})(?![\w-])")
     told = set[str]()
 
     def label(found: re.Match[str]) -> str:
         name = found[0]
-        before = "" if name in told else words[name]
+        before, is_told = words[name], name in told
         told.add(name)
-        return f'{before} <span class="label">({name})</span>' if before else f'<span class="label">{name}</span>'
+        if is_told or not before:
+            return told_tasks.get(name) or f'<span class="label">{name}</span>'
+        return f'{before} <span class="label">({name})</span>'
 
     return lambda sentence: Markup(names.sub(label, str(escape(sentence)))) if words else escape(sentence)
 
@@ -242,7 +245,7 @@ def write_report(results: ResultSet, out: Path, page_text: PageText, pool: Execu
             facts=[*describe_results(results), *tell_cost(page_text.costs)],
             scope=find_scope(results),
             sentences=list_leads(sentences, page_text),
-            label=arm_labels(results.arms),
+            label=name_labels(results.arms, chain(*results.datasets.values())),
             checks=flaws.averages,
             wide=wide,
             prices=[*zip(price_sentences, priced, strict=True)],
