@@ -399,6 +399,25 @@ def test_each_document_is_answered_once_by_its_best_passage(by: By, encoder_fold
     assert len(search(texts, "flow", top=5, documents=True, **asked)) == 3
 
 
+def test_a_document_has_the_id_of_its_row_and_no_other_documents(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """BEIR's files have `_id`. Of equal ids in several files, each is an answer of its own."""
+    pytest.importorskip("bm25s")
+    (tmp_path / "texts" / "more").mkdir(parents=True)
+    rows = [{"id": 1, "text": "A flow."}, {"_id": "b", "text": "The flow."}, {"text": "No flow."}]
+    paths = [write_rows(tmp_path / "texts" / name, rows) for name in ("one.jsonl", "two.jsonl")]
+    for folder in (tmp_path / "texts", tmp_path / "texts" / "more"):
+        (folder / "note.txt").write_text("Flow in words.")
+    found = search(tmp_path / "texts", "flow", top=10, documents=True, language="none")
+    first = {"1", "b", "one.jsonl:3", "two.jsonl:3", "note.txt"}
+    assert len(found) == 8 and {*found["id"]} - first == {
+        *(f"{paths[1]}/{id}" for id in ("1", "b")),
+        str(tmp_path / "texts" / "note.txt"),
+    }
+    assert "several files have this id" in capsys.readouterr().err
+
+
 def test_both_rankings_are_fused_by_their_scores(encoder_folder: Path, papers: Path) -> None:
     """By the mean of two scores from 0 to 1: a share of BM25's best, and cosines between the worst and the best."""
     question = "flow at high speed"

@@ -457,7 +457,7 @@ def read_batches(
     options = plan.draft.options
     for source in plan.sources:
         reported = bytes_read = 0
-        documents = read_documents(source, options.text_field, options.id_field, options.txt_documents)
+        documents = read_documents(source, options.text_field, (options.id_field,), options.txt_documents)
         for index, document in enumerate(documents):
             bytes_read = document.num_bytes
             if index in source.copies:
@@ -487,7 +487,7 @@ def leave_out_copies(grouped: Grouped, options: Options) -> None:
     for _, sources in grouped:
         for at, source in enumerate(sources):
             copies = set()
-            documents = read_documents(source, options.text_field, options.id_field, options.txt_documents)
+            documents = read_documents(source, options.text_field, (options.id_field,), options.txt_documents)
             for index, document in enumerate(documents):
                 key = xxhash.xxh3_64_intdigest(document.text.encode("utf-8", "surrogatepass"))
                 if key in hashes and not document.text.isspace() and document.text:

@@ -338,18 +338,19 @@ def stream_rows(name: str) -> Any:
 def read_documents(
     source: TextSource,
     text_field: str = "text",
-    id_field: str = "id",
+    id_fields: Sequence[str] = ("id",),
     txt_documents: TxtDocuments = "file",
     *,
     with_columns: bool = False,
 ) -> Iterator[Document]:
     """Stream the documents of one source in order, including empty ones, which the caller counts.
 
-    `text_field` and `id_field` name the JSON fields or columns; `meta.text` is a field inside another. A `text_field`
-    with braces is a template of several, such as `{title}\n{body}`; if all of them are empty, so is the text. The id of
-    a row without one is its file and line. A .txt or .md file is one document (`txt_documents="file"`), or one per
-    paragraph between blank lines ("paragraphs"), or one per line ("lines", blank ones included). A source without
-    documents yields an empty one. `with_columns` reads the other columns of rows too.
+    `text_field` and `id_fields` name JSON fields or columns; `meta.text` is a field inside another. A `text_field` with
+    braces is a template of several, such as `{title}\n{body}`; if all of them are empty, so is the text. The first of
+    `id_fields` that a row has is its id; the id of a row without one is its file and line. A .txt or .md file is one
+    document (`txt_documents="file"`), one per paragraph between blank lines ("paragraphs"), or one per line ("lines",
+    blank ones included). A source without documents yields an empty one. `with_columns` reads the other columns of rows
+    too.
 
     Raises `InputError` with file and line: broken JSON, a missing field (with those that exist), a text that is not a
     string, bytes that are not UTF-8, half a surrogate pair, damaged compression.
@@ -358,7 +359,7 @@ def read_documents(
     if source.path is not None and kind_of(Path(source.name)) == "text":
         documents = read_txt(source.path, txt_documents)
     else:
-        documents = read_fields(source, text_field, id_field, with_columns)
+        documents = read_fields(source, text_field, id_fields, with_columns)
     first = next(documents, Document(document_id(source), ""))
     yield first
     yield from documents
@@ -386,7 +387,9 @@ def read_txt(path: Path, txt_documents: TxtDocuments) -> Iterator[Document]:
         yield Document(f"{path.name}:{first}", "".join(lines).rstrip("\r\n"), num_bytes)
 
 
-def read_fields(source: TextSource, text_field: str, id_field: str, with_columns: bool) -> Iterator[Document]:
+def read_fields(
+    source: TextSource, text_field: str, id_fields: Sequence[str], with_columns: bool
+) -> Iterator[Document]:
     """Stream the documents in the rows of a source, each under its id, else file and line (or row)."""
     mark = ": row "
     template = text_field.replace("\\n", "\n") if "{" in text_field else ""
@@ -396,7 +399,7 @@ def read_fields(source: TextSource, text_field: str, id_field: str, with_columns
     elif source.path is None:
         rows = ((number, row, 0) for number, row in enumerate(rows_in_memory(source.rows, text_field)))
     elif kind_of(Path(source.name)) == "parquet":
-        rows = read_table(source.path, () if with_columns else (*names, id_field))
+        rows = read_table(source.path, () if with_columns else (*names, *id_fields))
     elif kind_of(Path(source.name)) == "csv":
         placed, mark = open_table(source.path, DEFAULT_FORM, is_csv=True)[1], ":"
         rows = ((int(place.rpartition(":")[2]), row, 0) for place, row in placed)
@@ -412,9 +415,9 @@ def read_fields(source: TextSource, text_field: str, id_field: str, with_columns
             parts = string.Formatter().parse(template)
             text = "".join(literal + texts.get(name or "", "") for literal, name, _, _ in parts)
         num_chars += len(text)
-        id = find_field(row, id_field)
+        id = next((id for id in (find_field(row, name) for name in id_fields) if id is not None), None)
         name = document_id(source, f"{mark}{number}") if id is None else str(id)
-        others = [(name, row[name]) for name in row if name not in (*names, id_field)] if with_columns else []
+        others = [(name, row[name]) for name in row if name not in (*names, *id_fields)] if with_columns else []
         columns = {name: value for name, value in others if value is not None and not isinstance(value, list | dict)}
         yield Document(name, text, num_bytes or num_chars, columns)
 

@@ -14,10 +14,10 @@ import json
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from hashlib import sha256
-from itertools import chain, compress, islice
+from itertools import compress, islice
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ from biphase.embedding.pairs import hash_text
 from biphase.embedding.questions import By, Filter, Request, read_request
 from biphase.encoder.models import find_folder, find_ranker, unreplaced
 from biphase.encoder.network import load_weights
-from biphase.errors import InputError, clipped, told_as
+from biphase.errors import InputError, clipped, first_of, told_as
 from biphase.exporting.plain import list_module_files, read_embedder_file
 from biphase.files import Stamp, content_hash, own_folder, read_json_as, reading, refuse_damaged, stamp_of, write_json
 from biphase.run import split_reference
@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     import pandas
 
 PASSAGES, LINES, VECTORS, WORDS = "passages.jsonl", "lines.npy", "embeddings.npy", "words"
+ID_FIELDS = ("id", "_id")
+"""The fields that may hold a document's id; the second is that of BEIR's files."""
 PASSAGE_WORDS = 120
 FUSED_PASSAGES = 100
 """The number of passages of each ranking to fuse."""
@@ -173,6 +175,20 @@ def document_of(passage: Row) -> str:
     return passage["id"].rpartition("#")[0]
 
 
+def read_all(sources: Sequence[TextSource], text_field: str) -> Iterator[Document]:
+    """Stream the documents of all sources. If an earlier file has a document's id, the name of its own precedes it."""
+    owners, shared = dict[str, str](), list[str]()
+    for source in sources:
+        for document in read_documents(source, text_field, ID_FIELDS, with_columns=True):
+            if owners.setdefault(document.id, source.name) != source.name:
+                shared.append(repr(document.id))
+                is_file = source.path is not None and document.id == source.path.name
+                document = replace(document, id=source.name if is_file else f"{source.name}/{document.id}")
+            yield document
+    if shared:
+        console.err.print(f"{first_of(shared)}: several files have this id; the name of the later file precedes it")
+
+
 def cutting_hash() -> str:
     """Hash the way in which texts are cut."""
     return content_hash(list(cut_document(Document("sample", SAMPLE))))[:16]
@@ -249,8 +265,7 @@ def write_passages(
     old_rows = array("q")
     columns: dict[str, None] = {}
     with open(part / PASSAGES, "wb") as file, console.track("cut passages", None, "passages") as progress:
-        documents = (read_documents(source, text_field, with_columns=True) for source in sources)
-        for document in chain.from_iterable(documents):
+        for document in read_all(sources, text_field):
             columns |= dict.fromkeys(document.columns)
             for passage in cut_document(document):
                 offsets.append(file.tell())
