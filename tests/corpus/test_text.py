@@ -2,6 +2,7 @@ import gzip
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pyarrow as pa
@@ -28,8 +29,8 @@ def jsonl(documents: Iterable[Document]) -> bytes:
     return "".join(json.dumps({"id": d.id, "text": d.text, "n": 1}) + "\n" for d in documents).encode()
 
 
-def read(path: Path | str, **options: str) -> list[Document]:
-    return [d for source in find_text_sources([path]) for d in read_documents(source, **options)]  # type: ignore[arg-type]
+def read(path: Path | str, **options: Any) -> list[Document]:
+    return [d for source in find_text_sources([path]) for d in read_documents(source, **options)]
 
 
 def fails(path: Path | str, *parts: str, **options: str) -> str:
@@ -115,7 +116,7 @@ def test_txt_as_file_paragraphs_or_lines(tmp_path: Path) -> None:
 def test_other_fields_and_rows_without_id(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text('{"body": "x", "key": 7}\n\n{"body": ""}\n')
-    assert read(path, text_field="body", id_field="key") == [Document("7", "x"), Document("d.jsonl:3", "")]
+    assert read(path, text_field="body", id_fields=["key"]) == [Document("7", "x"), Document("d.jsonl:3", "")]
 
 
 def test_a_template_joins_fields(tmp_path: Path) -> None:
@@ -189,7 +190,7 @@ def test_a_name_with_dots_reaches_into_objects(tmp_path: Path) -> None:
     path.write_text(
         '{"meta": {"text": "inside", "key": {"n": 1}}}\n{"meta.text": "beside", "meta": {"text": "inside"}}\n'
     )
-    names = {"text_field": "meta.text", "id_field": "meta.key.n"}
+    names: Any = {"text_field": "meta.text", "id_fields": ["meta.key.n"]}
     assert read(path, **names) == [Document("1", "inside"), Document("d.jsonl:2", "beside")]
     fails(path, ":1:", "'meta.body'", "meta, meta.text, meta.key, meta.key.n", text_field="meta.body")
     pq.write_table(pa.table({"meta": [{"text": "inside", "key": {"n": 1}}], "n": [2]}), tmp_path / "d.parquet")
