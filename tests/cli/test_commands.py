@@ -190,7 +190,7 @@ def test_which_tasks_data_is_given_for(tmp_path: Path) -> None:
     assert named(f"{own}=x") == {"own": "x"}
     with pytest.raises(InputError, match=r"unknown task 'snli'; known: msmarco, nq, own"):
         named("snli=x")
-    with pytest.raises(InputError, match=r"data: nq has a already"):
+    with pytest.raises(InputError, match=r"data: task nq is given two folders, a and b; drop one"):
         named("nq=a", "nq=b")
 
 

@@ -112,7 +112,8 @@ def name_data_dirs(pairs: Iterable[tuple[str, str]], tasks: Iterable[str], optio
         name = spec.find_task(task_name).name if task_name.endswith((".yaml", ".yml")) else task_name
         refuse_unknown(f"{option}: unknown task", name, names)
         if name in folders:
-            raise InputError(f"{option}: {name} has {folders[name]} already")
+            remedy = "drop one of them; two different tasks need different names"
+            raise InputError(f"{option}: task {name} is given two folders, {folders[name]} and {folder}; {remedy}")
         folders[name] = folder
     return folders
 
