@@ -217,6 +217,9 @@ def build_index(
         num_passages, num_new = len(old_rows_N), int((old_rows_N < 0).sum())
         if not num_passages:
             raise InputError(f"{text} holds no text to search")
+        if old is None and "title" in columns:
+            remedy = f"`--text-field '{{title}}\\n{{{text_field}}}'` adds it"
+            console.err.print(f"{text}: the column 'title' is shown, not searched; {remedy}")
         if old is not None and num_new == num_passages:
             raise InputError(f"{index} was made from other text than {text} holds now: rebuild it (--rebuild)")
         # 2. BM25's words.
