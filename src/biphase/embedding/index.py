@@ -217,9 +217,6 @@ def build_index(
         num_passages, num_new = len(old_rows_N), int((old_rows_N < 0).sum())
         if not num_passages:
             raise InputError(f"{text} holds no text to search")
-        if old is None and "title" in columns:
-            remedy = f"`--text-field '{{title}}\\n{{{text_field}}}'` adds it"
-            console.err.print(f"{text}: the column 'title' is shown, not searched; {remedy}")
         if old is not None and num_new == num_passages:
             raise InputError(f"{index} was made from other text than {text} holds now: rebuild it (--rebuild)")
         # 2. BM25's words.
@@ -276,6 +273,9 @@ def write_passages(
                 file.write(json.dumps(passage, ensure_ascii=False, default=plain_value).encode() + b"\n")
                 progress.advance(1)
     np.save(part / LINES, np.array(offsets, dtype=np.int64))
+    if old is None and "title" in columns:
+        remedy = f"`--text-field '{{title}}\\n{{{text_field}}}'` adds it"
+        console.err.print(f"{sources[0].name}: the column 'title' is shown, not searched; {remedy}")
     return np.array(old_rows, dtype=np.int64), tuple(columns)
 
 
