@@ -6,27 +6,24 @@ BIN := $(VENV)/bin
 # For a PyTorch without CUDA: make demo TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu'
 TORCH ?= torch==2.13.0
 
-# Python compiles modules when they are first imported: a third of the time of installing goes. Bytecode is written,
-# whatever the environment says: `make test` starts a hundred processes.
-PIP := -m pip install --no-compile --quiet --disable-pip-version-check
-WRITING := env -u PYTHONDONTWRITEBYTECODE
-
 .PHONY: demo test test-minutes newest docs lint check format bench gpu families fuzz readers campaigns clean
 
 demo: $(VENV)/installed
-	$(WRITING) $(BIN)/biphase demo
+	$(BIN)/biphase demo
 
 # A process more than there are cores, up to 8: some tests wait for processes of their own.
 WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 7 ? cores + 1 : 8)))
 
+# Bytecode is written, whatever the environment says: the tests start a hundred processes.
 test: $(VENV)/developer
-	$(WRITING) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 -m "not minutes"
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 -m "not minutes"
 
 # What `make test` leaves out: the longest tests, and further cases of others (model types, kinds, variants).
 test-minutes: $(VENV)/developer
-	$(WRITING) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 -m minutes
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 -m minutes
 
-# The tests that need no PyTorch, which is gigabytes, on the newest Python that pyproject.toml claims.
+# The tests that need no PyTorch, which is gigabytes, on the newest Python that pyproject.toml claims. No bytecode is
+# written: compiling all packages takes longer than the tests gain, and a test of full disks could leave half a file.
 NEWEST ?= python3.13
 NEEDED := import tomllib; needed = tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]
 NEEDED += ; print("\n".join(name for name in needed if not name.startswith("torch")))
@@ -34,8 +31,10 @@ NEEDED += ; print("\n".join(name for name in needed if not name.startswith("torc
 newest:
 	$(NEWEST) -m venv $(VENV)-newest
 	$(VENV)-newest/bin/python -c '$(NEEDED)' > $(VENV)-newest/needed.txt
-	$(VENV)-newest/bin/python $(PIP) -r $(VENV)-newest/needed.txt pytest pytest-xdist
-	$(WRITING) PYTHONPATH=src $(VENV)-newest/bin/python -m pytest -n 2 --dist worksteal -m "not slow" -p no:cacheprovider \
+	$(VENV)-newest/bin/python -m pip install --no-compile --quiet --disable-pip-version-check \
+		-r $(VENV)-newest/needed.txt pytest pytest-xdist
+	PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=src $(VENV)-newest/bin/python \
+		-m pytest -n 2 --dist worksteal -m "not slow" -p no:cacheprovider \
 		tests/report tests/tasks tests/corpus $(addprefix --ignore=tests/, \
 		tasks/test_foreign_files.py corpus/test_damage.py corpus/test_mixture.py)
 
@@ -85,7 +84,7 @@ fuzz: $(VENV)/developer
 # Other programs that read our ONNX and GGUF files: fastembed, OpenVINO, llama.cpp (its converter and its runtime), and
 # transformers.js under Node (475 MB of npm).
 readers: $(VENV)/developer
-	$(BIN)/python $(PIP) fastembed openvino --editable '.[gguf]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check fastembed openvino --editable '.[gguf]'
 	ONNXRUNTIME_NODE_INSTALL=skip npm install --silent --prefix $(VENV)/readers @huggingface/transformers
 	BIPHASE_NODE_MODULES=$(CURDIR)/$(VENV)/readers $(BIN)/python -m pytest tests/deploying/test_onnx.py tests/deploying/test_gguf.py
 
@@ -106,13 +105,13 @@ clean:
 # PyTorch by exact version first: a range would fetch gigabytes of CUDA libraries where a CPU build would do.
 $(VENV)/torch:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(PIP) $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	touch $@
 
 $(VENV)/installed: $(VENV)/torch pyproject.toml
-	$(BIN)/python $(PIP) --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	touch $@
 
 $(VENV)/developer: $(VENV)/installed
-	$(BIN)/python $(PIP) --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
