@@ -22,8 +22,8 @@ test: $(VENV)/developer
 test-minutes: $(VENV)/developer
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 -m minutes
 
-# The tests that need no PyTorch, which is gigabytes, on the newest Python that pyproject.toml claims. No bytecode is
-# written: compiling all packages takes longer than the tests gain, and a test of full disks could leave half a file.
+# The tests that need no PyTorch, which is gigabytes, on the newest Python that pyproject.toml claims. pip
+# compiles no bytecode, because few modules are imported; nor do the tests, whose full disks could leave half a file.
 NEWEST ?= python3.13
 NEEDED := import tomllib; needed = tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]
 NEEDED += ; print("\n".join(name for name in needed if not name.startswith("torch")))

@@ -274,7 +274,8 @@ def write_passages(
                 progress.advance(1)
     np.save(part / LINES, np.array(offsets, dtype=np.int64))
     if old is None and "title" in columns:
-        remedy = f"`--text-field '{{title}}\\n{{{text_field}}}'` adds it"
+        template = text_field if "{" in text_field else f"{{{text_field}}}"
+        remedy = f"`--text-field '{{title}}\\n{template}'` adds it"
         console.err.print(f"{sources[0].name}: the column 'title' is shown, not searched; {remedy}")
     return np.array(old_rows, dtype=np.int64), tuple(columns)
 
