@@ -14,13 +14,19 @@ demo: $(VENV)/installed
 # A process more than there are cores, up to 8: some tests wait for processes of their own.
 WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 7 ? cores + 1 : 8)))
 
+# The tests write tens of thousands of small files. They write them into memory where there are 8 GB, because some disks
+# take milliseconds for each.
+MEMORY := $(shell test "$$(df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 {print $$4}')" -gt 8000000 2>/dev/null && echo /dev/shm)
 # Bytecode is written, whatever the environment says: the tests start a hundred processes.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(if $(MEMORY),PYTEST_DEBUG_TEMPROOT=$(MEMORY)) \
+	$(BIN)/python -m pytest $(if $(MEMORY),-o tmp_path_retention_policy=failed)
+
 test: $(VENV)/developer
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 -m "not minutes"
+	$(PYTEST) -n $(WORKERS) --dist worksteal --durations=10 -m "not minutes"
 
 # What `make test` leaves out: the longest tests, and further cases of others (model types, kinds, variants).
 test-minutes: $(VENV)/developer
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10 -m minutes
+	$(PYTEST) -n $(WORKERS) --dist worksteal --durations=10 -m minutes
 
 # The tests that need no PyTorch, which is gigabytes, on the newest Python that pyproject.toml claims. pip
 # compiles no bytecode, because few modules are imported; nor do the tests, whose full disks could leave half a file.
