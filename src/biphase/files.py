@@ -48,6 +48,9 @@ def parse_json(text: str) -> Any:
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError:
         raise
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise json.JSONDecodeError(f"{half!r} is half of a surrogate pair, and no character", text, 0) from None
     except RecursionError:
         raise json.JSONDecodeError(DEEP, text, 0) from None
     except ValueError as error:

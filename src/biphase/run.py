@@ -99,7 +99,9 @@ def claim_run(run: Run, config: dict[str, Any], environment: dict[str, Any]) -> 
 def open_run(path: Path) -> Run:
     """Open an existing run for reading. Raises `InputError` for another folder."""
     if not (path / "config.yaml").exists():
-        raise InputError(f"{path} is not a run folder (it has no config.yaml)")
+        meant = sorted(Path("runs").glob(f"{glob.escape(path.name)}-*")) if path == Path(path.name) else []
+        hint = f"; write {' or '.join(map(str, meant))}" if meant else ""
+        raise InputError(f"{path} is not a run folder (it has no config.yaml){hint}")
     return Run(path)
 
 

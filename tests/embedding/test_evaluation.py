@@ -23,6 +23,7 @@ from sentence_transformers.sentence_transformer.evaluation import (
     EmbeddingSimilarityEvaluator,
     InformationRetrievalEvaluator,
 )
+from sentence_transformers.sentence_transformer.modules import Dense
 from sklearn.preprocessing import minmax_scale
 
 from biphase.api.networks import open_index, run_zero_shot, search
@@ -223,7 +224,7 @@ def test_passages_that_were_cut_in_another_way_are_refused(
     text, index = tmp_path / "text.txt", tmp_path / "text.txt.index"
     text.write_text(documents[1], encoding="utf-8")
     search(text, "Tip", model=encoder_folder)
-    monkeypatch.setattr("biphase.embedding.index.PASSAGE_WORDS", 60)
+    monkeypatch.setattr("biphase.embedding.passages.PASSAGE_WORDS", 60)
     with pytest.raises(InputError, match=r"passages that were cut in another way: rebuild it \(--rebuild\)$"):
         search(text, "Tip")
     with pytest.raises(InputError, match=rf"--rebuild\) from its text, {text}"):
@@ -402,20 +403,85 @@ def test_each_document_is_answered_once_by_its_best_passage(by: By, encoder_fold
 def test_a_document_has_the_id_of_its_row_and_no_other_documents(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """BEIR's files have `_id`. Of equal ids in several files, each is an answer of its own."""
+    """BEIR's files have `_id`. What a new file has in common with another changes no document's meaning."""
     pytest.importorskip("bm25s")
-    (tmp_path / "texts" / "more").mkdir(parents=True)
+    texts = tmp_path / "texts"
+    (texts / "more").mkdir(parents=True)
     rows = [{"id": 1, "text": "A flow."}, {"_id": "b", "text": "The flow."}, {"text": "No flow."}]
-    paths = [write_rows(tmp_path / "texts" / name, rows) for name in ("one.jsonl", "two.jsonl")]
-    for folder in (tmp_path / "texts", tmp_path / "texts" / "more"):
-        (folder / "note.txt").write_text("Flow in words.")
-    found = search(tmp_path / "texts", "flow", top=10, documents=True, language="none")
-    first = {"1", "b", "one.jsonl:3", "two.jsonl:3", "note.txt"}
-    assert len(found) == 8 and {*found["id"]} - first == {
-        *(f"{paths[1]}/{id}" for id in ("1", "b")),
-        str(tmp_path / "texts" / "note.txt"),
+    write_rows(texts / "two.jsonl", rows)
+    (texts / "more" / "note.txt").write_text("Flow in words.")
+    found = search(texts, "flow", top=10, documents=True, language="none")
+    assert {*found["id"]} == {"1", "b", "two.jsonl:3", "more/note.txt"}
+    for file in (texts / "a", texts / "more"):
+        file.mkdir(exist_ok=True)
+        write_rows(file / "two.jsonl", [{"text": "Flow by flow."}])
+    write_rows(texts / "a.jsonl", [{"id": 1, "text": "Other flow."}])
+    (texts / "note.txt").write_text("Flow.")
+    found = search(texts, "flow", top=20, documents=True).set_index("id")["text"]
+    assert {*found.index} == {
+        *("b", "two.jsonl:3", "more/note.txt", "note.txt", "a/two.jsonl:1", "more/two.jsonl:1"),
+        *("a.jsonl/1", "two.jsonl/1"),
     }
-    assert "several files have this id" in capsys.readouterr().err
+    assert found["two.jsonl/1"] == "A flow." and found["a.jsonl/1"] == "Other flow."
+    assert "1: several files have this id" in capsys.readouterr().err
+    assert {*search(texts, "other", documents=True)["id"]} == {"a.jsonl/1"}, "where each line begins is known"
+
+
+def test_rows_of_one_id_are_parts_of_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("bm25s")
+    rows = [{"id": 1, "text": "A flow."}, {"id": 2, "text": "The flow."}, {"id": 1, "text": "No flow."}]
+    file = write_rows(tmp_path / "texts.jsonl", rows)
+    assert {*search(file, "flow", language="none")["id"]} == {"1#0", "2#0", "1#1"}
+    assert "1: several rows of one file have this id; they count as parts of one document" in capsys.readouterr().err
+    assert {*search(file, "flow", documents=True)["id"]} == {"1", "2"}
+
+
+def test_a_question_without_an_answer_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("bm25s")
+    file = write_rows(tmp_path / "texts.jsonl", [{"text": "A program in C"}])
+    assert len(search(file, "C")) == 0
+    assert "'C': no passage has a word of this question; words of one" in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_index_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither that of a file in the folder, nor one by the name of a glob."""
+    pytest.importorskip("bm25s")
+    (tmp_path / "texts").mkdir()
+    file = write_rows(tmp_path / "texts" / "a.jsonl", [{"text": "A flow."}])
+    assert len(search(file, "flow")) == len(search(tmp_path / "texts", "flow")) == 1
+    assert f"{file}.index: written by biphase, and left out" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(InputError, match=r"\*\.jsonl names several files: name the folder of their index"):
+        search(str(tmp_path / "texts" / "*.jsonl"), "flow")
+
+
+def test_an_update_in_another_language_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("bm25s")
+    rows = [{"text": "Der Hund läuft schnell durch den Garten. " * 10}]
+    file = write_rows(tmp_path / "texts.jsonl", rows)
+    search(file, "Hund")
+    write_rows(file, [*rows, {"text": "Le chien court vite dans le jardin de la maison. " * 80}])
+    search(file, "chien")
+    told = " ".join(capsys.readouterr().err.split())
+    assert "the text is in 'fr' now; BM25's language stays 'de' (--language fr)" in told
+
+
+def test_a_last_linear_layer_is_searched_in_bf16(
+    encoder_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a CPU with units for it: autocast gives its outputs in bf16, which no file of NumPy has."""
+    pytest.importorskip("bm25s")
+    model = SentenceTransformer(str(encoder_folder))
+    width = model.get_sentence_embedding_dimension()
+    assert width is not None
+    model.append(Dense(width, 5, activation_function=torch.nn.Identity()))
+    model.save(str(tmp_path / "dense"))
+    monkeypatch.setattr("biphase.device.has_bf16_units", lambda device: True)
+    texts = ["The rain in the mountains.", "A flow at high speed.", "Trees and leaves."]
+    search(texts, "rain", model=tmp_path / "dense", index=tmp_path / "i")
+    vectors_ND = np.load(tmp_path / "i" / "embeddings.npy")
+    theirs_ND = SentenceTransformer(str(tmp_path / "dense")).encode(texts, normalize_embeddings=True)
+    assert vectors_ND.dtype == np.float32
+    np.testing.assert_allclose(vectors_ND, theirs_ND, atol=0.03)
 
 
 def test_both_rankings_are_fused_by_their_scores(encoder_folder: Path, papers: Path) -> None:

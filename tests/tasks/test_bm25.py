@@ -2,16 +2,24 @@
 
 import pytest
 
-from biphase.tasks.bm25 import index_bm25, query_bm25, searched_words, stems_of
+from biphase.tasks.bm25 import index_bm25, query_bm25, score_some, searched_words, stems_of
 
 CHINESE = "永和九年，歲在癸丑，暮春之初，會於會稽山陰之蘭亭。"
 
 
 def test_words_between_spaces_are_those_of_bm25s() -> None:
     bm25s = pytest.importorskip("bm25s")
-    texts = ["The cat's naïve co-op; it's a I x_1 foo.bar 3.5", "हिन्दी 한국어 русский état", "!!!", ""]
+    texts = ["The cat's naïve co-op; it's a I x_1 foo.bar 3.5", "한국어 русский état", "!!!", ""]
     tokens = bm25s.tokenize(texts, stopwords=None, return_ids=False, show_progress=False)
     assert [searched_words(text) for text in texts] == tokens
+
+
+def test_marks_are_parts_of_words_however_they_are_written() -> None:
+    """`\\w`, and so bm25s, cuts words at the vowels of Hindi, and at an accent that is a character of its own."""
+    assert searched_words("हिन्दी में খোজ తెలుగు மொழி") == ["हिन्दी", "में", "খোজ", "తెలుగు", "மொழி"]
+    assert searched_words("gro\u0308\u00dfe ＡＢＣ ｶﾀ") == ["größe", "abc", "カタ"]
+    assert searched_words("كِتَاب") == searched_words("كتاب") == ["كتاب"]
+    assert searched_words("שָׁלוֹם") == searched_words("שלום") == ["שלום"]
 
 
 def test_without_spaces_neighbours_are_words() -> None:
@@ -23,6 +31,16 @@ def test_bm25_finds_a_part_of_a_text_without_spaces() -> None:
     pytest.importorskip("bm25s")
     [found] = query_bm25(index_bm25(["天下大勢，分久必合，合久必分。", CHINESE]), ["會稽山陰"], 2)
     assert [number for number, _ in found] == [1]
+
+
+def test_some_documents_have_the_scores_that_all_have() -> None:
+    pytest.importorskip("bm25s")
+    words = index_bm25(["a wing", "a wing flow flow", "jet", "flow"])
+    [found] = query_bm25(words, ["flow flow wing unknown"], 4)
+    assert score_some(words, "flow flow wing unknown", [3, 2, 1], searched_words) == [
+        (row, pytest.approx(dict(found)[row])) for row in (3, 1)
+    ]
+    assert score_some(words, "unknown", [0], searched_words) == score_some(None, "wing", [0], searched_words) == []
 
 
 def test_bm25_finds_nothing_where_there_is_no_word() -> None:

@@ -5,6 +5,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -46,7 +47,7 @@ def train_tokenizer(
     `sources` may also be a `datasets.Dataset`, a DataFrame, texts or rows in memory.
 
     Args:
-        sources: Files (.txt, .md, .jsonl, .csv, .tsv, .parquet, .arrow; also .gz and .zst), folders, globs or Hub data
+        sources: Files (.txt, .md, .jsonl, .csv, .parquet, .arrow; texts also .gz and .zst), folders, globs or Hub data
             sets (ID:SUBSET).
         out: The folder to write.
         vocab_size: The number of tokens, including special ones.
@@ -523,6 +524,8 @@ def find_index(
         check_place(text)
     elif rebuild:
         raise InputError(f"{name} is an index: to rebuild it, give its text")
+    if text is not None and index is None and has_magic(name) and not Path(name).exists():
+        raise InputError(f"{name} names several files: name the folder of their index (--index)")
     folder = Path(name) if text is None else Path(index or name.rstrip("/") + ".index")
     embedder = None if model is None else str(model)
     if embedder is not None:

@@ -106,7 +106,7 @@ def prepare(
     into `out`.
 
     Args:
-        sources: Files (.txt, .md, .jsonl, .csv, .tsv, .parquet, .arrow; also .gz and .zst), folders, globs or Hub data
+        sources: Files (.txt, .md, .jsonl, .csv, .parquet, .arrow; texts also .gz and .zst), folders, globs or Hub data
             sets (ID:SUBSET).
         tokenizer: A tokenizer folder, a Hub id or a Llama 3 tokenizer.model file.
         out: The folder to write.

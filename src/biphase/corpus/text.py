@@ -39,7 +39,7 @@ from biphase.corpus.rows import (
     saved_tables,
 )
 from biphase.errors import InputError, first_of, nearest, refuse_doubles, refuse_unknown
-from biphase.files import file_hash, whole_file
+from biphase.files import MARK, file_hash, whole_file
 from biphase.hub import load_rows, pin_commit, told_by_hub
 
 SEVERAL, CODE, UNKNOWN_LANGUAGE = "several", "code", "unknown"
@@ -126,7 +126,7 @@ def join_words(words: Sequence[str]) -> str:
 
 TxtDocuments = Literal["file", "paragraphs", "lines"]
 
-READABLE = ".txt, .md, .jsonl, .ndjson (these also as .gz or .zst), .parquet and .arrow; by its name also .csv"
+READABLE = ".txt, .md, .jsonl, .ndjson, by its name .csv (these also as .gz or .zst), .parquet and .arrow"
 HUB_ADDRESS = re.compile(
     r"(?:hub:)?(?P<dataset>[\w.-]+/[\w.-]+)(?::(?P<config>[\w.-]*))?(?::(?P<split>[\w.]+))?(?:@(?P<revision>[\w./-]+))?"
 )
@@ -273,12 +273,14 @@ def check_place(source_name: str) -> None:
 
 
 def folder_sources(folder: Path) -> list[TextSource]:
-    """List the readable files of a folder, without hidden ones. Print a line that names other files, and links to
-    folders, which are not followed."""
+    """List the readable files of a folder, without hidden ones and those in folders that biphase wrote, such as a
+    search index. Print a line that names other files, and links to folders, which are not followed."""
     readable: list[Path] = []
     others: list[str] = []
-    for path in sorted(folder.rglob("*")):
-        if any(name.startswith(".") for name in path.relative_to(folder).parts):
+    paths = sorted(path for path in folder.rglob("*") if not is_hidden(path.relative_to(folder).parent))
+    written = {path.parent for path in paths if path.name == MARK and path.parent != folder}
+    for path in paths:
+        if path.name.startswith(".") or not written.isdisjoint(path.parents):
             continue
         tables = saved_tables(path.parent) if ending_of(path) in (".arrow", ".json") else []
         is_cached = ending_of(path) == ".arrow" and bool(tables) and path not in tables  # `datasets` caches beside them
@@ -290,7 +292,13 @@ def folder_sources(folder: Path) -> list[TextSource]:
     if not readable:
         raise InputError(f"{folder} holds no file that can be read: {READABLE}")
     name_left_out("not text sources", others, len(readable) + len(others))
+    if written:
+        console.err.print(f"{first_of(sorted(map(str, written)))}: written by biphase, and left out")
     return [file_source(path) for path in readable]
+
+
+def is_hidden(path: Path) -> bool:
+    return any(name.startswith(".") for name in path.parts)
 
 
 def name_left_out(kind: str, names: list[str], num_files: int) -> None:

@@ -18,14 +18,15 @@ from sentence_transformers.util import pairwise_cos_sim
 
 from biphase import console
 from biphase.corpus.text import sample_language
-from biphase.embedding.index import Searcher, document_of, fuse_rankings, read_passages
+from biphase.embedding.index import Searcher, fuse_with_words
 from biphase.embedding.model import embed_texts, encoder_of, find_similar
 from biphase.embedding.pairs import read_pairs
+from biphase.embedding.passages import document_of, read_passages
 from biphase.embedding.questions import By, Request, UserQuestion
 from biphase.embedding.recipe import PairSource, set_name
 from biphase.errors import InputError, told_as
 from biphase.finetuning.metrics import Judgement, judge_ranking, score_rows
-from biphase.tasks.bm25 import FindWords, index_bm25, query_bm25, searched_words, stems_of
+from biphase.tasks.bm25 import index_bm25, query_bm25, stems_of
 from biphase.tasks.families import KINDS
 from biphase.tasks.sources import TaskSource, find_source
 from biphase.tasks.spec import FileLayout, Task
@@ -123,9 +124,10 @@ def score_arms(models: Mapping[str, SentenceTransformer], dataset: JudgedSet) ->
         return {name: score_embedder(model, dataset)[0] for name, model in models.items()}
     ranked = {name: rank_by_model(model, dataset) for name, model in models.items()}
     scores = {name: retrieval_scores(dataset, hits_Q)[0] for name, hits_Q in ranked.items()}
-    by_stems = rank_by_bm25(dataset, stems_of(sample_language(dataset.documents.values(), len(dataset.documents))))
+    find_words = stems_of(sample_language(dataset.documents.values(), len(dataset.documents)))
+    words, queries = index_bm25(dataset.documents.values(), find_words), list(dataset.queries.values())
     for name, hits_Q in ranked.items():
-        fused = [fuse_rankings(*both, num_searched(dataset), lowest=0.0) for both in zip(by_stems, hits_Q, strict=True)]
+        fused = fuse_with_words(words, queries, hits_Q, num_searched(dataset), find_words)
         scores[f"{name} + BM25"] = retrieval_scores(dataset, fused)[0]
     return scores | {"BM25": score_bm25(dataset)}
 
@@ -158,13 +160,8 @@ def rank_by_model(model: SentenceTransformer, dataset: JudgedSet) -> list[list[t
 
 def score_bm25(dataset: JudgedSet) -> dict[str, float]:
     """Score BM25 (Lucene's form, k1 1.5, b 0.75) on lower-cased words, with neither a stop list nor stems."""
-    return retrieval_scores(dataset, rank_by_bm25(dataset, searched_words))[0]
-
-
-def rank_by_bm25(dataset: JudgedSet, find_words: FindWords) -> list[list[tuple[int, float]]]:
-    """Find the best documents of each query by BM25: their indices and scores, best first."""
-    words, queries = index_bm25(dataset.documents.values(), find_words), list(dataset.queries.values())
-    return query_bm25(words, queries, num_searched(dataset), find_words)
+    words, queries = index_bm25(dataset.documents.values()), list(dataset.queries.values())
+    return retrieval_scores(dataset, query_bm25(words, queries, num_searched(dataset)))[0]
 
 
 def retrieval_scores(dataset: JudgedSet, hits_of_queries: Iterable[Sequence[tuple[int, float]]]) -> Judgement:

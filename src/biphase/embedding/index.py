@@ -11,12 +11,10 @@ Letters: Q questions, N passages, D width.
 """
 
 import json
-from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache, partial
-from hashlib import sha256
 from itertools import compress, islice
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -28,38 +26,36 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from transformers import AutoModelForSequenceClassification
 
 from biphase import console
-from biphase.config import Strict, plain_value
+from biphase.config import Strict
 from biphase.corpus.forms import Row
-from biphase.corpus.text import (
-    Document,
-    TextSource,
-    cut_words,
-    find_text_sources,
-    join_words,
-    read_documents,
-    sample_language,
-)
+from biphase.corpus.text import cut_words, find_text_sources, join_words, sample_language
 from biphase.corpus.tokenizer import load_auto_tokenizer
 from biphase.embedding import model as embedders
 from biphase.embedding.pairs import hash_text
+from biphase.embedding.passages import (
+    LINES,
+    PASSAGE_WORDS,
+    PASSAGES,
+    cutting_hash,
+    document_of,
+    read_texts,
+    write_passages,
+)
 from biphase.embedding.questions import By, Filter, Request, read_request
 from biphase.encoder.models import find_folder, find_ranker, unreplaced
 from biphase.encoder.network import load_weights
 from biphase.errors import InputError, clipped, first_of, told_as
 from biphase.exporting.plain import list_module_files, read_embedder_file
-from biphase.files import Stamp, content_hash, own_folder, read_json_as, reading, refuse_damaged, stamp_of, write_json
+from biphase.files import Stamp, own_folder, read_json_as, reading, refuse_damaged, stamp_of, write_json
 from biphase.run import split_reference
-from biphase.tasks.bm25 import index_bm25, open_bm25, query_bm25, stems_of
+from biphase.tasks.bm25 import FindWords, Hit, index_bm25, open_bm25, query_bm25, score_some, searched_words, stems_of
 
 if TYPE_CHECKING:
     import pandas
 
-PASSAGES, LINES, VECTORS, WORDS = "passages.jsonl", "lines.npy", "embeddings.npy", "words"
-ID_FIELDS = ("id", "_id")
-"""The fields that may hold a document's id; the second is that of BEIR's files."""
-PASSAGE_WORDS = 120
+VECTORS, WORDS = "embeddings.npy", "words"
 FUSED_PASSAGES = 100
-"""The number of passages of each ranking to fuse."""
+"""The number of nearest passages that embeddings score where rankings are fused; the last of them gets 0."""
 RERANKED_PASSAGES = 10
 """The number of passages that a cross-encoder reads with the question, or more if the user asks for more."""
 TRIED_PASSAGES = 64
@@ -67,12 +63,6 @@ TRIED_PASSAGES = 64
 TRIED_WORDS = 12
 LEAST_FOUND = 0.5
 """The least share of these passages that embeddings trained for search find."""
-SAMPLE = "A word, and 永和九年 歲在癸丑 คำไทย\nat last. " * 40
-"""A text whose passages reveal a change in the way that texts are cut."""
-
-
-Hit = tuple[int, float]
-"""The row of a passage in the index, and its score."""
 
 
 class IndexManifest(Strict):
@@ -163,37 +153,6 @@ def is_here(model: str) -> bool:
     return bool(model) and (Path(model).exists() or Path(split_reference(model)[0]).exists())
 
 
-def cut_document(document: Document) -> Iterator[Row]:
-    """Cut a document into passages of about `PASSAGE_WORDS` words, each with an id and the document's columns."""
-    columns = {"columns": document.columns} if document.columns else {}
-    for index, words in enumerate(cut_words(document.text, PASSAGE_WORDS)):
-        yield {"id": f"{document.id}#{index}", "text": join_words(words), **columns}
-
-
-def document_of(passage: Row) -> str:
-    """Return the id of a passage's document."""
-    return passage["id"].rpartition("#")[0]
-
-
-def read_all(sources: Sequence[TextSource], text_field: str) -> Iterator[Document]:
-    """Stream the documents of all sources. If an earlier file has a document's id, the name of its own precedes it."""
-    owners, shared = dict[str, str](), list[str]()
-    for source in sources:
-        for document in read_documents(source, text_field, ID_FIELDS, with_columns=True):
-            if owners.setdefault(document.id, source.name) != source.name:
-                shared.append(repr(document.id))
-                is_file = source.path is not None and document.id == source.path.name
-                document = replace(document, id=source.name if is_file else f"{source.name}/{document.id}")
-            yield document
-    if shared:
-        console.err.print(f"{first_of(shared)}: several files have this id; the name of the later file precedes it")
-
-
-def cutting_hash() -> str:
-    """Hash the way in which texts are cut."""
-    return content_hash(list(cut_document(Document("sample", SAMPLE))))[:16]
-
-
 def build_index(
     text: str, model: str, index: Path, text_field: str, language: str | None, old: Index | None = None
 ) -> Index:
@@ -204,8 +163,8 @@ def build_index(
         language: the language of stop words and stems. None: the language of `old`, or of a sample of passages.
         old: the index of an earlier state of the text, whose embeddings are copied.
     """
-    folder = Path(text).expanduser().resolve()
-    target = index.resolve()
+    named, target = Path(text).expanduser(), index.resolve()
+    folder = named.resolve()
     if target.is_relative_to(folder) and not any(name.startswith(".") for name in target.relative_to(folder).parts):
         raise InputError(f"{index} is inside {text}, and would be searched too: give an index beside it")
     sources = find_text_sources([text])
@@ -213,7 +172,8 @@ def build_index(
     with own_folder(index, "search index") as part:
         # 1. Passages.
         model_hash, embedder = open_model(model) if model else ("", None)
-        old_rows_N, columns = write_passages(part, sources, text_field, old)
+        root = next(place for place in (named, *named.parents) if place.is_dir())
+        old_rows_N, columns = write_passages(part, sources, text_field, root, old.folder if old else None)
         num_passages, num_new = len(old_rows_N), int((old_rows_N < 0).sum())
         if not num_passages:
             raise InputError(f"{text} holds no text to search")
@@ -221,7 +181,7 @@ def build_index(
             raise InputError(f"{index} was made from other text than {text} holds now: rebuild it (--rebuild)")
         # 2. BM25's words.
         if language is None:
-            language = (old and old.manifest.language) or sample_language(read_texts(part), num_passages)
+            language = find_words_language(part, num_passages, old)
         with console.track("index words", None, "passages"):
             words = index_bm25(read_texts(part), stems_of(language))
             if words is not None:
@@ -254,30 +214,15 @@ def build_index(
     return Index(index, manifest, model, stamp, embedder)
 
 
-def write_passages(
-    part: Path, sources: Sequence[TextSource], text_field: str, old: Index | None
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Write the passages of a text, and the offset of each. Returns each passage's row in the old index, [N], or -1 for
-    a new one, and the columns of the documents."""
-    old_texts = () if old is None else read_texts(old.folder)
-    rows_by_hash = {sha256(text.encode()).digest(): row for row, text in enumerate(old_texts)}
-    offsets = array("q")
-    old_rows = array("q")
-    columns: dict[str, None] = {}
-    with open(part / PASSAGES, "wb") as file, console.track("cut passages", None, "passages") as progress:
-        for document in read_all(sources, text_field):
-            columns |= dict.fromkeys(document.columns)
-            for passage in cut_document(document):
-                offsets.append(file.tell())
-                old_rows.append(rows_by_hash.get(sha256(passage["text"].encode()).digest(), -1))
-                file.write(json.dumps(passage, ensure_ascii=False, default=plain_value).encode() + b"\n")
-                progress.advance(1)
-    np.save(part / LINES, np.array(offsets, dtype=np.int64))
-    if old is None and "title" in columns:
-        template = text_field if "{" in text_field else f"{{{text_field}}}"
-        remedy = f"`--text-field '{{title}}\\n{template}'` adds it"
-        console.err.print(f"{sources[0].name}: the column 'title' is shown, not searched; {remedy}")
-    return np.array(old_rows, dtype=np.int64), tuple(columns)
+def find_words_language(part: Path, num_passages: int, old: Index | None) -> str:
+    """Find the language of BM25's words: that of the old index, else that of a sample of passages, or `none` without
+    stems and stop words. Prints a line if the passages of an update are in another language."""
+    found = sample_language(read_texts(part), num_passages)
+    found = "none" if stems_of(found) is searched_words else found
+    language = found if old is None else old.manifest.language
+    if language != found != "none":
+        console.err.print(f"the text is in '{found}' now; BM25's language stays '{language}' (--language {found})")
+    return language
 
 
 def write_vectors(part: Path, embedder: SentenceTransformer, old_rows_N: np.ndarray, old: Index | None) -> np.ndarray:
@@ -307,17 +252,6 @@ def share_found(embedder: SentenceTransformer, vectors_ND: np.ndarray, texts: It
     queries_QD = embedders.encode_batch(embedders.fast_encoder_of(embedder, "query"), questions).cpu()
     hits_Q = embedders.find_similar(embedder, queries_QD, torch.from_numpy(vectors_ND), 1, tried)
     return float(np.mean([row == hit for row, [(hit, _)] in zip(tried, hits_Q, strict=True)]))
-
-
-def read_passages(folder: Path) -> Iterator[Row]:
-    """Yield the passages of an index: `id`, `text`, and `columns` if the document has some."""
-    with reading(folder / PASSAGES, "rebuild it"), open(folder / PASSAGES, "rb") as file:
-        yield from map(json.loads, file)
-
-
-def read_texts(folder: Path) -> Iterator[str]:
-    """Yield the text of each passage of an index."""
-    return (passage["text"] for passage in read_passages(folder))
 
 
 def open_vectors(folder: Path) -> np.ndarray:
@@ -399,6 +333,10 @@ class Searcher:
         name = {"bm25": "BM25", "embeddings": model, "both": f"{model} + BM25"}[by]
         num_hits = request.top if request.ranker is None else max(request.top, RERANKED_PASSAGES)
         hits_Q = (self.rank_documents if request.documents else self.rank)(request, by, num_hits)
+        lost = [question.text for question, hits in zip(request.questions, hits_Q, strict=True) if not hits]
+        if lost and not request.filters:
+            told = "no passage has a word of this question; words of one character are not searched"
+            console.err.print(f"{first_of([*map(repr, lost)])}: {told}")
         ranker = None if request.ranker is None else self.load_ranker(request.ranker)
         # 2. Read the passages, reorder them, and give each its rank.
         answers: list[Row] = []
@@ -420,33 +358,32 @@ class Searcher:
         """Rank the documents for each question: the rows and scores of their best passages, best first."""
         num_passages = num_hits
         while True:
-            num_passages *= 4  # until there are enough documents
-            hits_Q = []
+            num_passages *= 4  # until each question has enough documents or all its passages
+            hits_Q, needs_more = [], False
             for hits in self.rank(request, by, num_passages):
                 best = dict[str, Hit]()
                 for row, score in hits:
                     best.setdefault(document_of(self.files.read(row)), (row, score))
                 hits_Q.append([*best.values()][:num_hits])
-            if num_passages >= len(self.files.offsets_N) or all(len(hits) == num_hits for hits in hits_Q):
+                needs_more |= len(best) < num_hits and len(hits) == num_passages
+            if not needs_more:
                 return hits_Q
 
     def rank(self, request: Request, by: By, num_hits: int) -> list[list[Hit]]:
         """Rank the passages for each question: their rows in the index and scores, best first."""
         files, texts = self.files, [question.text for question in request.questions]
         is_searched_N = self.check_passages(tuple(request.filters)) if request.filters else None
-        num_each = max(num_hits, FUSED_PASSAGES) if by == "both" else num_hits
-        rankings = []
-        if by != "embeddings":
-            find_words = stems_of(self.index.manifest.language)
-            rankings.append(query_bm25(files.words, texts, num_each, find_words, is_searched_N))
-        if by != "bm25":
-            queries_QD = embedders.encode_batch(embedders.fast_encoder_of(self.embedder, "query"), texts).cpu()
-            searched = None if is_searched_N is None else np.flatnonzero(is_searched_N)
-            vectors_ND = torch.from_numpy(files.vectors_ND)
-            rankings.append(embedders.find_similar(self.embedder, queries_QD, vectors_ND, num_each, searched))
-        if by != "both":
-            return rankings[0]
-        return [fuse_rankings(words, vectors, num_hits, lowest=0.0) for words, vectors in zip(*rankings, strict=True)]
+        find_words = stems_of(self.index.manifest.language)
+        if by == "bm25":
+            return query_bm25(files.words, texts, num_hits, find_words, is_searched_N)
+        queries_QD = embedders.encode_batch(embedders.fast_encoder_of(self.embedder, "query"), texts).cpu()
+        searched = None if is_searched_N is None else np.flatnonzero(is_searched_N)
+        vectors_ND = torch.from_numpy(files.vectors_ND)
+        num_nearest = num_hits if by == "embeddings" else max(num_hits, FUSED_PASSAGES)
+        nearest_Q = embedders.find_similar(self.embedder, queries_QD, vectors_ND, num_nearest, searched)
+        if by == "embeddings":
+            return nearest_Q
+        return fuse_with_words(files.words, texts, nearest_Q, num_hits, find_words, is_searched_N)
 
 
 def settle_by(index: Index, files: IndexFiles, by: By | None) -> By:
@@ -468,7 +405,35 @@ def settle_by(index: Index, files: IndexFiles, by: By | None) -> By:
     return by or "bm25"
 
 
-def fuse_rankings(first: Sequence[Hit], second: Sequence[Hit], top: int, lowest: float | None = None) -> list[Hit]:
+def fuse_with_words(
+    words: Any,
+    queries: Sequence[str],
+    nearest_Q: Sequence[Sequence[Hit]],
+    top: int,
+    find_words: FindWords,
+    is_searched_N: np.ndarray | None = None,
+) -> list[list[Hit]]:
+    """Fuse BM25 with rankings by embeddings, which have `top` and at least `FUSED_PASSAGES` hits where there are as
+    many documents. A document's score depends on neither `top` nor the other queries: BM25 scores all documents, and
+    embeddings the `FUSED_PASSAGES` nearest ones; farther ones get 0, and are ordered as they are.
+
+    Args:
+        words: BM25's index; None if no document has a word.
+        find_words: the function that built it.
+        is_searched_N: whether to search each document; by default, search all.
+    """
+    fused_Q = []
+    by_words_Q = query_bm25(words, queries, top, find_words, is_searched_N)
+    for query, by_words, nearest in zip(queries, by_words_Q, nearest_Q, strict=True):
+        found, scored = {row for row, _ in by_words}, nearest[:FUSED_PASSAGES]
+        others = score_some(words, query, [row for row, _ in scored if row not in found], find_words)
+        fused = fuse_rankings([*by_words, *others], scored, lowest=0.0)
+        known = {row for row, _ in fused}
+        fused_Q.append([*fused, *((row, 0.0) for row, _ in nearest if row not in known)][:top])
+    return fused_Q
+
+
+def fuse_rankings(first: Sequence[Hit], second: Sequence[Hit], lowest: float | None = None) -> list[Hit]:
     """Fuse two rankings of one query: each contributes half of a document's score, scaled to 0..1 (a convex
     combination, Bruch et al. 2023, arXiv:2210.11934).
 
@@ -484,7 +449,7 @@ def fuse_rankings(first: Sequence[Hit], second: Sequence[Hit], top: int, lowest:
             worst = ranking[-1][1] if bottom is None else bottom
             best = ranking[0][1]
             fused[document] += 0.5 * ((score - worst) / (best - worst) if best > worst else 1.0)
-    return sorted(fused.items(), key=lambda hit: (-hit[1], hit[0]))[:top]
+    return sorted(fused.items(), key=lambda hit: (-hit[1], hit[0]))
 
 
 def open_model(name: str) -> tuple[str, SentenceTransformer]:
@@ -522,7 +487,7 @@ def rank_again(ranker: CrossEncoder, name: str, question: str, passages: Sequenc
     if not all(np.isfinite(hit["score"]) for hit in ranked):
         raise InputError(f"{name} gives scores that are not finite numbers; copy it again from an intact one")
     given = [(index, passage["score"]) for index, passage in enumerate(passages)]
-    fused = fuse_rankings(given, [(int(hit["corpus_id"]), float(hit["score"])) for hit in ranked], len(passages))
+    fused = fuse_rankings(given, [(int(hit["corpus_id"]), float(hit["score"])) for hit in ranked])
     return [passages[index] | {"by": f"{passages[index]['by']} + {name}", "score": score} for index, score in fused]
 
 

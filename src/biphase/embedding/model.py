@@ -247,7 +247,7 @@ def fast_encoder_of(model: SentenceTransformer, side: Literal["query", "document
 
     def embed(texts: Sequence[str], **settings: Any) -> Any:
         with autocast(model.device, dtype):
-            return encode(texts, **settings | size)
+            return encode(texts, **settings | size).float()  # a last linear layer gives bf16
 
     return embed
 

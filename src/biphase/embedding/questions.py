@@ -40,8 +40,9 @@ class Filter:
         wanted = as_number(self.value)
         if number is not None and wanted is not None:
             return SIGNS[self.sign](number, wanted)
-        text = str(value).lower() if isinstance(value, bool) else str(value)
-        return self.sign in ("=", "!=") and SIGNS[self.sign](text, self.value)
+        is_truth = isinstance(value, bool)  # true or false, however it is written
+        text, wanted_text = (str(value).lower(), self.value.lower()) if is_truth else (str(value), self.value)
+        return self.sign in ("=", "!=") and SIGNS[self.sign](text, wanted_text)
 
 
 @dataclass(frozen=True)

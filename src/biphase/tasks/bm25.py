@@ -1,10 +1,11 @@
 """BM25: the words of texts → an index, in memory or on disk → the best documents of each query.
 
-Words are lower-cased; in scripts without spaces, a word is a pair of characters. For a known language, stop words are
-left out, and words become stems. bm25s computes the scores.
+Words are lower-cased, in Unicode's form NFKC; in scripts without spaces, a word is a pair of characters. For a known
+language, stop words are left out, and words become stems. bm25s computes the scores.
 """
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,15 +16,21 @@ import numpy as np
 from biphase.corpus.text import UNSPACED
 from biphase.errors import InputError
 
-SEARCHED = re.compile(rf"([{UNSPACED}]+)|([^\W{UNSPACED}]{{2,}})")
+MARKS = "".join(chr(code) for code in range(0x300, 0x1F000) if unicodedata.category(chr(code)).startswith("M"))
+"""Marks that belong to the letter before them, such as the vowels of Hindi: `\\w` has none of them."""
+SEARCHED = re.compile(rf"([{UNSPACED}]+)|([^\W{UNSPACED}](?:[^\W{UNSPACED}]|[{MARKS}])+)")
+POINTS = dict.fromkeys([*range(0x591, 0x5BE), *range(0x5BF, 0x5C8), *range(0x64B, 0x660), 0x670])
+"""The vowels of Hebrew and Arabic, which most texts leave out: no part of a word."""
 FindWords = Callable[[str], list[str]]
+Hit = tuple[int, float]
+"""The index of a document, and its score."""
 
 
 def searched_words(text: str) -> list[str]:
-    """List the lower-cased words of two or more letters and, in scripts without spaces, all pairs of neighbouring
+    """List the lower-cased words of two or more characters and, in scripts without spaces, all pairs of neighbouring
     characters, as Lucene's CJKAnalyzer does: `BERT模型は` → `bert`, `模型`, `型は`."""
     words = []
-    for match in SEARCHED.finditer(text.lower()):
+    for match in SEARCHED.finditer(unicodedata.normalize("NFKC", text).lower().translate(POINTS)):
         run, word = match.groups()
         if run:
             words += [run[at : at + 2] for at in range(max(1, len(run) - 1))]
@@ -91,8 +98,8 @@ def query_bm25(
     top: int,
     find_words: FindWords = searched_words,
     is_searched_N: np.ndarray | None = None,
-) -> list[list[tuple[int, float]]]:
-    """Find the best documents of each query: their indices and scores, best first, without those that share no word.
+) -> list[list[Hit]]:
+    """Find the best documents of each query, best first, without those that share no word.
 
     Args:
         find_words: the function that built the index.
@@ -108,3 +115,12 @@ def query_bm25(
     for documents, scores in zip(documents_QK.tolist(), scores_QK.tolist(), strict=True):
         hits.append([(document, score) for document, score in zip(documents, scores, strict=True) if score > 0])
     return hits
+
+
+def score_some(retriever: Any, query: str, documents: Sequence[int], find_words: FindWords) -> list[Hit]:
+    """Score some documents for a query, in the given order, without those that share no word."""
+    words = [] if retriever is None else [word for word in find_words(query) if word in retriever.vocab_dict]
+    if not words:
+        return []
+    scores_N = retriever.get_scores(words)
+    return [(document, float(scores_N[document])) for document in documents if scores_N[document] > 0]
