@@ -376,5 +376,5 @@ def open_log(job: Job, batches: Batches, flops: FlopCount, rest: Rest) -> Iterat
         efficiency = CPU_EFFICIENCY if job.world.device.type == "cpu" else EFFICIENCY
         work = sum(work_left(rest.begin).values())
         expected, speed = duration(work / (efficiency * peak)), f"{efficiency:.0%} of the peak of {peak / 1e9:,.0f}"
-        err.print(f"{work:.2g} FLOPs: about {expected} at {speed} GFLOP/s")
+        err.print(f"{work:.2g} FLOPs: at least {expected}, at {speed} GFLOP/s")
         yield MetricsLog(job.run, progress, peak, is_written, work_left, send)
