@@ -75,7 +75,8 @@ def test_a_spoiled_record_is_left_out_and_told_once(
     for _ in range(2):
         assert [row["step"] for kind in KINDS for row in read_metrics(run, kind)] == [1, 2, 1, 2]
     printed = " ".join(capsys.readouterr().err.split())
-    assert printed.startswith(f"{run.metrics}: ") and printed.endswith(told) and printed.count("left out") == 1
+    assert printed.startswith(f"{run.metrics}:5: no record of a step; it is left out {run.metrics}: ")
+    assert printed.endswith(told) and printed.count("left out") == 2
 
 
 def test_claim_writes_what_the_run_is(tmp_path: Path, tiny_recipe: Callable[..., Recipe]) -> None:

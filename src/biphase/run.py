@@ -61,17 +61,20 @@ class Run:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a log, without a line that a killed process cut short.
+    """Yield the records of a log, without a last line that a killed process cut short.
 
-    Bytes that are not text, which a power cut may leave, spoil only their own line.
+    Bytes that are not text, which a power cut may leave, spoil only their own line; a printed line says so.
     """
     with files.reading(path):
         lines = path.read_bytes().decode(errors="replace").splitlines() if path.exists() else []
-    for line in lines:
+    for number, line in enumerate(lines, start=1):
+        record: Any = None
         with suppress(json.JSONDecodeError):
             record = files.parse_json(line)
-            if isinstance(record, dict) and isinstance(record.get("step"), int):
-                yield record
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            yield record
+        elif line.strip() and number < len(lines):
+            tell_once(f"{path}:{number}: no record of a step; it is left out")
 
 
 @contextmanager

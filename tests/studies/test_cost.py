@@ -27,7 +27,7 @@ from biphase.studies.cost import (
     study_machine,
     task_size,
 )
-from biphase.studies.describe import describe_power
+from biphase.studies.describe import Begun, describe_power
 from biphase.studies.plan import Plan, StudyCell, plan_study
 from biphase.studies.spec import Planning, Study, finetune_config, load_study
 from biphase.tasks.spec import task_table
@@ -368,7 +368,7 @@ def test_a_task_of_ones_own_is_as_large_as_its_files_or_as_is_typical(tmp_path: 
         plan = plan_study(load_study(STUDIES / "mini.yaml", [*changes, *more]))
         (told,) = (line for line in estimate(plan).assumptions if line.startswith("fine-tuning"))
         assert plan.study.evaluation is not None and "published data of genre" in told
-        return told, next(describe_power(plan, plan.study.evaluation, {}))
+        return told, next(describe_power(plan, plan.study.evaluation, Begun()))
 
     told, power = tell()
     assert "typical sizes, guessed, of mine" in told and "on mine (12,000 examples, a guess)" in power

@@ -14,7 +14,7 @@ from biphase.config import BUNDLED, parse_config
 from biphase.errors import InputError
 from biphase.report.formats import format_bytes
 from biphase.studies.cost import estimate, study_machine
-from biphase.studies.describe import describe_plan, describe_power, draw_plan, order_lanes, plan_json, plot_runs
+from biphase.studies.describe import Begun, describe_plan, describe_power, draw_plan, order_lanes, plan_json, plot_runs
 from biphase.studies.plan import Plan, plan_study
 from biphase.studies.spec import Study, load_study
 
@@ -28,7 +28,7 @@ def plan(request: pytest.FixtureRequest) -> Plan:
 
 def told(plan: Plan) -> str:
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(describe_plan(plan, estimate(plan, study_machine(plan.study)), {}))
+    console.print(describe_plan(plan, estimate(plan, study_machine(plan.study)), Begun()))
     return console.export_text()
 
 
@@ -79,7 +79,8 @@ def test_the_plan_takes_the_noise_of_examples_from_finished_scores() -> None:
     plan = plan_study(load_study(STUDIES / "demo.yaml"))
     assert plan.study.evaluation is not None
     (guessed, _), (measured, _) = (
-        describe_power(plan, plan.study.evaluation, known) for known in ({}, {"genre": 0.01, "uner_en_ewt": 0.21})
+        describe_power(plan, plan.study.evaluation, Begun(known))
+        for known in ({}, {"genre": 0.01, "uner_en_ewt": 0.21})
     )
     points = [float(re.findall(r"about ([\d.]+) points on genre", line)[0]) for line in (guessed, measured)]
     assert points[1] < 0.7 * points[0] and "genre (1,200 examples, variance measured)" in measured

@@ -21,7 +21,8 @@ from biphase.report.paper import measure_findings, read_findings, read_reference
 from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
 from biphase.report.statistics import spend_error
 from biphase.studies.cost import measure_sizes
-from biphase.studies.declarations import count_look, declare, hash_hypotheses, read_declared, tell_declaration
+from biphase.studies.declarations import count_looks, declare, hash_hypotheses, read_declared, tell_declaration
+from biphase.studies.describe import Begun, list_planned_looks
 from biphase.studies.plan import Plan, bind_hypotheses, list_named_arms, plan_study
 from biphase.studies.report import collect_results, hypotheses_json, judge_results, with_losses
 from biphase.studies.spec import Study, load_study
@@ -101,8 +102,9 @@ def test_hypotheses_are_judged_together() -> None:
     assert [finding.verdict for finding in (first, second, third)] == ["supported", "supported", "undecided"]
     (one,) = first.inequalities
     assert one.estimate == pytest.approx(0.2, abs=0.002) and one.label == "stack - mlm40 on average 1m, 400 steps"
-    assert [round(one.estimate, 2) for one in second.inequalities] == [0.14, 0.1], "that it lies below, turned around"
-    assert next(second.inequalities).label == "−(1m-25-75 - mlm40 on TC 1m, 100 steps)"
+    assert [round(one.estimate, 2) for one in second.inequalities] == [-0.14, -0.1], "as it is asked for"
+    assert next(second.inequalities).label == "1m-25-75 - mlm40 on TC 1m, 100 steps"
+    assert "−9.99 points [−10.06, −9.91] for the smaller of 2 differences" in tell_finding(second)
     assert third.claims[0].untested, "random weights have no score yet"
     tree = json.loads(hypotheses_json(plan, "1a2b3c4d", ["not declared"], (first, second, third)))
     assert [one["verdict"] for one in tree["hypotheses"]] == ["supported", "supported", "undecided"]
@@ -175,11 +177,11 @@ def test_losses_are_paired_by_pretraining_seed() -> None:
         return judge_results(plan, with_losses(plan, results, kept))[0]
 
     first, second = judged(losses)
-    for finding, name, sign in ((first, "1m-25-75-100", -1), (second, "1m-stack-100", 1)):
+    for finding, name in ((first, "1m-25-75-100"), (second, "1m-stack-100")):
         (one,) = finding.inequalities
         known = stats.ttest_rel(ends[name], ends["1m-mlm40-100"])
         assert one.contrast.degrees == 1 and one.contrast.noise == ("pretraining seeds",)
-        assert one.estimate / one.contrast.error == pytest.approx(sign * known.statistic)
+        assert one.estimate / one.contrast.error == pytest.approx(known.statistic)
         assert "nats" in tell_finding(finding)
     assert first.inequalities and next(first.inequalities).p_value == pytest.approx(
         stats.ttest_rel(ends["1m-25-75-100"], ends["1m-mlm40-100"]).pvalue
@@ -354,32 +356,53 @@ def plan_seeds(**seeds: int) -> Plan:
     return plan_study(parse_config(Study, tree, origin="small.yaml"))
 
 
+def look(plan: Plan, folder: Path, num: int) -> tuple[Any, str]:
+    return count_looks(plan, folder, {"h0": num})["h0"]
+
+
 def test_looks_are_counted_once_for_each_number_of_seeds(tmp_path: Path) -> None:
     plan = plan_seeds(count=3)
-    assert count_look(plan, tmp_path, 3) == (((), 0), "") and not read_declared(tmp_path).looks  # nothing is declared
     declare(plan, tmp_path)
-    for num in (0, 3, 3):
-        assert count_look(plan, tmp_path, num) == (((), 0), "")  # as planned
+    for num in (0, 3, 3):  # a report without a test is no look
+        assert look(plan, tmp_path, num) == (((), 0), "")  # as planned
     more = plan_seeds(count=7)  # the same hypotheses, so the first declaration counts
     declare(more, tmp_path)
-    told = {num: count_look(more, tmp_path, num)[1] for num in (4, 5, 5, 7)}
+    told = {num: look(more, tmp_path, num)[1] for num in (4, 5, 5, 7)}
     assert told[7] == "planned 3 seeds, tested at 7 after 3 looks" and "tested at 4 after 1 look" in told[4]
     assert [entry.seeds for entry in read_declared(tmp_path).looks] == [3, 4, 5, 7]
-    # A report on fewer seeds again, and other hypotheses, which have looks of their own.
-    assert count_look(plan, tmp_path, 3) == (((), 0), "")
-    declare(other := make_plan("stack - mlm40 > 1 point"), tmp_path)
-    assert count_look(other, tmp_path, 2) == (((), 0), "") and len(read_declared(tmp_path).looks) == 5
+    # A report on fewer seeds again.
+    assert look(plan, tmp_path, 3)[1] == "planned 3 seeds, tested at 3 after 3 looks"
     (sentence, *_) = tell_declaration(more, tmp_path)[1]
-    assert "the current ones were declared" in sentence  # looks change no declaration
+    assert "; unchanged since" in sentence  # looks change no declaration
+
+
+def test_looks_at_hypotheses_count_for_those_that_replace_them(tmp_path: Path) -> None:
+    """Declared or not; a look at one hypothesis is none at another beside it."""
+    plan = plan_seeds(count=2, up_to=4)
+    declare(plan, tmp_path)
+    assert look(plan, tmp_path, 2)[0] == ([2], 4)
+    seen = count_looks(plan, tmp_path, {"h0": 3, "h1": 3})
+    assert (seen["h0"][0], seen["h1"][0]) == (([2, 3], 4), ([3], 4))
+    tree = make_plan("stack - mlm40 > 1 point").study.model_dump(mode="json")
+    other = plan_study(parse_config(Study, tree | {"pretraining_seeds": {"count": 2, "up_to": 4}}, origin="o.yaml"))
+    for declares in (False, True):
+        if declares:
+            declare(other, tmp_path)
+        found = look(other, tmp_path, 4)
+        assert found == (([2, 3, 4], 4), "planned 2 to 4 seeds, tested at 4 after 2 looks"), declares
 
 
 def test_looks_up_to_a_declared_number_share_the_level(tmp_path: Path) -> None:
     plan = plan_seeds(count=3, up_to=8)
     declare(plan, tmp_path)
-    assert count_look(plan, tmp_path, 3) == (([3], 8), "planned 3 to 8 seeds, tested at 3 at the first look")
-    assert count_look(plan_seeds(count=5, up_to=8), tmp_path, 5)[0] == ([3, 5], 8)
-    later, words = count_look(plan_seeds(count=9), tmp_path, 9)  # up_to is what was declared
-    assert later == ([3, 5, 9], 9) and words == "planned 3 to 8 seeds, tested at 9 after 2 looks"
+    assert look(plan, tmp_path, 3) == (([3], 8), "planned 3 to 8 seeds, tested at 3 at the first look")
+    assert look(plan_seeds(count=5, up_to=8), tmp_path, 5)[0] == ([3, 5], 8)
+    later, words = look(plan_seeds(count=9), tmp_path, 9)  # up_to is what was declared
+    assert later == ([3, 5, 9], 9)
+    assert words == "planned 3 to 8 seeds, tested at 9 after 2 looks, beyond the seeds that share the 5 %"
+    # The plan knows the looks that were taken.
+    begun = Begun({}, frozenset(entry.seeds for entry in read_declared(tmp_path).looks))
+    assert list_planned_looks(plan_seeds(count=7, up_to=8), begun) == [[3, 5, 7], [3, 5, 7, 8]]
     for seeds in ({"count": 9, "up_to": 8}, {"count": 1, "up_to": 8}):
         with pytest.raises(InputError, match="up_to is 8: it needs a count from 2 to 8"):
             plan_seeds(**seeds)
@@ -391,7 +414,7 @@ def test_a_look_at_a_shared_level_decides_less() -> None:
     finding = Finding("h", "it is", "", (Claim("a > b", (Inequality("a - b", gap, 0.0),)),))
     adjusted = []
     for looks in (((), 0), ([3], 8), ([3, 5], 8)):
-        (judged,) = judge_claims([finding], looks)
+        (judged,) = judge_claims([finding], {"h": looks})
         (one,) = judged.inequalities
         adjusted.append(one.adjusted)
         assert (judged.verdict == "supported") == (not looks[0]) and one.p_value == pytest.approx(0.03)

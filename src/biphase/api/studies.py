@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from biphase.report.referee import Ruling
     from biphase.studies.advise import Advice, WordsAlone
     from biphase.studies.cost import Estimate, Machine
+    from biphase.studies.describe import Begun
     from biphase.studies.plan import Plan
     from biphase.studies.run import StudyStatus
 
@@ -97,12 +98,16 @@ class OpenStudy:
 
         return estimate(self.planned, study_machine(self.planned.study, device, efficiency))
 
-    def measure_examples(self) -> dict[str, float]:
-        """Return, for each task with finished scores, the variance of the difference between two models on one example,
-        from which `plan` forecasts power."""
+    def read_begun(self) -> "Begun":
+        """Read what the study's folder says of its tests: the spread of finished scores, and the looks of reports."""
+        from biphase.studies.declarations import read_declared
+        from biphase.studies.describe import Begun
         from biphase.studies.report import measure_example_variances
 
-        return measure_example_variances(self.planned, self.folder) if self.folder.exists() else {}
+        if not self.folder.exists():
+            return Begun()
+        looks = frozenset(look.seeds for look in read_declared(self.folder).looks)
+        return Begun(measure_example_variances(self.planned, self.folder), looks)
 
     def plan(self, device: str | None = None, efficiency: float | None = None) -> "pandas.DataFrame":
         """Return the size and cost of the study: a row for each group of arms, and one for evaluation. Print the
@@ -117,7 +122,7 @@ class OpenStudy:
         from biphase.studies.describe import describe_power
 
         if (evaluation := self.planned.study.evaluation) is not None:
-            for line in describe_power(self.planned, evaluation, self.measure_examples()):
+            for line in describe_power(self.planned, evaluation, self.read_begun()):
                 console.err.print(line)
         return pandas.DataFrame(self.estimate(device, efficiency).groups)
 

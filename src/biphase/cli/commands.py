@@ -469,7 +469,7 @@ def study_plan(
     estimate = study.estimate(**options)
     if form == "json":
         return to_json(plan_json(study.planned, estimate))
-    return describe_plan(study.planned, estimate, study.measure_examples())
+    return describe_plan(study.planned, estimate, study.read_begun())
 
 
 @like(studies.study, arguments="file changes", shows=show.print_facts)

@@ -80,11 +80,10 @@ class WorkerProcess:
             threads: the most threads; the environment may lower it.
             gpus: the worker's value of `machine.gpu_variables`; None for the value of this process.
         """
-        variables = dict.fromkeys(THREAD_VARIABLES, str(max(1, threads)))
-        for name in THREAD_VARIABLES:
-            allowed = os.environ.get(name, "")
-            if allowed.isdecimal() and 0 < int(allowed) < threads:
-                variables[name] = allowed
+        given = [os.environ.get(name, "") for name in THREAD_VARIABLES]
+        allowed = [int(number) for number in given if number.isdecimal() and int(number) > 0]
+        # All of them, because PyTorch takes MKL's number, whatever OMP_NUM_THREADS is.
+        variables = dict.fromkeys(THREAD_VARIABLES, str(max(1, min([threads, *allowed]))))
         if gpus is not None:
             names = machine.gpu_variables()
             variables |= dict.fromkeys(names if gpus else [*names, "CUDA_VISIBLE_DEVICES"], gpus)

@@ -34,7 +34,8 @@ def combine(verdicts: Sequence[str]) -> ClaimVerdict:
 
 @dataclass(frozen=True)
 class Inequality:
-    """`estimate` > `bound`, or the equivalence |`estimate`| < |`bound`|, with its test and verdict."""
+    """`estimate` > `bound`, or `estimate` < `bound`, or the equivalence |`estimate`| < |`bound`|, with its test and
+    verdict. "Above" means on the side of the bound that is claimed."""
 
     label: str
     contrast: Contrast
@@ -64,6 +65,8 @@ class Inequality:
     compute: str = ""
     """How its arms differ in FLOPs, in words (`equivalents.tell_compute`)."""
     is_equivalence: bool = False
+    is_below: bool = False
+    """Whether it claims that the estimate lies below the bound."""
 
     @property
     def estimate(self) -> float:
@@ -72,7 +75,9 @@ class Inequality:
     @property
     def margin(self) -> float:
         """How far the estimate lies on the side of the bound that is claimed; below 0 on the other side."""
-        return abs(self.bound) - abs(self.estimate) if self.is_equivalence else self.estimate - self.bound
+        if self.is_equivalence:
+            return abs(self.bound) - abs(self.estimate)
+        return self.bound - self.estimate if self.is_below else self.estimate - self.bound
 
     @cached_property
     def interval(self) -> Interval:
@@ -85,7 +90,7 @@ class Inequality:
     def carriers(self) -> str:
         """A sentence about the tasks that do not show the difference alone; empty unless it is supported."""
         is_told = self.verdict == "supported" and not self.is_equivalence
-        return tell_carriers(self.by_task, self.bound) if is_told else ""
+        return tell_carriers(self.by_task, self.bound, self.is_below) if is_told else ""
 
     @property
     def told_bound(self) -> str:
@@ -192,6 +197,12 @@ class Finding:
         return sum(not math.isnan(inequality.sides[1]) for inequality in self.inequalities)
 
     @property
+    def num_seeds(self) -> int:
+        """The most pretraining seeds in a test of it; 0 without a test."""
+        tested = [one.contrast for one in self.inequalities if not math.isnan(one.p_value)]
+        return max((contrast.num_pretrainings for contrast in tested), default=0)
+
+    @property
     def p_value(self) -> float:
         """The p-value of the finding as a whole, not corrected for other findings; nan without a test.
 
@@ -216,8 +227,8 @@ Looks = tuple[Sequence[int], int]
 NO_LOOKS: Looks = (), 0
 
 
-def judge_claims(findings: Sequence[Finding], looks: Looks = NO_LOOKS) -> tuple[Finding, ...]:
-    """Return the findings with all verdicts, at the last of `looks`.
+def judge_claims(findings: Sequence[Finding], looks: Mapping[str, Looks] | None = None) -> tuple[Finding, ...]:
+    """Return the findings with all verdicts. `looks`: key of a finding → the looks at it, of which this is the last.
 
     All inequalities of a finding must hold. So the p-value of an inequality above its bound is corrected only for the
     other findings (Holm). A single inequality below its bound contradicts the finding, so its p-value is also corrected
@@ -227,15 +238,14 @@ def judge_claims(findings: Sequence[Finding], looks: Looks = NO_LOOKS) -> tuple[
     verdict is about these checkpoints, not about another pretraining of the same arm (`name_noise`). An equivalence
     counts as a difference between its bounds or outside them.
     """
-    p_values = [finding.p_value for finding in findings]
+    times = [SIGNIFICANCE / spend_error(*(looks or {}).get(finding.key, NO_LOOKS)) for finding in findings]
+    p_values = [factor * finding.p_value for factor, finding in zip(times, findings, strict=True)]
     with_verdicts = []
     for index, finding in enumerate(findings):
-        other_p_values = p_values[:index] + p_values[index + 1 :]
+        others = p_values[:index] + p_values[index + 1 :]
         claims = []
         for claim in finding.claims:
-            decided = [
-                decide(inequality, other_p_values, finding.num_tests or 1, looks) for inequality in claim.inequalities
-            ]
+            decided = [decide(each, others, finding.num_tests or 1, times[index]) for each in claim.inequalities]
             claims.append(replace(claim, inequalities=tuple(decided)))
         with_verdicts.append(replace(finding, claims=tuple(claims)))
     return tuple(with_verdicts)
@@ -265,16 +275,16 @@ def count_tested(findings: Iterable[Finding]) -> int:
     return sum(finding.num_tests > 0 for finding in findings)
 
 
-def decide(inequality: Inequality, other_p_values: Sequence[float], num_tests: int, looks: Looks) -> Inequality:
-    """Return the inequality with its verdict, and with its needs if it is undecided. Correct its p-values for those of
-    the other findings, for `num_tests`, the number of tests in its own finding, and for `looks`."""
-    holds, fails = inequality.sides
-    times = SIGNIFICANCE / spend_error(*looks)
+def decide(inequality: Inequality, other_p_values: Sequence[float], num_tests: int, times: float) -> Inequality:
+    """Return the inequality with its verdict, and with its needs if it is undecided. Multiply its p-values by `times`
+    for the looks at it, and correct them for those of the other findings and for `num_tests`, the number of tests in
+    its own finding."""
+    holds, fails = (times * p_value for p_value in inequality.sides)
     num_asked = inequality.num_asked if inequality.margin > 0 else num_tests
-    scaled = [times * p_value for p_value in other_p_values]
-    level = holm_level(times * inequality.p_value / inequality.num_asked * num_asked, scaled) / (num_asked * times)
-    holds = min(times * float(holm([holds, *other_p_values])[0]), 1.0)
-    fails = min(times * float(holm([fails * num_tests, *other_p_values])[0]), 1.0)
+    level = holm_level(times * inequality.p_value / inequality.num_asked * num_asked, other_p_values)
+    level /= num_asked * times
+    holds = min(float(holm([holds, *other_p_values])[0]), 1.0)
+    fails = min(float(holm([fails * num_tests, *other_p_values])[0]), 1.0)
     verdict: ClaimVerdict = "undecided"
     if is_significant(holds):
         verdict = "supported"
@@ -346,17 +356,17 @@ def strongest(rivals: Sequence[Inequality]) -> Inequality:
     """
 
     def evidence(rival: Inequality) -> tuple[float, float]:
-        is_seen = rival.estimate > rival.bound and not math.isnan(rival.p_value) and not rival.lacks_above
-        return (rival.p_value if is_seen else 2.0, -rival.estimate)
+        is_seen = rival.margin > 0 and not math.isnan(rival.p_value) and not rival.lacks_above
+        return (rival.p_value if is_seen else 2.0, -rival.margin)
 
     best = min(rivals, key=evidence)
-    bound = best.bound
+    on_par = best.bound + (-ON_PAR if best.is_below else ON_PAR)
     # The contrary must hold for every rival, so its p-value is the largest of theirs. A rival without a test counts as
     # p = 1, unless no rival has a test: 0.01, nan, 0.2 → 1; 0.01, 0.03, 0.2 → 0.2; nan, nan → nan.
     contrary = []
     for rival in rivals:
-        p_value = rival.contrast.against(bound + ON_PAR).p_value
-        contrary.append(p_value if rival.estimate < bound + ON_PAR or math.isnan(p_value) else 1.0)
+        p_value = rival.contrast.against(on_par).p_value
+        contrary.append(p_value if rival.margin < ON_PAR or math.isnan(p_value) else 1.0)
     contrary_N = np.array(contrary)
     is_tested_N = ~np.isnan(contrary_N)
     return replace(

@@ -83,6 +83,10 @@ class Contrast:
     """The sum for each seed; () unless all scores are paired by seed."""
     unit: GapUnit = "points"
 
+    def negated(self) -> "Contrast":
+        """Return minus the sum."""
+        return replace(self, estimate=-self.estimate, by_seed=tuple(-value for value in self.by_seed))
+
     @property
     def noise(self) -> tuple[Noise, ...]:
         """The sources of noise in the test."""
@@ -423,16 +427,18 @@ def say_difference(
     return f"{name} {verb} {rival}{where and f' {where}'}: {scores}, {show_difference(gap)}"
 
 
-def tell_carriers(by_task: Mapping[str, Contrast], bound: float = 0.0) -> str:
-    """Write which tasks show a difference above a bound when each is tested alone; empty if all do, or with one task.
+def tell_carriers(by_task: Mapping[str, Contrast], bound: float = 0.0, is_below: bool = False) -> str:
+    """Write which tasks show a difference above (below) a bound when each is tested alone; empty if all do, or with one
+    task.
 
     `When the tasks are tested separately, only a shows the difference: +15.63 points [+9.40, +21.86]. The other, b,
     does not: +1.75 points [−0.55, +4.05].`
     """
     tested = {task: alone.against(bound) for task, alone in by_task.items()}
     shown, others = list[tuple[str, str]](), list[tuple[str, str]]()
-    for task, gap in sorted(tested.items(), key=lambda item: item[1].value):
-        is_shown = judge_difference(gap.value - bound, gap.p_value) == "above"
+    side = "below" if is_below else "above"
+    for task, gap in sorted(tested.items(), key=lambda item: -item[1].value if is_below else item[1].value):
+        is_shown = judge_difference(gap.value - bound, gap.p_value) == side
         (shown if is_shown else others).append((task, show_difference(gap)))
     if not others or len(tested) == 1:
         return ""

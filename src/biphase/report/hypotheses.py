@@ -330,8 +330,8 @@ def find_baseline(asked: AskedInequality, named_arms: Mapping[str, ArmsBySpot], 
 def measure_claim(groups: Sequence[Sequence[AskedInequality]], results: ResultSet) -> Claim:
     """Measure a line's claim at all its places; `groups` come from `bind`.
 
-    "The sum lies below the bound" becomes "minus the sum lies above minus the bound"; "a compute equivalent, in FLOPs,
-    is below 0.6" becomes "the arm is above the baseline's curve at 1 / 0.6 of the arm's compute".
+    "A compute equivalent, in FLOPs, is below 0.6" becomes "the arm is above the baseline's curve at 1 / 0.6 of its
+    compute".
     """
     asked = groups[0][0]
     words = (*find_quantifiers(asked.place), *(operand.quantifier for operand in asked.operands))
@@ -360,7 +360,7 @@ def measure(asked: AskedInequality, results: ResultSet) -> Inequality:
     first, sign = asked.operands[0], asked.sign
     datasets = list_datasets(first.task, results)
     baseline = [arms[name] for name in asked.baseline]
-    label, beside = asked.label if sign > 0 else f"−({asked.label})", ""
+    label, beside = asked.label, ""
     bound = 0.0 if asked.is_equivalent or not asked.bound else sign * asked.bound
     gap: Contrast | None = None
 
@@ -401,8 +401,13 @@ def measure(asked: AskedInequality, results: ResultSet) -> Inequality:
     lacks = find_lacks(weighted, results.planned_runs)
     compared = frozenset(side.arm.name for side in sides)
     bound = -bound if asked.is_equivalence and gap.estimate < 0 else bound
+    # 4. A sum that is claimed to lie below its bound is shown as it was asked for.
+    is_below = sign < 0 and not asked.is_equivalent
+    if is_below:
+        gap, bound = gap.negated(), -bound
+        by_task = {name: alone.negated() for name, alone in by_task.items()}
     measured = Inequality(label, gap, bound, *lacks, by_task=by_task, arms=compared, beside=beside)
-    return replace(measured, compute=compute, is_equivalence=asked.is_equivalence)
+    return replace(measured, compute=compute, is_equivalence=asked.is_equivalence, is_below=is_below)
 
 
 def refuse_lacking(asked: AskedInequality, results: ResultSet) -> None:

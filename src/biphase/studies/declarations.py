@@ -8,7 +8,7 @@ its own hash, which reveals damage and accidents, but the owner of the folder ca
 others, publish it elsewhere before training.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -80,11 +80,14 @@ class Declaration:
 
 @dataclass(frozen=True)
 class SeedLook:
-    """The first report on hypotheses at a number of complete pretraining seeds."""
+    """The first report on a hypothesis at a number of pretraining seeds in its test."""
 
     hash: str
+    """The hash of all hypotheses at that time."""
     seeds: Count
     when: str
+    hypothesis: str = ""
+    """Its name; empty for all, as an earlier version of biphase recorded it."""
 
 
 @dataclass(frozen=True)
@@ -121,33 +124,45 @@ def declare(plan: Plan, folder: Path) -> None:
     if record.declarations and record.declarations[-1].hash == digest:
         return
     runs = len([*folder.glob("runs/*/config.yaml")])
-    scores = len([path for path in folder.glob("scores/*/*/score.json") if not path.parent.name.startswith(".")])
+    scores = len([path for path in folder.glob("scores/*/[!.]*/score.json") if path.parts[-3][0] != "."])
     up_to = plan.study.pretraining_seeds.up_to or 0
     entry = Declaration(digest, now(), plan.study.hypotheses, runs, scores, plan.num_seeds, up_to)
     replace(record, declarations=(*record.declarations, entry)).write(folder)
 
 
-def count_look(plan: Plan, folder: Path, num_seeds: int) -> tuple[Looks, str]:
-    """Record that a report looks at the declared hypotheses at this number of complete pretraining seeds, once for each
-    number.
+def count_looks(plan: Plan, folder: Path, tested: Mapping[str, int]) -> dict[str, tuple[Looks, str]]:
+    """Record that a report looks at hypotheses, once for each number of seeds.
 
-    Return the looks that share the level of the tests with this one, which are none unless the declaration has
-    `up_to`; and words on the looks, "" if the study was looked at as planned.
+    `tested`: name of a hypothesis → the number of pretraining seeds in its test, 0 without a test, which is no look. A
+    look at hypotheses that were then changed counts for all that replaced them.
+
+    Return for each hypothesis the looks that share the level of its test with this one, which are none unless the study
+    has `up_to`; and words on the looks, "" if it was looked at as planned.
     """
-    record, digest = read_declared(folder), hash_hypotheses(plan)
+    record, digest, planned = read_declared(folder), hash_hypotheses(plan), plan.study.pretraining_seeds
     declared = next((entry for entry in record.declarations if entry.hash == digest), None)
-    if declared is None or not num_seeds:
-        return NO_LOOKS, ""
-    before = {entry.seeds for entry in record.looks if entry.hash == digest}
-    if num_seeds not in before:
-        replace(record, looks=(*record.looks, SeedLook(digest, num_seeds, now()))).write(folder)
-    looks = sorted({seeds for seeds in before if seeds < num_seeds} | {num_seeds})
-    if not declared.up_to and len(looks) == 1 and num_seeds == (declared.seeds or num_seeds):
-        return NO_LOOKS, ""
-    planned = f"planned {declared.seeds or '?'}" + f" to {declared.up_to}" * bool(declared.up_to)
-    after = f"after {len(looks) - 1} look{'s' * (len(looks) > 2)}" if len(looks) > 1 else "at the first look"
-    words = f"{planned} seeds, tested at {num_seeds} {after}"
-    return (looks, max(declared.up_to, num_seeds)) if declared.up_to else NO_LOOKS, words
+    seeds, up_to = (declared.seeds, declared.up_to) if declared else (plan.num_seeds, planned.up_to or 0)
+    new, found = list[SeedLook](), dict[str, tuple[Looks, str]]()
+    for name, num in tested.items():
+        before = numbers_seen(record, digest, name)
+        new += [SeedLook(digest, num, now(), name)] if num and num not in before else []
+        looks = sorted({seen for seen in before if seen < num} | {num})
+        found[name] = (looks, max(up_to, num)) if up_to and num else NO_LOOKS, ""
+        num_others = len(before - {num})
+        if not num or (not up_to and not num_others and num == (seeds or num)):
+            continue
+        after = f"after {show_count(num_others, 'look')}" if num_others else "at the first look"
+        words = f"planned {seeds or '?'}" + f" to {up_to}" * bool(up_to) + f" seeds, tested at {num} {after}"
+        beyond = ", beyond the seeds that share the 5 %" if up_to and num > up_to else ""
+        found[name] = found[name][0], words + beyond
+    if new:
+        replace(record, looks=(*record.looks, *new)).write(folder)
+    return found
+
+
+def numbers_seen(record: DeclarationRecord, digest: str, name: str) -> set[int]:
+    """List the numbers of seeds at which reports looked at a hypothesis, or at others that it replaced."""
+    return {look.seeds for look in record.looks if look.hash != digest or look.hypothesis in ("", name)}
 
 
 def tell_declaration(plan: Plan, folder: Path) -> tuple[str, list[str]]:

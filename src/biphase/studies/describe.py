@@ -8,7 +8,7 @@ learning rate.
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -151,7 +151,17 @@ def look(objective: str) -> dict[str, Any]:
     return {"facecolor": own.color, "edgecolor": "white", "linewidth": 0, "hatch": 2 * own.hatch}
 
 
-def describe_plan(plan: Plan, estimate: Estimate, measured: Mapping[str, float]) -> RenderableType:
+@dataclass(frozen=True)
+class Begun:
+    """What the folder of a study that has begun says of its tests."""
+
+    variances: Mapping[str, float] = field(default_factory=dict)
+    """Task → the variance of the difference between two models on one example (`measure_example_variances`)."""
+    looks: frozenset[int] = frozenset()
+    """The numbers of seeds at which reports looked at any of the hypotheses."""
+
+
+def describe_plan(plan: Plan, estimate: Estimate, begun: Begun) -> RenderableType:
     """Describe the runs of a study, their tree, their cost, the steps that sharing saves, and its power
     (`describe_power`)."""
     study, evaluation = plan.study, plan.study.evaluation
@@ -171,7 +181,8 @@ def describe_plan(plan: Plan, estimate: Estimate, measured: Mapping[str, float])
         f"longest chain of runs: {plan.longest_chain:,} steps",
     ]
     if evaluation is not None:
-        models, seeds = show_count(len(plan.models), "model"), show_count(len(evaluation.seeds_of(0)), "seed")
+        num_models = len(plan.models) + kinds["random"] * (plan.num_seeds - 1)  # drawn anew for each pretraining seed
+        models, seeds = show_count(num_models, "model"), show_count(len(evaluation.seeds_of(0)), "seed")
         fitted = [cell for cell in plan.cells if not cell.task.startswith(EMBED)]
         if evaluation.tasks:
             tasks, scores, num_trainings = show_count(len(evaluation.tasks), "task"), "", len(trainings(evaluation))
@@ -184,7 +195,7 @@ def describe_plan(plan: Plan, estimate: Estimate, measured: Mapping[str, float])
             embedded = show_count(len(plan.cells) - len(fitted), "embedding model")
             data = ", ".join(map(set_name, evaluation.embed.data))
             lines.append(f"{embedded} by one recipe: {models} × {seeds}, zero-shot on {data}")
-        lines += describe_power(plan, evaluation, measured)
+        lines += describe_power(plan, evaluation, begun)
     if study.hypotheses:
         names = ", ".join(hypothesis.name for hypothesis in study.hypotheses)
         count = show_count(len(study.hypotheses), "hypothesis", "hypotheses")
@@ -259,9 +270,9 @@ class Design:
         return tenths / 1000  # of a point
 
 
-def describe_power(plan: Plan, evaluation: Evaluation, measured: Mapping[str, float]) -> Iterator[str]:
+def describe_power(plan: Plan, evaluation: Evaluation, begun: Begun) -> Iterator[str]:
     """Yield lines on the smallest differences that the plan's seeds can detect, on its smallest and its largest test
-    set. `measured`: the variances of `measure_example_variances`."""
+    set."""
     seeds, num_rates, planned = (
         len(evaluation.seeds_of(0)),
         plan.num_rates[-1],
@@ -270,9 +281,10 @@ def describe_power(plan: Plan, evaluation: Evaluation, measured: Mapping[str, fl
     if max(plan.num_seeds, seeds) < 2:
         yield "one seed each: no difference can be distinguished from noise"
         return
-    level = spend_error([plan.num_seeds] if planned.up_to else [], planned.up_to or 0) / max(len(plan.hypotheses), 1)
+    looks = list_planned_looks(plan, begun)
+    level = spend_error(looks[0] if looks else [], planned.up_to or 0) / max(len(plan.hypotheses), 1)
     num_arms = len({model.pooled_name for model in plan.models if model.kind != "random"})
-    ends, told = list_tests(evaluation, measured), f"{POWER:.0%} power"
+    ends, told = list_tests(evaluation, begun.variances), f"{POWER:.0%} power"
     told += f", corrected for {len(plan.hypotheses)} hypotheses" if len(plan.hypotheses) > 1 else ""
     for who, noise in USUAL_NOISE.items() if ends else ():
         designs = [Design(plan.num_seeds, seeds, num_rates, *size, noise, num_arms, level) for size, _ in ends]
@@ -287,13 +299,22 @@ def describe_power(plan: Plan, evaluation: Evaluation, measured: Mapping[str, fl
             declared = "tuned before and declared as `evaluation.tuned_rates`"
             more = f"with one rate for each arm and task, {declared}, and {tuned.num_seeds} fine-tuning seeds"
             yield f"{more}, as many fine-tunings find {100 * gap:.1f} points on {ends[0][1]} in {power}"
-    if planned.up_to:
-        looks = [[*range(plan.num_seeds, num + 1)] for num in range(plan.num_seeds, planned.up_to + 1)]
-        levels = [f"{spend_error(seen, planned.up_to):.2g} at {seen[-1]}" for seen in looks]
-        yield f"looks at each number of seeds share the 5 %: p below {show_list(levels)}"
+    if looks:
+        levels = [f"{spend_error(seen, planned.up_to or 0):.2g} at {seen[-1]}" for seen in looks]
+        earlier = sorted(seen for seen in begun.looks if seen < plan.num_seeds)
+        after = f", after looks at {show_list([*map(str, earlier)])}" if earlier else ""
+        yield f"looks at each number of seeds share the 5 %: p below {show_list(levels)}{after}"
     if plan.num_seeds == 2:
         remedy = "take 3 or more, or take 1 for verdicts about these checkpoints alone"
         yield f"2 pretraining seeds detect less than 1 does: {remedy}"
+
+
+def list_planned_looks(plan: Plan, begun: Begun) -> list[list[int]]:
+    """List the looks up to each number of seeds that the study may still have, from the planned one; [] if it may not
+    grow. Looks at fewer seeds have been taken."""
+    numbers = range(plan.num_seeds, (plan.study.pretraining_seeds.up_to or 0) + 1)
+    earlier = sorted(seen for seen in begun.looks if seen < plan.num_seeds)
+    return [[*earlier, *range(plan.num_seeds, num + 1)] for num in numbers]
 
 
 def list_tests(evaluation: Evaluation, measured: Mapping[str, float]) -> list[tuple[tuple[int, float], str]]:

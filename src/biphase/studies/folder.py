@@ -192,14 +192,6 @@ class StudyState:
         return {train_name(run) for run in self.trained} | self.scored
 
     @property
-    def num_complete_seeds(self) -> int:
-        """The number of pretraining seeds with all cells scored."""
-        seeds = {model.name: model.seed for model in self.plan.models}
-        return self.plan.num_seeds - len(
-            {seeds[cell.model] for cell in self.plan.cells if cell.name not in self.scored}
-        )
-
-    @property
     def kinds(self) -> dict[str, str]:
         """Name of a unit → its kind: `train`, or the training task of a cell."""
         kinds = {train_name(run): TRAINING for run in self.plan.runs}

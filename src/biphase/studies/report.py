@@ -23,7 +23,7 @@ from biphase.exporting.push import without_folders
 from biphase.files import read_hashed
 from biphase.finetuning.metrics import BM25
 from biphase.finetuning.scores import TASK_SETTINGS, Score, ScoreSet, has_lost_predictions
-from biphase.report.claims import NO_LOOKS, Claim, Finding, Looks, Verdicts, judge_claims
+from biphase.report.claims import Claim, Finding, Verdicts, judge_claims
 from biphase.report.contrasts import Terms, contrast, difference, seed_interval, with_averages
 from biphase.report.figures import figure_pool
 from biphase.report.formats import csv_text, show_count, show_list
@@ -36,7 +36,7 @@ from biphase.run import Run, read_metrics
 from biphase.studies.advise import Evidence
 from biphase.studies.arms import Arm
 from biphase.studies.cost import RunSize, list_costs, measure_sizes, measure_training
-from biphase.studies.declarations import count_look, tell_declaration
+from biphase.studies.declarations import count_looks, tell_declaration
 from biphase.studies.folder import TRAINING, StudyState, find_text, read_state
 from biphase.studies.plan import EvaluatedModel, Plan, history, plan_study
 from biphase.studies.spec import Study, load_study
@@ -263,12 +263,10 @@ def tell_masking(phases: Iterable[Phase]) -> dict[str, Any]:
 HOW_JUDGED = "Supported if every inequality is, contradicted if one is; corrected (Holm) for all declared hypotheses."
 
 
-def judge_results(
-    plan: Plan, results: ResultSet, looks: Looks = NO_LOOKS, words: str = ""
-) -> tuple[tuple[Finding, ...], Verdicts]:
+def judge_results(plan: Plan, results: ResultSet, folder: Path | None = None) -> tuple[tuple[Finding, ...], Verdicts]:
     """Judge all hypotheses together, and the paper's findings, by the primary metric. A hypothesis needs complete
     scores on all its tasks in the plan; otherwise it is undecided. `results` include averages, and the tasks and
-    fine-tunings that the plan expects. `looks` and `words` are those of `count_look`."""
+    fine-tunings that the plan expects. `folder`: the study's folder, which counts the looks at the hypotheses."""
     results = results.select(metric=results.primary_metric)
     measured = measure_findings(results)
     cited, findings = {finding.key: finding.claims for finding in measured}, []
@@ -276,8 +274,10 @@ def judge_results(
         claims: list[Claim] = []
         for condition in conditions:
             claims += cited[condition] if isinstance(condition, str) else [measure_claim(condition, results)]
-        findings.append(Finding(hypothesis.name, hypothesis.says, HOW_JUDGED, tuple(claims), words))
-    return judge_claims(findings, looks), judge_paper(measured)
+        findings.append(Finding(hypothesis.name, hypothesis.says, HOW_JUDGED, tuple(claims)))
+    looks = count_looks(plan, folder, {finding.key: finding.num_seeds for finding in findings}) if folder else {}
+    findings = [replace(finding, scope=looks[finding.key][1]) if looks else finding for finding in findings]
+    return judge_claims(findings, {key: looks[key][0] for key in looks}), judge_paper(measured)
 
 
 def list_equivalents(plan: Plan) -> dict[str, tuple[str, ...]]:
@@ -402,11 +402,10 @@ def report_study(plan: Plan, folder: Path, out: Path, commands: Sequence[str]) -
         results = with_averages(collect_results(plan, state.scores, sizes))
         if not results.results:
             raise InputError(f"the study's folder {folder} has no finished score to report on yet")
-        looks = count_look(plan, folder, state.num_complete_seeds)
         digest, declared = tell_declaration(plan, folder) if plan.hypotheses else ("", [])
         losses = read_losses(state)
         measured = with_losses(plan, results, losses)
-        findings, verdicts = judge_results(plan, measured, *looks)
+        findings, verdicts = judge_results(plan, measured, folder)
         declared += propose_looks(plan, findings)
         files = {"hypotheses.json": hypotheses_json(plan, digest, declared, findings)} if findings else {}
         files |= {"scores.csv": cells_csv(state.scores), "citation.bib": write_citation(plan.study, declared)}
@@ -423,7 +422,7 @@ def report_study(plan: Plan, folder: Path, out: Path, commands: Sequence[str]) -
             plan_svg=picture.result(),
             losses=losses,
             files=files,
-            missing=list(map(without_folders, list_missing(state, failures))),
+            missing=list(map(without_folders, list_missing(state, failures, losses))),
             notes=list(map(without_folders, [*plan.study.notes, *list_notes(state, sizes)])),
             costs=list_costs(state, sizes),
         )
@@ -543,14 +542,22 @@ def write_citation(study: Study, declared: Sequence[str]) -> str:
     return entries
 
 
-def list_missing(state: StudyState, failures: Iterable[Failure]) -> Iterator[str]:
-    """Yield sentences about unfinished, failed and diverged units."""
+def list_missing(
+    state: StudyState, failures: Iterable[Failure], losses: Mapping[str, Iterable[Mapping[str, Any]]]
+) -> Iterator[str]:
+    """Yield sentences about unfinished, failed and diverged units, and about finished runs without losses."""
+    logged = {(arm, row["seed"]) for arm, rows in losses.items() for row in rows}
+    for name in sorted(state.trained):
+        arm = state.plan.arms[name]
+        if (arm.pooled_name, arm.seed) not in logged:
+            log = f"runs/{state.records[name].folder}/metrics.jsonl"
+            yield f"{name} is trained, but {log} has no losses: restore it, or delete its folder and train it again."
     kinds, done = state.kinds, state.done
     left = Counter(kind for unit, kind in kinds.items() if unit not in done)
     for kind, total in Counter(kinds.values()).items():
         if left[kind]:
-            noun = "runs" if kind == TRAINING else f"cells of {kind}"
-            yield f"{left[kind]} of {total} {noun} are not finished."
+            noun, are = "runs" if kind == TRAINING else f"cells of {kind}", "is" if left[kind] == 1 else "are"
+            yield f"{left[kind]} of {total} {noun} {are} not finished."
     for failure in failures:
         if not failure.is_blocked:
             yield f"Failed: {failure.unit}: {failure.reason}"
