@@ -40,7 +40,7 @@ from biphase.finetuning.heads import (
     padded_logits,
     refuse_replaced,
 )
-from biphase.finetuning.kept import RECORD, TRAINED_ROWS, KeptModel, hash_inputs
+from biphase.finetuning.kept import RECORD, TRAINED_ROWS, KeptModel, hash_inputs, input_columns
 from biphase.finetuning.scores import Score, read_score
 from biphase.run import find_model
 from biphase.tasks.examples import inputs_of, load_examples
@@ -325,6 +325,7 @@ def card_text(cell: "CellContext", encoder: Encoder, model: Any, score: Score) -
         score=score.model_copy(update={"model": name}),
         load=load,
         is_embedder=cell.is_embedder,
+        has_columns=len(input_columns(task)) > 1,
         config=model.config,
         harmless=harmless,
     )
