@@ -228,7 +228,7 @@ def predict(
             write_predictions(str(model), file, Path(out), template, device, least)
             return Path(out)
         table = pandas.DataFrame(list(predict_rows(str(model), file, template, device, least)[1]))
-        return table.set_axis(data.index) if isinstance(data, pandas.DataFrame) else table
+        return table.set_axis(data.index) if isinstance(data, pandas.DataFrame | pandas.Series) else table
 
 
 @dataclass(frozen=True)
