@@ -161,6 +161,20 @@ def test_the_time_left_is_told_once_it_can_be(monkeypatch: pytest.MonkeyPatch) -
     assert told == [False, False, False, True] and "4/100 steps · 1m36s left · 3.8 steps/min" in tracker.text
 
 
+def test_the_time_left_of_a_part_is_that_of_all_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes a second; 30 steps follow this part of 10."""
+    now = [0.0]
+    monkeypatch.setattr(console_module.time, "monotonic", lambda: now[0])
+    with console_module.prefix_bars("first · ", later=30):
+        tracker = Tracker("pretrain", 10, "steps")
+    for at in range(1, 7):
+        now[0] = float(at)
+        tracker.advance(1)
+    tracker.close()
+    assert tracker.label == "first · pretrain" and "6/10 steps · 34s left in all · 1 steps/s" in tracker.text
+    assert Tracker("pretrain", 10, "steps").later == 0
+
+
 def test_slow_work_tells_the_time_left_after_its_second_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(console_module.time, "monotonic", lambda: now[0])

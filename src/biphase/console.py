@@ -230,19 +230,20 @@ def told_if_slow(line: str) -> Iterator[None]:
         timer.cancel()
 
 
-bar_prefix = ""
-"""The prefix of the names of bars; `prefix_bars` sets it."""
+bar_prefix, bar_later = "", 0.0
+"""The prefix of the names of bars, and the units of work that follow each; `prefix_bars` sets both."""
 
 
 @contextmanager
-def prefix_bars(prefix: str) -> Iterator[None]:
-    """Put a prefix before the name of each bar that opens in the block, for work that is a part of a larger one."""
-    global bar_prefix
-    bar_prefix = prefix
+def prefix_bars(prefix: str, later: float = 0.0) -> Iterator[None]:
+    """Put a prefix before the name of each bar that opens in the block, for work that is a part of a larger one. Its
+    time left counts the units that come `later`, after this part."""
+    global bar_prefix, bar_later
+    bar_prefix, bar_later = prefix, later
     try:
         yield
     finally:
-        bar_prefix = ""
+        bar_prefix, bar_later = "", 0.0
 
 
 LINE_SECONDS, LIVE_SECONDS = 10.0, 0.5
@@ -271,7 +272,7 @@ class Tracker:
     def __init__(self, label: str, total: float | None, unit: str, done: float = 0.0) -> None:
         """Start a bar. `done` units come from an earlier call and do not count for the rate."""
         label = bar_prefix + label
-        self.label, self.total, self.unit = label, total, unit
+        self.label, self.total, self.unit, self.later = label, total, unit, bar_later
         self.done = self.credited = done
         self.text = self.period = ""
         self.num_advances, self.first = 0, (0.0, 0.0)
@@ -311,9 +312,9 @@ class Tracker:
         began, done = self.first
         is_sure = self.num_advances >= FEWEST_ADVANCES or (self.num_advances > 1 and now - began > TELLING_TIME)
         if seconds_left is None and self.total and is_sure:
-            seconds_left = (now - began) / (self.done - done) * (self.total - self.done)
+            seconds_left = (now - began) / (self.done - done) * (self.total - self.done + self.later)
         counted = f"{plain_number(self.done)}/{plain_number(self.total)}" if self.total else plain_number(self.done)
-        time_left = "" if seconds_left is None else f" · {duration(seconds_left)} left"
+        time_left = "" if seconds_left is None else f" · {duration(seconds_left)} left{' in all' * bool(self.later)}"
         speed = f" · {plain_number(rate * PERIODS[self.period])} {self.unit}/{self.period}" if rate else ""
         self.text = f"{counted} {self.unit}{time_left}{speed}" + (f" · {note}" if note else "")
         if self.bar is not None:

@@ -62,6 +62,7 @@ score = biphase.finetune(encoder, data=table, keep="kept", learning_rate=1e-3, *
 assert score.classes == ("False", "True") and score.task == "own", score
 predicted = biphase.predict("kept", table[3:9], device="cpu")
 assert list(predicted.index) == list(range(3, 9)) and set(predicted["predicted"]) <= {"False", "True"}
+assert biphase.predict("kept", table["text"][3:9], device="cpu").equals(predicted.drop(columns="label"))
 data = {"boys": {"train": table, "test": table[:50].to_dict("records")}}
 scores = biphase.evaluate(
     encoder, ["boys"], learning_rates=[1e-3], seeds=range(2), scores="grid", data=data, workers=1, **settings

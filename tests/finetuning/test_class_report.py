@@ -1,6 +1,7 @@
 """What a score is made of, class by class, is what scikit-learn and seqeval say."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from seqeval.metrics import classification_report as seqeval_report
 import biphase
 from biphase.cli.app import run_command
 from biphase.errors import InputError
+from biphase.finetuning.calibration import Calibration
 from biphase.finetuning.class_report import (
     ClassReport,
     ClassScore,
@@ -133,6 +135,9 @@ def test_the_surest_examples_are_those_that_a_threshold_leaves() -> None:
     assert tell(report, {})[-1] == tell_coverage(report.coverage)
     told = f"the surest examples: of 90 % (probability from {first.least:.3f}), {100 * first.accuracy:.1f} % are right;"
     assert tell_coverage(report.coverage).startswith(told)
+    for temperature, start in ((2.0, "without the temperature, the surest"), (1.0, "the surest")):
+        cell = replace(report, calibration=Calibration(temperature=temperature, on_test=(0.2, 0.1)))
+        assert tell(cell, {})[-1].startswith(start)
     same = [{"gold": "a", "predicted": "a", "probability": 0.25}] * 8
     assert report_classes(same, ["a", "b"]).coverage == (Coverage(1.0, 1.0, 0.25),)
     assert report_classes([{"gold": ["a"], "predicted": ["a"], "probability": 1.0}], ["a", "b"]).coverage == ()

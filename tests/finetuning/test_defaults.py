@@ -133,21 +133,30 @@ def test_a_table_without_a_length_is_the_cell_of_the_chosen_settings_and_a_lengt
     [pytest.param(20, 260, 28, marks=[pytest.mark.slow, pytest.mark.minutes]), (6, 78, 20), (1, 13, 13)],
 )
 def test_all_tries_of_a_rate_have_a_third_of_the_updates_and_are_counted(
-    epochs: int, num_steps: int, steps: int, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    epochs: int,
+    num_steps: int,
+    steps: int,
+    model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Of a short training they have more: in fewer than 20 updates no rate shows what it is worth."""
-    bars: list[tuple[str, float]] = []
+    bars: list[tuple[str, float, float]] = []
     original = console.Tracker.__init__
 
     def noted(tracker: Any, label: str, total: float, *given: Any) -> None:
         original(tracker, label, total, *given)
-        bars.append((tracker.label, total))
+        bars.append((tracker.label, total, tracker.later))
 
     monkeypatch.setattr(console.Tracker, "__init__", noted)
     tune(model_folder, tmp_path, epochs=epochs, load_best_model_at_end=True)
     tries = [bar for bar in bars if bar[0].startswith("learning rate")]
-    assert tries == [(f"learning rate {number} of 3 · fine-tune own", steps) for number in (1, 2, 3)]
-    assert bars[-1] == ("fine-tune own", num_steps)
+    later = [2 * steps + num_steps, steps + num_steps, num_steps]
+    assert tries == [(f"learning rate {n} of 3 · fine-tune own", steps, later[n - 1]) for n in (1, 2, 3)]
+    assert bars[-1] == ("fine-tune own", num_steps, 0)
+    told = f"own: tries 3 learning rates for {steps} steps each, then trains {num_steps} steps"
+    assert told in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_rate_by_size_is_the_papers_for_its_network() -> None:

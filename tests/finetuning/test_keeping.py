@@ -63,8 +63,9 @@ def test_a_pipeline_classifies_texts_as_scored(model_folder: Path, data_dirs: di
     said = [classify([input_of(example)])[0]["label"] for example in data.test]
     assert said == [row["predicted"] for row in rows]
     assert type(classify.model).__name__ == "EuroBertForSequenceClassification"
-    head = yaml.safe_load((kept / "README.md").read_text().split("---\n")[1])
-    assert head == {
+    card = (kept / "README.md").read_text()
+    assert "one string, not a pair (`text_pair`)" in card, "the template has two columns"
+    assert yaml.safe_load(card.split("---\n")[1]) == {
         "library_name": "transformers",
         "pipeline_tag": "text-classification",
         "tags": ["biphase", "eurobert"],
@@ -90,6 +91,7 @@ def test_a_kept_model_that_has_changed_does_not_predict(model_folder: Path, tmp_
     card = (kept / "README.md").read_text()
     assert "`'</code><script>'`" in card and "```'``[x](javascript:1)\\u202e {premise}'```" in card
     assert str(model_folder) not in card, "no path of this machine"
+    assert "text_pair" not in card, "the template has one column"
     rows = tmp_path / "rows.jsonl"
     rows.write_text("{}")
     (kept / "README.md").write_text("mine")

@@ -1,6 +1,7 @@
 """Kinds of tasks beside the paper's: scored as scikit-learn and scipy score them, kept as transformers has them."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,21 @@ import sklearn.metrics
 import torch
 import transformers
 import yaml
+from sklearn.preprocessing import StandardScaler
 
 from biphase.encoder.models import Encoder
 from biphase.errors import InputError
-from biphase.finetuning.config import FinetuneConfig, settle_config
+from biphase.finetuning.config import PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.encoding import CellContext
 from biphase.finetuning.encoding_cache import encode_source
-from biphase.finetuning.heads import build_network
+from biphase.finetuning.heads import NumberLayer, build_network
 from biphase.finetuning.kept import RECORD
 from biphase.finetuning.metrics import score_rows
 from biphase.finetuning.scores import Score, read_examples
 from biphase.tasks.examples import label_index, load_examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import Task, find_task
+from biphase.tasks.splits import draw_indices
 
 from ..conftest import DEVICE
 from .conftest import NOUNS, fit_cell, predict_split, write_jsonl
@@ -109,6 +112,95 @@ def test_similarity_of_pairs(model_folder: Path, tmp_path: Path) -> None:
     assert said[0]["label"] == "score"
     kept = predict_all(tmp_path / "kept", unlabelled(tmp_path / "test.jsonl", "score"))
     assert [row["predicted"] for row in kept] == pytest.approx(predicted.tolist(), abs=1e-4)
+
+
+def rated_texts(folder: Path, scale: float, mean: float) -> tuple[Path, np.ndarray]:
+    """A task whose label counts some words of each text, times a scale and plus a mean, and the labels of train."""
+    words = sentences(np.random.default_rng(0), 150)
+    numbers = scale * np.array([sum(word in NOUNS[:5] for word in row[:4]) for row in words]) + mean
+    rows = [{"text": " ".join(row[:4]), "score": number} for row, number in zip(words, numbers.tolist(), strict=True)]
+    folder.mkdir()
+    keys = {"family": "sequence_classification", "problem_type": "regression", "metric": "spearman", "label": "score"}
+    return write_task(folder, rows, template="{text}", **keys), numbers[::3]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"precision": "bf16"},
+        {"lora": {"r": 2}},
+        {"head": "transformers"},
+        {"weight_dtype": "bf16"},
+    ],
+    ids=["paper", "bf16", "lora", "transformers", "bf16 weights"],
+)
+@pytest.mark.parametrize(("scale", "mean"), [(30.0, 4000.0), (1e-4, -2e-3)])
+def test_numbers_are_learned_as_scikit_learns_scaler_writes_them(
+    scale: float, mean: float, settings: dict[str, Any], model_folder: Path, tmp_path: Path
+) -> None:
+    """In any unit, with the same losses; and predicted in that unit, by transformers too."""
+    if "lora" in settings:
+        pytest.importorskip("peft")
+    task, labels = rated_texts(tmp_path / "raw", scale, mean)
+    scaler = StandardScaler().fit(labels[:, None])
+    [center], [deviation] = scaler.mean_, scaler.scale_
+    own, _ = rated_texts(tmp_path / "own", scale / deviation, (mean - center) / deviation)
+    (score, found), (expected, standard) = (
+        fit_made_up(path, model_folder, max_steps=8, **settings) for path in (task, own)
+    )
+    tolerance = 2e-4 if not {"precision", "weight_dtype"} & {*settings} else 0.05
+    losses = [json.loads((one.folder / "losses.json").read_text()) for one in (score, expected)]
+    assert losses[0] == pytest.approx(losses[1], rel=tolerance) and losses[0][0] == pytest.approx(1, abs=0.9)
+    predicted, z = (np.array([row["predicted"] for row in rows]) for rows in (found, standard))
+    assert (predicted - center) / deviation == pytest.approx(z, abs=tolerance) and np.ptp(z) > 2 * tolerance
+
+    rows = [json.loads(line) for line in (tmp_path / "raw" / "test.jsonl").read_text().splitlines()]
+    classify = transformers.pipeline("text-classification", str(tmp_path / "raw" / "kept"), device="cpu")
+    said = np.array([classify(row["text"])[0]["score"] for row in rows])
+    assert said == pytest.approx(predicted, abs=tolerance * deviation)
+
+
+@pytest.mark.parametrize("is_probe", [False, True])
+def test_numbers_far_from_0_are_predicted(is_probe: bool, encoder: Encoder, tmp_path: Path) -> None:
+    """A network that cannot reach them with its updates would say the same of every text."""
+    task, _ = rated_texts(tmp_path / "raw", 30.0, 4000.0)
+    settings: dict[str, Any] = {"frozen": True, "learning_rate": 0.1} if is_probe else {"load_best_model_at_end": True}
+    given: dict[str, Any] = {
+        "precision": "fp32",
+        "device": DEVICE,
+        "batch_size": 8,
+        "epochs": 12,
+        "learning_rate": 5e-3,
+    }
+    config = FinetuneConfig.model_validate(given | {"max_length": 128} | settings)
+    score = fit_cell(encoder.name, str(task), config, tmp_path / "scores", task.parent)
+    assert score.folder is not None
+    found = [json.loads(line) for line in (score.folder / "test.jsonl").read_text().splitlines()]
+    gold, predicted = np.array([(row["gold"], row["predicted"]) for row in found]).T
+    assert sklearn.metrics.r2_score(gold, predicted) > (0.2 if is_probe else 0.6)
+    assert score.final_loss is not None and score.final_loss < 1
+    assert score.protocol == PROTOCOL + 1, "scores of the training that they had before go by another name"
+
+
+def test_numbers_are_computed_in_fp32(model_folder: Path, tmp_path: Path) -> None:
+    """The last layer is, so that bf16 makes no ties; labels of a subset that are all the same are learned too."""
+    task, _ = rated_texts(tmp_path / "raw", 30.0, 4000.0)
+    _, found = fit_made_up(task, model_folder, precision="bf16", epochs=4)
+    predicted = torch.tensor([row["predicted"] for row in found], dtype=torch.float64)
+    assert len(predicted.unique()) > 0.9 * len(predicted) > 9 * len(predicted.bfloat16().unique())
+    (tmp_path / "raw" / "kept").rename(tmp_path / "first")
+    score, found = fit_made_up(task, model_folder, max_train_examples=1, epochs=40)
+    label = load_examples(find_source(find_task(str(task)), task.parent), False).train[draw_indices(50, 1)[0]].label
+    assert not score.diverged and [row["predicted"] for row in found] == pytest.approx([label] * 50, abs=3)
+
+
+def test_a_head_without_a_bias_learns_numbers_of_the_size_1(tmp_path: Path) -> None:
+    layer = torch.nn.Linear(3, 1, bias=False)
+    number, inputs = NumberLayer(layer), torch.randn(5, 3)
+    number.standardize(np.array([3.0, 4.0]))
+    assert torch.equal(number(inputs), layer(inputs) * math.sqrt(12.5)) and number.take_unit()[0] == 0
+    assert torch.equal(number(inputs), layer(inputs))
 
 
 def test_sets_of_labels(model_folder: Path, tmp_path: Path) -> None:

@@ -103,13 +103,15 @@ def test_one_answer_for_all_is_degenerate(write_cell: Callable[..., Path]) -> No
         score = read_score(write_cell("m", lines=lines, name=str(next(names)), **settings))
         return read_examples(score).num_degenerate == 1
 
-    names = iter(range(9))
+    names = iter(range(12))
     assert is_degenerate(["no", "no"], ["no", "yes"]) and not is_degenerate(["no", "yes"], ["no", "yes"])
     assert not is_degenerate(["no", "no"], ["no", "no"])
     assert is_degenerate([["O"], ["O", "O"]], [["O"], ["B-X", "O"]])
     assert not is_degenerate([["O"], ["B-X", "O"]], [["O"], ["B-X", "O"]])
     assert is_degenerate(["", ""], [["the cat"], ["a dog"]])
     assert not is_degenerate([["d1"], ["d1"]], [[], []])
+    assert is_degenerate([2.0, 2.001], [1.0, 2.0]) and not is_degenerate([2.0, 2.002], [1.0, 2.0])
+    assert not is_degenerate([2.0, 2.0], [1.0, 1.0])
     sets = [{"gold": gold, "predicted": ["a", "b"], "probabilities": {"a": 1.0, "b": 1.0}} for gold in (["a"], ["b"])]
     assert is_one_for_all(sets) and not is_one_for_all([*sets, sets[0] | {"predicted": []}])
 

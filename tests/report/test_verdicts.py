@@ -9,10 +9,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from biphase.api.finetuning import result_of
 from biphase.console import out
 from biphase.errors import InputError
-from biphase.finetuning.scores import read_scores
-from biphase.report.verdicts import TaskComparison, compare, print_comparison, print_summary, summarize
+from biphase.finetuning.scores import read_score, read_scores
+from biphase.report.verdicts import (
+    TaskComparison,
+    compare,
+    print_comparison,
+    print_summary,
+    summarize,
+    tell_degenerate,
+)
 
 WriteCells = Callable[..., None]
 
@@ -220,6 +228,17 @@ def test_one_class_for_all_is_said(write_cells: WriteCells, compare_all: Compare
     with out.capture() as capture:
         print_summary(summarize(read_scores(scores_folder)))
     assert "degenerate: b on genre" in capture.get()
+
+
+def test_one_number_for_all_has_no_correlation(write_cell: Callable[..., Path]) -> None:
+    pairs = enumerate([(1.0, 0.25), (2.0, 0.25), (4.0, 0.25)])
+    lines = [{"id": str(i), "gold": gold, "predicted": predicted} for i, (gold, predicted) in pairs]
+    for gold in (1.0, 4.0):
+        lines[0]["gold"] = lines[1]["gold"] = gold
+        folder = write_cell("m", "rated", test=0.0, metric="spearman", lines=lines, name=f"gold-{gold:.0f}")
+        told = [*tell_degenerate(result_of(read_score(folder)))]
+        said = "degenerate: this model predicts the same for all test examples, so its spearman means nothing"
+        assert told == ([f"{said} (0 if undefined)"] if gold == 1 else []), "its labels are all the same"
 
 
 def test_tags_are_compared_by_sentence(write_cells: WriteCells, compare_all: Compare) -> None:

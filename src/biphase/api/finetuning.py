@@ -155,8 +155,10 @@ def tell_score(score: Score, keep: Path | str | None, is_old: bool, words: Seque
     console.err.print(f"{score.folder}: scores and predictions{of_model}")
     if (report := read_report(score)) is not None:
         print_report(report, score.never_predicted.get("test", {}))
-    for row in [] if score.diverged else verdicts.compare_words([result_of(score)], words):
-        console.out.prose(row.sentence)
+    for result in [] if score.diverged else [result_of(score)]:
+        beside = (row.sentence for row in verdicts.compare_words([result], words))
+        for sentence in (*verdicts.tell_degenerate(result), *beside):
+            console.out.prose(sentence)
 
 
 def is_folder(data: Any) -> bool:
@@ -226,7 +228,7 @@ def predict(
             write_predictions(str(model), file, Path(out), template, device, least)
             return Path(out)
         table = pandas.DataFrame(list(predict_rows(str(model), file, template, device, least)[1]))
-        return table.set_axis(data.index) if isinstance(data, pandas.DataFrame) else table
+        return table.set_axis(data.index) if isinstance(data, pandas.DataFrame | pandas.Series) else table
 
 
 @dataclass(frozen=True)

@@ -209,7 +209,8 @@ def tell_report(report: ClassReport, in_train: Mapping[str, int]) -> list[str]:
             after = f"{100 * chosen.on_test[1]:.1f}"
             sentences.append(f"probabilities are {after} points off on average (ECE) {how}; {off:.1f} without it")
     if report.coverage:
-        sentences.append(tell_coverage(report.coverage))
+        is_without = report.calibration is not None and report.calibration.temperature != 1
+        sentences.append(f"{'without the temperature, ' * is_without}{tell_coverage(report.coverage)}")
     return sentences
 
 

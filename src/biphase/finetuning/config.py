@@ -30,6 +30,10 @@ PROTOCOL = 4
 `max_eval_examples` leaves the searched documents as they are.
 """
 
+LATER_PROTOCOLS = dict.fromkeys(KINDS["regression"].metrics, PROTOCOL + 1)
+"""The protocol of cells with one of these metrics, which changed once more: numbers are learned as standardized labels,
+and the last layer computes them in fp32."""
+
 PLACEMENT = {"device", "microbatch_tokens", "keep_texts", "tracking", "words"}
 """Settings that decide where a cell runs, how fast, and what is stored with it, but not its scores."""
 
@@ -313,5 +317,5 @@ def plan_cell(model: Encoder, train: TaskSource, evaluation: TaskSource, config:
     task = evaluation.task
     config = settle_config(config, task, model.max_length)
     settings = config.model_dump(mode="json", exclude=PLACEMENT)
-    name = [PROTOCOL, model.hash, train.hash, evaluation.hash, task.metric, settings]
+    name = [LATER_PROTOCOLS.get(task.metric, PROTOCOL), model.hash, train.hash, evaluation.hash, task.metric, settings]
     return CellPlan(model, task, train, evaluation, config, content_hash(name))

@@ -98,9 +98,13 @@ def search_rate(plan: CellPlan, scores: Path) -> CellPlan:
     trial = plan_cell(plan.model, plan.train, plan.evaluation, plan.config.model_copy(update=shorter))
     path = scores / ".rates" / f"{plan.task.name}-{trial.hash[:16]}.json"
     losses = read_json_as(path, dict[float, float | None]) if path.exists() else {}
+    if not losses:
+        tries = f"tries {len(rates)} learning rates for {steps} steps each"
+        err.print(f"{plan.task.name}: {tries}, then trains {num_steps:,} steps")
     for number, rate in enumerate(rates, start=1):
         if rate not in losses:
-            with prefix_bars(f"learning rate {number} of {len(rates)} · "):
+            later = steps * len({*rates[number:]} - {*losses}) + num_steps
+            with prefix_bars(f"learning rate {number} of {len(rates)} · ", later):
                 losses[rate] = try_rate(trial, rate)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, losses)

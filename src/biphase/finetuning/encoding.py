@@ -44,7 +44,7 @@ class CellContext:
     dtype: torch.dtype
     """The type of the arithmetic; autocast from the type of the weights."""
     class_weights_C: Tensor | None = None
-    """The weight of each class in the loss, fp32 (`loss.weigh_classes`)."""
+    """The weight of each class in the loss, or of a number's error, fp32 (`loss.weigh_classes`)."""
     calibration: Calibration = AS_THEY_ARE
     """The calibration of a kept network. The default changes nothing."""
     backend: Backend | None = None
@@ -226,7 +226,7 @@ class EncodedSplit(ABC):
         return np.zeros(self.num_examples, dtype=np.int64)
 
     def balanced_weights(self, items: np.ndarray, cell: CellContext) -> np.ndarray:
-        """Compute the weights, [C], that balance the classes of some training items."""
+        """Compute the weights, [C], that balance the classes of some training items, or the weight of a number."""
         raise AssertionError(f"{cell.task.name} has no classes to weigh: `settle_config` refuses them")
 
     def items_of(self, examples: np.ndarray) -> np.ndarray:

@@ -28,10 +28,10 @@ from biphase.errors import InputError, memory_told
 from biphase.files import locked
 from biphase.finetuning.calibration import AS_THEY_ARE, Calibration, calibration_error
 from biphase.finetuning.class_report import report_classes
-from biphase.finetuning.config import PROTOCOL, CellPlan, FinetuneConfig
+from biphase.finetuning.config import LATER_PROTOCOLS, PROTOCOL, CellPlan, FinetuneConfig
 from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask
 from biphase.finetuning.encoding_cache import load_encoded
-from biphase.finetuning.heads import build_network, open_encoder, refuse_replaced
+from biphase.finetuning.heads import NumberLayer, build_network, open_encoder, refuse_replaced
 from biphase.finetuning.loss import weigh_classes
 from biphase.finetuning.metrics import Rows
 from biphase.finetuning.scores import Score, read_score, short_name, write_cell
@@ -49,16 +49,16 @@ def train_network(
     config = cell.config
     items, num_planned = choose_items(split, config)
     cell, num_steps = weigh_classes(cell, split, items), num_planned
+    standardize_labels(network, split, items)
     order, checks = training_order(items, config, num_planned), steps_to_validate(config, len(items), num_planned)
-    scores, best = dict[int, float](), dict[str, Tensor]()
+    scores, best, diverged_at = dict[int, float](), dict[str, Tensor](), None
     # 2. Optimizer.
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     optimizer, schedule = make_optimizer(parameters, config), config.schedule(num_planned)
     set_training(network, config)
     # 3. Updates. While one computes, a thread packs the batches of the next. Losses stay on the device for up to 25
     # steps or a second, so that few steps wait for them.
-    unread, losses = list[Tensor](), list[float]()
-    diverged_at, num_tokens = None, 0
+    unread, losses, num_tokens = list[Tensor](), list[float](), 0
     started = shown_at = time.perf_counter()
     packed = prefetch((chosen, split.pack_items(chosen, cell)) for chosen in order)
     with closing(packed), console.track(f"fine-tune {cell.task.name}", num_planned, "steps") as progress:
@@ -100,6 +100,13 @@ def train_network(
         "seconds": {"train": round(seconds, 3)},
         "tokens_per_second": {"train": round(num_tokens / seconds, 1)},
     }
+
+
+def standardize_labels(network: nn.Module, split: Any, items: np.ndarray) -> None:
+    """Let the last layer of a network for numbers learn the standardized labels of these items."""
+    for layer in network.modules():
+        if isinstance(layer, NumberLayer):
+            layer.standardize(split.labels_S[items])
 
 
 def finite_losses(steps: Sequence[Tensor]) -> list[float]:
@@ -228,7 +235,7 @@ def evaluate_cell(
     peak = torch.cuda.max_memory_allocated(cell.device) if is_on_gpu else 1024 * getrusage(RUSAGE_SELF).ru_maxrss
     training = training | {"seconds": training["seconds"] | {"evaluate": round(time.perf_counter() - started, 3)}}
     score = Score(
-        protocol=PROTOCOL,
+        protocol=LATER_PROTOCOLS.get(plan.task.metric, PROTOCOL),
         cell=plan.hash,
         model=plan.model.name,
         model_hash=plan.model.hash,

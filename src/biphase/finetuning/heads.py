@@ -36,6 +36,7 @@ from biphase.encoder.packed import packed_hidden
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig, settings_that_matter
 from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, TokenizedTexts
+from biphase.finetuning.loss import deviation_from
 from biphase.hub import AFTER_PADDING, load_model_config, output_width
 from biphase.tasks.spec import Task
 
@@ -125,6 +126,34 @@ def is_table(backbone: nn.Module, embedding: nn.Module) -> bool:
     return owners == [embedding]
 
 
+class NumberLayer(nn.Linear):
+    """The last layer of a network for numbers, computed in fp32 whatever is below it.
+
+    Its weights learn standardized labels, of mean 0 and variance 1; its outputs are in the unit of the labels.
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
+        """Take over the weights of a layer."""
+        super().__init__(layer.in_features, layer.out_features, bias=layer.bias is not None)
+        self.load_state_dict(layer.state_dict())
+        self.mean, self.scale = 0.0, 1.0
+
+    def forward(self, input: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        with torch.autocast(input.device.type, enabled=False):
+            return self.mean + self.scale * nn.functional.linear(input.float(), self.weight.float(), bias)
+
+    def standardize(self, labels_N: np.ndarray) -> None:
+        """Standardize labels. Without a bias, which could hold their mean, only their size becomes 1."""
+        self.mean = 0.0 if self.bias is None else float(labels_N.mean())
+        self.scale = deviation_from(labels_N, self.mean)
+
+    def take_unit(self) -> tuple[float, float]:
+        """Let the layer compute standardized outputs. Returns the mean and the scale that it applied."""
+        unit, self.mean, self.scale = (self.mean, self.scale), 0.0, 1.0
+        return unit
+
+
 class TaskNetwork(nn.Module):
     """A network with the paper's head for a family of tasks, drawn from torch's generator.
 
@@ -142,6 +171,8 @@ class TaskNetwork(nn.Module):
         self.dense = new_linear(backbone, output_width(backbone.config)) if has_dense else None
         self.dropout = nn.Dropout(cell.config.head_dropout if has_dropout else 0.0)
         self.out = new_linear(backbone, cell.num_outputs) if has_head else None
+        if self.out is not None and cell.task.kind.has_label_numbers:
+            self.out = NumberLayer(self.out)
 
     def forward(self, batch: Batch) -> Tensor:
         """Compute logits [S, C] or [T, C], fp32; without a head the means [S, D], fp32, or the hidden states [T, D]."""
@@ -175,6 +206,9 @@ class ClassNetwork(nn.Module):
         if type(model.base_model) is not type(network):
             kinds = f"{type(model).__name__} contains a {type(model.base_model).__name__}, not {type(network).__name__}"
             raise InputError(f"{kinds}: leave keep and head out")
+        if cell.task.kind.has_label_numbers:
+            name = last_layer(model)
+            model.set_submodule(name, NumberLayer(model.get_submodule(name)))
         if hasattr(network, "pooler"):
             network.pooler = model.base_model.pooler
         attention = model.config._attn_implementation
@@ -200,6 +234,12 @@ def make_class(config: Any, backbone: nn.Module, cell: CellContext) -> Any:
         described = f"{cell.task.family.replace('_', ' ')} by a network of type '{config.model_type}'"
         raise InputError(f"transformers has no class for {described}; leave keep and head out") from None
     return model.float()
+
+
+def last_layer(model: Any) -> str:
+    """Name the linear layer that computes the logits of a class of transformers: the last one of its head."""
+    below = {*model.base_model.modules()}
+    return [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer not in below][-1]
 
 
 def config_with_head(config: Any, encoder: Encoder, cell: CellContext) -> Any:

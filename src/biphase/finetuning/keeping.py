@@ -29,16 +29,18 @@ from biphase.finetuning.fit import FittedCell, choose_examples, claim_cells, run
 from biphase.finetuning.heads import (
     ClassNetwork,
     FrozenFeatures,
+    NumberLayer,
     UsedEmbedding,
     build_network,
     config_with_head,
     copy_backbone,
+    last_layer,
     make_class,
     open_encoder,
     padded_logits,
     refuse_replaced,
 )
-from biphase.finetuning.kept import RECORD, TRAINED_ROWS, KeptModel, hash_inputs
+from biphase.finetuning.kept import RECORD, TRAINED_ROWS, KeptModel, hash_inputs, input_columns
 from biphase.finetuning.scores import Score, read_score
 from biphase.run import find_model
 from biphase.tasks.examples import inputs_of, load_examples
@@ -173,18 +175,23 @@ def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
         inner.set_input_embeddings(whole)
     if cell.is_embedder:
         return network.backbone
+    units = [layer.take_unit() for layer in network.modules() if isinstance(layer, NumberLayer)]
     model = network.model if isinstance(network, ClassNetwork) else with_same_head(network, encoder, cell)
+    for mean, scale in units:
+        divide_logits(model, 1 / scale, mean)
     return divide_logits(model, cell.calibration.temperature)
 
 
 @torch.no_grad()
-def divide_logits(model: Any, temperature: float) -> Any:
-    """Divide the logits of a class of transformers by a temperature, in the weights of its last layer."""
-    if temperature != 1:
-        below = {*model.base_model.modules()}
-        layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer not in below]
-        for weight in layers[-1].parameters():
+def divide_logits(model: Any, temperature: float, mean: float = 0.0) -> Any:
+    """Divide the logits of a class of transformers by a temperature and add a mean, in the weights of its last
+    layer."""
+    if temperature != 1 or mean:
+        layer = model.get_submodule(last_layer(model))
+        for weight in layer.parameters():
             weight.div_(temperature)
+        if mean:
+            layer.bias.add_(mean)
     return model
 
 
@@ -318,6 +325,7 @@ def card_text(cell: "CellContext", encoder: Encoder, model: Any, score: Score) -
         score=score.model_copy(update={"model": name}),
         load=load,
         is_embedder=cell.is_embedder,
+        has_columns=len(input_columns(task)) > 1,
         config=model.config,
         harmless=harmless,
     )

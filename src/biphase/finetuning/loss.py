@@ -16,8 +16,9 @@ from biphase.finetuning.encoding import CellContext, EncodedSplit
 
 
 def weigh_classes(cell: CellContext, split: EncodedSplit, items: np.ndarray) -> CellContext:
-    """Weigh the classes of a cell as configured; `balanced` counts them in these training items."""
-    weights = cell.config.class_weights
+    """Weigh the classes of a cell as configured; `balanced` counts them in these training items. The weight of a
+    number's error is 1 over the standard deviation of these items."""
+    weights = "balanced" if cell.task.kind.has_label_numbers else cell.config.class_weights
     if not weights:
         return cell
     if weights == "balanced":
@@ -26,6 +27,11 @@ def weigh_classes(cell: CellContext, split: EncodedSplit, items: np.ndarray) -> 
         by_class = dict(weights)
         weights_C = np.array([by_class.get(name, 1.0) for name in cell.task.classes])
     return replace(cell, class_weights_C=cell.on_device(weights_C.astype(np.float32)))
+
+
+def deviation_from(numbers_N: np.ndarray, center: float) -> float:
+    """Compute the root mean square distance of numbers from a center; 1 if all numbers are the same."""
+    return float(np.sqrt(np.mean((numbers_N - center) ** 2))) if np.ptp(numbers_N) else 1.0
 
 
 def balance_classes(counts_C: np.ndarray) -> np.ndarray:

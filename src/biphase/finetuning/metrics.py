@@ -441,8 +441,12 @@ def index_tags(
     return gold_U, predicted_U, np.array(bounds), labels
 
 
-def is_one_for_all(rows: Iterable[Mapping[str, Any]]) -> bool:
-    """Tell whether all predictions (for tags, all tags) are the same although the gold labels are not."""
+def is_one_for_all(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Tell whether all predictions (for tags, all tags) are the same although the gold labels are not. Numbers are the
+    same if they differ by at most a thousandth of the range of gold."""
+    if rows and isinstance(rows[0].get("predicted"), float):
+        ranges = [float(np.ptp([row[key] for row in rows])) for key in ("predicted", "gold")]
+        return 1000 * ranges[0] <= ranges[1] > 0
     predicted, gold = set[str](), set[str]()
     for row in rows:
         predicted |= set(row["predicted"]) if is_sentence(row) else {str(row.get("predicted"))}

@@ -48,7 +48,7 @@ class Score(Strict):
     later: ClassVar[frozenset[str]] = frozenset({"best_step", "checks", "calibration"})
 
     protocol: int
-    """The `PROTOCOL` when the cell was computed."""
+    """The protocol when the cell was computed (`PROTOCOL` or `LATER_PROTOCOLS`)."""
     cell: str
     model: str
     model_hash: str
@@ -86,7 +86,8 @@ class Score(Strict):
     diverged_at_step: int | None = None
     """The first step (from 0) whose loss or gradient was not finite."""
     final_loss: float | None
-    """The mean loss of the last tenth of the steps; losses.json has every step's."""
+    """The mean loss of the last tenth of the steps; losses.json has every step's. For numbers it is the squared error
+    over the variance in train: about 1 for a network that predicts the mean."""
     seconds: dict[str, float]
     """The time of `train` and `evaluate`."""
     tokens_per_second: dict[str, float] = Field(default={})

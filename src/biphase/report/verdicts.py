@@ -43,6 +43,7 @@ from biphase.report.statistics import (
     rate_spread,
 )
 from biphase.report.tables import Cell, Table, TableRow, interval_cell, print_table, show_signal
+from biphase.tasks.families import KINDS
 
 ClaimVerdict = Literal["supported", "contradicted", "undecided"]
 """The verdict on a claim, a finding or a hypothesis (`report.claims`)."""
@@ -406,6 +407,14 @@ def list_flaws(row: SummaryRow, where: str) -> Iterator[str]:
         never.append(name if count == row.score.num else f"{name} ({count} of {row.score.num} seeds)")
     if never:
         yield f"never predicted: {where}: {first_of(never, 5)}"
+
+
+def tell_degenerate(score: Result) -> Iterator[str]:
+    """Yield a sentence if a single model predicts the same for all test examples."""
+    if score.count_degenerate():
+        is_correlation = score.measure in KINDS["regression"].metrics
+        undefined = f", so its {score.measure} means nothing (0 if undefined)" if is_correlation else ""
+        yield f"degenerate: this model predicts the same for all test examples{undefined}"
 
 
 def print_comparison(comparisons: Sequence[TaskComparison]) -> None:

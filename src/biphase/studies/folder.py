@@ -24,7 +24,7 @@ from biphase.encoder.models import identify
 from biphase.engine.scheduler import Failure, read_failures
 from biphase.errors import BusyError, InputError
 from biphase.files import is_locked, read_hashed, read_json_as, refuse_links, remove_folder, write_text
-from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
+from biphase.finetuning.config import LATER_PROTOCOLS, PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.scores import Score, ScoreSet, read_scores
 from biphase.finetuning.words import WORD_SCORES
 from biphase.run import Run, open_run, read_checkpoint_manifest, read_metrics, whole_steps
@@ -245,7 +245,8 @@ def read_state(plan: Plan, folder: Path) -> StudyState:
             name = f"{score.trained_on} {score.task}" if score.trained_on.startswith(EMBED) else score.task
             configs = (score.config, score.config.model_copy(update={"precision": "auto"}))
             keys = {score_key(name, config) for config in configs}
-            if (score.model_hash, score.protocol) == (model_hash, PROTOCOL) and keys & all_due:
+            protocol = LATER_PROTOCOLS.get(score.metric, PROTOCOL)
+            if (score.model_hash, score.protocol) == (model_hash, protocol) and keys & all_due:
                 current.append(score)
                 matched |= keys
         scores[model.name] = ScoreSet(tuple(current), read.broken)

@@ -1,7 +1,7 @@
 """Texts with labels: mean pooling → dense → GELU → linear.
 
-A text or pair has one class (cross-entropy) or, by the task's `problem_type`, a number (squared error) or a set of
-classes (binary cross-entropy), as in transformers.
+A text or pair has one class (cross-entropy) or, by the task's `problem_type`, a number (squared error, in units of the
+variance) or a set of classes (binary cross-entropy), as in transformers.
 
 Letters: S samples, C classes or 1 for a number.
 """
@@ -24,7 +24,7 @@ from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import NO_TEXTS, Batch, CellContext, EncodedSplit, HashedTokenizer
 from biphase.finetuning.families import Predicted, in_order_of_length, predict_inputs
 from biphase.finetuning.kept import KeptModel, input_columns
-from biphase.finetuning.loss import balance_classes, cross_entropy
+from biphase.finetuning.loss import balance_classes, cross_entropy, deviation_from
 from biphase.finetuning.metrics import Judgement, score_rows
 from biphase.tasks.examples import LabelledText, fill_row, input_of, lacks_text
 from biphase.tasks.spec import Task, TaskSplit
@@ -44,19 +44,21 @@ class Split(EncodedSplit):
         labels = self.labels_S[items]
         if cell.task.problem_type is None:
             return balance_classes(np.bincount(labels, minlength=len(cell.task.classes)))
+        if cell.task.problem_type == "regression":
+            return np.array([1 / deviation_from(labels, labels.mean())])
         counts_C = labels.sum(axis=0)  # sets: for each example with the class, the examples without it
         is_mixed_C = (counts_C > 0) & (counts_C < len(items))
         return np.where(is_mixed_C, (len(items) - counts_C) / np.maximum(counts_C, 1), 1.0)
 
     def loss(self, output: Tensor, batch: Batch, items: np.ndarray, cell: CellContext) -> Tensor:
-        targets_S = cell.on_device(self.labels_S[batch.samples])
+        targets_S, weights_C = cell.on_device(self.labels_S[batch.samples]), cell.class_weights_C
         match cell.task.problem_type:
             case None:
                 return cross_entropy(cell, output, self.labels_S[batch.samples], self.labels_S[items])
             case "regression":
-                return mse_loss(output[:, 0], targets_S, reduction="sum") / len(items)
+                assert weights_C is not None, "`weigh_classes` weighs every regression"
+                return mse_loss(weights_C * output[:, 0], weights_C * targets_S, reduction="sum") / len(items)
             case "multi_label_classification":
-                weights_C = cell.class_weights_C
                 loss = binary_cross_entropy_with_logits(output, targets_S, pos_weight=weights_C, reduction="sum")
                 return loss / (len(items) * output.shape[1])
 
