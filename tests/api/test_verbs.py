@@ -20,7 +20,7 @@ import biphase
 from biphase.api.finetuning import is_folder
 from biphase.cli.app import run_command
 from biphase.config import list_changes
-from biphase.corpus.rows import TableForm
+from biphase.corpus.forms import TableForm
 from biphase.corpus.text import are_names
 from biphase.corpus.writing import write_table
 from biphase.errors import BusyError, InputError

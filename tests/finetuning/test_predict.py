@@ -195,7 +195,7 @@ def test_quotes_in_tsv_are_never_texts_unasked(model_folder: Path, tmp_path: Pat
     assert [row["sentence"] for row in predict_all(kept, file)] == ['He said "hi"']
     kept = keep_untrained(task_table()["squad_retrieval"], model_folder, tmp_path / "pairs", ranking="pairs")
     file.write_text('query\tdocument\n"a dog"\t"a tree"\n')
-    with pytest.raises(InputError, match=r"new.tsv:2: a field in quotes: .*; rows to predict are better a .csv"):
+    with pytest.raises(InputError, match=r"new.tsv:2: a field in quotes: .*; or save the table as .csv"):
         predict_all(kept, file)
 
 
@@ -251,9 +251,11 @@ EXCEL = '\ufeffsentence;prix\r\na dog, a cat;0,5\r\n"a tree\nthe river; ""dogs""
     [
         ("rows.csv", EXCEL, ".csv", "\ufeffsentence;prix;predicted;", "0,"),
         ("rows.csv", EXCEL.replace("0,5", "0.5"), ".csv", "\ufeffsentence;prix;predicted;", "0."),
-        ("rows.csv", "sentence;n\na dog;1\n", ".csv", "sentence;n;predicted;", "0."),
+        ("rows.csv", "sentence;n\na dog;1\n", ".csv", "sentence;n;predicted;", "0,"),
+        ("rows.csv", "sentence|n\na dog|1\n", ".csv", "sentence|n|predicted|", "0."),
         ("rows.csv", "sentence;n\na dog;1,25\n", ".csv", "sentence;n;predicted;", "0,"),
-        ("rows.csv", "sentence;n\na dog;1,250\n", ".csv", "sentence;n;predicted;", "0."),
+        ("rows.csv", "sentence;n\na dog;1,250\n", ".csv", "sentence;n;predicted;", "0,"),
+        ("rows.csv", "sentence;n\na dog;1.250\n", ".csv", "sentence;n;predicted;", "0."),
         ("rows.csv", 'sentence,n\na dog,"1,25"\n', ".csv", "sentence,n,predicted,", "0."),
         ("rows.csv", '"sentence","n"\n"a dog","1"\n', ".csv", '"sentence","n","predicted",', "0."),
         ("rows.tsv", 'sentence\tn\na "dog", a\t0,5\n', ".tsv", "sentence\tn\tpredicted\t", "0,"),

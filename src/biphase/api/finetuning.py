@@ -18,8 +18,8 @@ from pydantic_core import to_jsonable_python
 from biphase import console
 from biphase.api.networks import ZERO_SHOT, ZeroShot, run_zero_shot
 from biphase.config import AnyPath, ModelName, OnCommandLine, PythonOnly, parse_config
-from biphase.corpus.forms import PlacedRow, Row
-from biphase.corpus.rows import TableForm, ending_of, rows_in_memory
+from biphase.corpus.forms import PlacedRow, Row, TableForm
+from biphase.corpus.rows import ending_of, rows_in_memory
 from biphase.corpus.text import keep_rows
 from biphase.corpus.writing import TABLE_FORMS, arrow_table, refuse_ending, write_rows
 from biphase.engine.scheduler import Failure
