@@ -108,6 +108,7 @@ def test_classes_that_a_draw_leaves_out_are_told(tmp_path: Path, capsys) -> None
         find_source(task.model_copy(update={"files": task_of(files=files).files}), tmp_path), judged_only=False
     )
     assert "none of" not in capsys.readouterr().err
+    assert "has rare; join rare, too rare for that, by `labels`, or drop it by `unlabelled`" in " ".join(told.split())
 
 
 @pytest.mark.parametrize(
@@ -314,7 +315,7 @@ def test_names_that_are_numbers_are_compared_by_value() -> None:
     given = [0.5, 1, "1.50", 2, 2.0, "2", " 2"]
     assert [label_index(stars, "here", value) for value in given] == [0, 1, 2, 3, 3, 3, 3]
     for wrong in (0, 3, True):
-        with pytest.raises(InputError, match=r"is not one of task 'mine': 0\.5, 1\.0, 1\.5, 2\.0$"):
+        with pytest.raises(InputError, match=r"is not one of task 'mine': 0\.5, 1\.0, 1\.5, 2\.0; correct it, or map"):
             label_index(stars, "here", wrong)
     codes = task_of(classes=["1", "01", "9007199254740993"])
     assert [label_index(codes, "here", value) for value in (1, "01", 9007199254740993)] == [0, 1, 2]
