@@ -192,20 +192,21 @@ def open_rows(model: KeptModel, file: Path) -> tuple[TableForm | None, Iterator[
     return table, chain(begin, rows)
 
 
-def label_of(model: KeptModel, row: Row) -> str | list[str] | None:
-    """Read the label, labels or tags of a row. None for a row without any, for labels that the model does not know, and
-    for multiple choice, whose rows name their own choices."""
+def label_of(model: KeptModel, row: Row) -> tuple[str | list[str] | None, Any]:
+    """Read the label, labels or tags of a row, and return them also as the row has them. None for labels that the model
+    does not know; twice None for a row without any, and for multiple choice, whose rows name their own choices."""
     task = model.task
     named = with_task_names(task, model.layout, row)
+    given = find_field(named, task.label)
     has_classes = model.is_ours and task.kind.has_classes and not task.kind.has_choices
-    if not has_classes or lacks_label(task, find_field(named, task.label)):
-        return None
+    if not has_classes or lacks_label(task, given):
+        return None, None
     try:
         [example], _ = make_examples(task, model.layout.scheme, [("", named)], defaultdict(list))
-    except ValueError:  # the file's column of this name holds something else
-        return None
+    except ValueError:  # the file's column of this name may hold something else
+        return None, given
     labels = [task.classes[index] for index in classes_of(example)]
-    return labels[0] if task.kind.has_strata else labels
+    return labels[0] if task.kind.has_strata else labels, given
 
 
 def read_labelled(model: KeptModel, file: Path) -> TaskData:
