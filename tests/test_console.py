@@ -12,6 +12,8 @@ from biphase.console import (
     Advance,
     PlainConsole,
     Tracker,
+    each_line_once,
+    err,
     is_one_of_several,
     plain_number,
     printable,
@@ -51,6 +53,15 @@ def test_a_terminal_is_given_no_commands(capsys: pytest.CaptureFixture[str], mon
     tracker.advance(1, "\x1b[0m")
     tracker.close()
     assert "\x1b" not in capsys.readouterr().err
+
+
+def test_equal_lines_are_printed_once_in_a_block(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        with each_line_once():
+            for line in ("left out: 3", "other", "left out: 3"):
+                err.print(line)
+            err.print()
+    assert capsys.readouterr().err == "left out: 3\nother\n\n" * 2
 
 
 def test_what_a_launcher_says_is_a_number_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

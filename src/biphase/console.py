@@ -164,6 +164,25 @@ def silence(is_silent: bool = True) -> None:
     err.quiet = out.quiet = is_silent
 
 
+@contextmanager
+def each_line_once() -> Iterator[None]:
+    """Print equal messages only once in the block."""
+    print_line = err.print
+    told = set[str]()
+
+    def print_new(*lines: Any, **settings: Any) -> None:
+        texts = {line for line in lines if isinstance(line, str)}
+        if not texts or not texts <= told:
+            print_line(*lines, **settings)
+        told.update(texts)
+
+    vars(err)["print"] = print_new
+    try:
+        yield
+    finally:
+        vars(err)["print"] = print_line
+
+
 def announce_loading(command: str) -> None:
     """Print a line when PyTorch begins to load, because loading takes seconds in silence."""
     print_once = cache(partial(err.print, f"{command}: loading PyTorch"))

@@ -20,7 +20,7 @@ import biphase
 from biphase.api.finetuning import is_folder
 from biphase.cli.app import run_command
 from biphase.config import list_changes
-from biphase.corpus.rows import TableForm
+from biphase.corpus.forms import TableForm
 from biphase.corpus.text import are_names
 from biphase.corpus.writing import write_table
 from biphase.errors import BusyError, InputError
@@ -352,7 +352,7 @@ def test_folders_of_published_data_are_not_rows(tmp_path: Path) -> None:
     assert not is_folder(tmp_path / "rows.csv") and not is_folder([]) and not is_folder(None)
 
 
-def test_a_table_holds_no_formulas() -> None:
+def test_a_table_holds_no_formulas(capsys: pytest.CaptureFixture[str]) -> None:
     """What a spreadsheet would compute is a text there; numbers stay numbers."""
     texts = [
         "=1+1",
@@ -409,6 +409,7 @@ def test_a_table_holds_no_formulas() -> None:
     sink = io.StringIO(newline="")
     write_table([{"cost": text, "probability": -0.5} for text in ("-0,5", "-x")], sink, TableForm(";", decimal=","))
     assert sink.getvalue() == "cost;probability\n-0,5;-0,5\n'-x;-0,5\n"
+    assert "wrote an apostrophe before a text that a spreadsheet would compute" in capsys.readouterr().err
 
 
 def test_what_is_wrong_with_a_table_is_told_as_it_is(tmp_path: Path) -> None:

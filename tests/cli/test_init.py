@@ -1,6 +1,7 @@
 """`biphase init`: what it writes passes biphase's own checks, says what was asked for, and is never written over."""
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pandas
 import pytest
 
+from biphase.api.folders import check_task
 from biphase.cli.init import BUNDLED_NAMES, init_recipe, init_study, init_task
 from biphase.config import load_config
 from biphase.embedding.recipe import EmbeddingRecipe
@@ -210,7 +212,8 @@ def test_a_table_as_companies_have_it(capsys: pytest.CaptureFixture[str]) -> Non
     init_task(Path("tickets.csv"), label="Category", template="{text}\\n{body}", out=Path("mine.yaml"))
     task, said = find_task("mine.yaml"), " ".join(capsys.readouterr().err.split())
     assert (task.classes, task.labels, task.missing) == (("Mail", "Network"), {"network": "Network"}, "drop")
-    told = "'network' (rows: 10) and 'Network' (30) differ only in case or blanks: `labels: {network: Network}` in a"
+    told = "'network' (rows: 10) and 'Network' (30) differ only in case, blanks or the form of a number: `labels: "
+    told += "{network: Network}` in a"
     assert told.replace("(30)", "(rows: 30)") in said and "the new task file has these `labels`; to keep two" in said
     left = "10 rows have no label (the first: tickets.csv:6), 1 row has no text (the first: tickets.csv:82)"
     assert f"left out: {left} the new task file leaves them out: `missing: drop`" in said
@@ -270,6 +273,56 @@ def test_columns_may_have_any_signs_in_their_names() -> None:
     assert task.template == "\n".join(f"{{{name}}}" for name in names[:5])
     data: Any = load_examples(find_source(task, Path()), judged_only=False)
     assert input_of(data.validation[0]).splitlines()[0].startswith("Beschreibung; lang ") and task.stratified
+
+
+def test_names_that_no_template_can_have_are_renamed() -> None:
+    names = ("Mail (lang) {neu}", "Größe: x", "Größe x", "Topic")
+    rows = [dict(zip(names, [*(f"{name} {n} und" for name in names[:3]), "ab"[n % 2]], strict=True)) for n in range(30)]
+    pandas.DataFrame(rows).to_csv("train.csv", index=False, sep=";")
+    init_task(Path("train.csv"), out=Path("mine.yaml"))
+    task = find_task("mine.yaml")
+    assert task.template == "{Mail (lang) neu}\n{Größe x_}\n{Größe x}" and task.label == "Topic"
+    data: Any = load_examples(find_source(task, Path()), judged_only=False)
+    assert re.fullmatch(r"Mail \(lang\) {neu} .*\nGröße: x .*\nGröße x .*", input_of(data.test[0]))
+
+
+@pytest.mark.parametrize(("ending", "separator"), [("tsv", "\t"), ("csv", "|"), ("csv", "\t")])
+def test_tables_of_pandas_with_other_separators(ending: str, separator: str, tmp_path: Path) -> None:
+    rows = [{"text": f'he said "no"\t|, {n}', "label": "ab"[n % 2]} for n in range(30)]
+    pandas.DataFrame(rows).to_csv(f"train.{ending}", index=False, sep=separator)
+    init_task(Path(f"train.{ending}"), out=Path("mine.yaml"))
+    task = find_task("mine.yaml")
+    assert task.files[0].quotes == (True if ending == "tsv" else None)
+    data: Any = load_examples(find_source(task, Path()), judged_only=False)
+    assert {input_of(example) for split in data.splits.values() for example in split} == {row["text"] for row in rows}
+    assert find_task(write_task(f"train.{ending}", tmp_path / "own", "own")[0]).classes == ("a", "b")
+
+
+def test_a_table_of_scores_with_decimal_commas(tmp_path: Path) -> None:
+    Path("train.csv").write_text("Text;Score\n" + "".join(f"a b;{n},{n % 7}1\n" for n in range(40)))
+    init_task(Path("train.csv"), out=Path("mine.yaml"))
+    file, folder = write_task("train.csv", tmp_path / "own", "own")
+    for task, source in ((find_task("mine.yaml"), Path()), (find_task(file), Path(folder))):
+        assert (task.problem_type, task.template, task.label) == ("regression", "{Text}", "Score")
+        data: Any = load_examples(find_source(task, source), judged_only=False)
+        assert {example.label for example in data.test} <= {float(f"{n}.{n % 7}1") for n in range(40)}
+
+
+def test_odd_columns_and_classes_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Days are no text, and nothing is dropped or put into splits unasked."""
+    labels = ["1", "1.0", "2", "n/a", "2"]
+    rows = [
+        {"day": f"{n + 10}.12.2025 09:15", "body": f"a b {n}", "stars": labels[n % 5], "part": ("train", "test")[n % 2]}
+        for n in range(40)
+    ]
+    pandas.DataFrame(rows).to_csv("train.csv", index=False)
+    init_task(Path("train.csv"), out=Path("mine.yaml"))
+    task, said = find_task("mine.yaml"), " ".join(capsys.readouterr().err.split())
+    assert (task.template, task.classes, task.labels) == ("{body}", ("1", "2", "n/a"), {"1.0": "1"})
+    assert "'part' names the split of each row, but is not used: give each split a file of its own" in said
+    assert "'stars' has 'n/a' (rows: 8): if that means no label, say `unlabelled: [n/a]` in a task file" in said
+    check_task("mine.yaml", Path())
+    assert "'part' names the split of each row" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_family_that_is_named_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,6 +390,6 @@ def test_what_cannot_be_started_from_is_told() -> None:
         init_task(Path("data.csv"))
     with pytest.raises(InputError, match="no column besides 'text' has texts"):
         init_task(Path("data.csv"), label="text")
-    with pytest.raises(InputError, match=r"column 'kind' has no|has 1 different values|no column 'kindd'"):
+    with pytest.raises(InputError, match=r"column 'kind' has no|the same value in all rows|no column 'kindd'"):
         init_task(Path("data.csv"), label="kindd")
     assert not Path("recipe.yaml").exists() and not Path("task.yaml").exists()

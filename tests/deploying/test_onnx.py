@@ -270,7 +270,7 @@ def test_int8_is_scored_on_the_users_task(source: str, kept: SimpleNamespace, tm
     assert told is not None
     assert told[3] == f"{100 * kept.score.metrics['test']['accuracy']:.2f}"
     assert re.search(
-        r"smaller; (\d+\.\d times as fast .* texts of \d+ to \d+ tokens|speed not told: the measurements differ)",
+        r"smaller; (\d+\.\d times as fast .* texts of \d+ to \d+ tokens|speed unknown: the measurements differ)",
         card,
     )
     assert (folder / "onnx" / "model_quantized.onnx").stat().st_size < (folder / "onnx" / "model.onnx").stat().st_size
@@ -287,7 +287,7 @@ def test_int8_is_scored_on_the_users_task(source: str, kept: SimpleNamespace, tm
         ([2.04, 1.96, 2.0], "2.0 times as fast (2.5 by processor time) on 3 texts of 1 to 4 tokens"),
         (
             [1.9, 2.0, 2.0],
-            "speed not told: the measurements differ, as on a busy machine",
+            "speed unknown: the measurements differ, as on a busy machine",
         ),  # by the clock a round gives another digit
     ],
 )

@@ -159,7 +159,7 @@ def test_a_kept_model_is_scored_as_its_cell_was(
     # `predict` on labelled rows says as much.
     capsys.readouterr()
     biphase.predict(kept, file, device=DEVICE)
-    assert "23 of them have a label that the model knows" in capsys.readouterr().err
+    assert "labels: 23 known to the model, 0 missing, 0 unknown\n" in capsys.readouterr().err
 
 
 def test_rows_without_a_label_are_left_out_of_a_score(
@@ -177,6 +177,9 @@ def test_rows_without_a_label_are_left_out_of_a_score(
         ([row], "no row has a label in a column 'label'; `biphase predict` needs none"),
     ):
         write_jsonl(tmp_path / "rows.jsonl", rows)
+        in_memory = complaint.replace("rows.jsonl:2", "^row 1")
+        with pytest.raises(InputError, match=in_memory):
+            biphase.score(kept, rows, device=DEVICE)
         with pytest.raises(InputError, match=complaint):
             biphase.score(kept, tmp_path / "rows.jsonl", device=DEVICE)
     with pytest.raises(InputError, match="has no head that predicts"):

@@ -347,7 +347,7 @@ def test_numbers_that_are_names(classes: list[Any], label: Any, number: int | No
     keys: dict[str, Any] = {"family": "sequence_classification", "metric": "accuracy", "template": "{text}"}
     task = Task(name="rated", classes=tuple(map(str, classes)), **keys)
     if number is None:
-        with pytest.raises(InputError, match=r"label 0 is not one of task 'rated': 1, 2, 3$"):
+        with pytest.raises(InputError, match=r"label 0 is not one of task 'rated': 1, 2, 3; correct it, or map it"):
             label_index(task, "rows:1", label)
     else:
         assert label_index(task, "rows:1", label) == number

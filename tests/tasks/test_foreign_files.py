@@ -2,6 +2,8 @@
 
 import csv
 import json
+import re
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +55,8 @@ def test_a_delimiter_may_be_named(tmp_path: Path) -> None:
     path.write_text("text|label\na, b|yes\nc;d|no\n")
     assert rows_of(path, delimiter="|") == [{"text": "a, b", "label": "yes"}, {"text": "c;d", "label": "no"}]
     with pytest.raises(InputError, match=r"t\.csv:2: 2 fields where the header names 1, separated by ','.*`delimiter`"):
-        rows_of(path)
+        rows_of(path, delimiter=",")
+    assert rows_of(path) == rows_of(path, delimiter="|")
     for odd in ("||", "\n", '"', ""):
         with pytest.raises(ValidationError):
             FileLayout(delimiter=odd)
@@ -105,6 +108,45 @@ def test_classes_that_a_draw_leaves_out_are_told(tmp_path: Path, capsys) -> None
         find_source(task.model_copy(update={"files": task_of(files=files).files}), tmp_path), judged_only=False
     )
     assert "none of" not in capsys.readouterr().err
+    assert "has rare; join rare, too rare for that, by `labels`, or drop it by `unlabelled`" in " ".join(told.split())
+
+
+@pytest.mark.parametrize(
+    ("table", "numbers"),
+    [
+        ("text;label\na;9,71\nb;1,234\nc;-0,5\nd;1,5e-05\ne;7", {9.71, 1.234, -0.5, 1.5e-05, 7}),
+        ("text;label\na;1,234\nb;2", {1.234, 2}),
+        ("text\tlabel\na\t9,5\nb\t1,234", {9.5, 1.234}),
+        ("text;day;label\na;24.12.2025;1,2\nb;31.12.2025;2,5", {1.2, 2.5}),
+        ("text;time;version;label\na;09.15;1.2;9,71\nb;10.45;1.3;1,234", {9.71, 1.234}),
+        ("text;label\na;9.71\nb;1.234", {9.71, 1.234}),
+        ('text,label\na,"1,234"\nb,"9,71"', None),
+        ("text\tlabel\na\t1,234\nb\t9", None),
+        ("text;price;label\na;9.71;1,234\nb;3.5;7", None),
+    ],
+)
+def test_decimal_commas_are_numbers_where_the_table_has_them(table: str, numbers: Any, tmp_path: Path) -> None:
+    """Elsewhere 1,234 may be a thousand, and is refused."""
+    head, *lines = table.split("\n")
+    (tmp_path / "t.csv").write_text("\n".join([head, *(lines * 60)]) + "\n")
+    task = task_of(classes=(), metric="pearson", problem_type="regression", files=[{"train": "t.csv"}])
+    if numbers is None:
+        with pytest.raises(InputError, match=r"t\.csv:2: 'label' is \"1,234\", not a number"):
+            load_examples(find_source(task, tmp_path), judged_only=False)
+        return
+    data: Any = load_examples(find_source(task, tmp_path), judged_only=False)
+    assert {example.label for split in data.splits.values() for example in split} == numbers
+    names, fields = (re.split("[;\t]", line) for line in (head, lines[0]))
+    assert rows_of(tmp_path / "t.csv")[0] == dict(zip(names, fields, strict=True))
+
+
+def test_columns_are_found_in_any_spelling_of_their_names(tmp_path: Path) -> None:
+    """With blanks around them, or with accents as macOS writes them; but the file's own name comes first."""
+    decomposed = unicodedata.normalize("NFD", "Schlüssel")
+    (tmp_path / "t.csv").write_text(f" text,{decomposed}, both ,both\n" + "a,yes,1,2\nb,no,1,2\n" * 10)
+    task = task_of(template="{text}{both}", label="Schlüssel", files=[{"train": "t.csv"}])
+    data: Any = load_examples(find_source(task, tmp_path), judged_only=False)
+    assert {(input_of(example), example.label) for example in data.train} == {("a2", 1), ("b2", 0)}
 
 
 def test_quotes_in_tsv_are_never_kept_unasked(tmp_path: Path) -> None:
@@ -273,7 +315,7 @@ def test_names_that_are_numbers_are_compared_by_value() -> None:
     given = [0.5, 1, "1.50", 2, 2.0, "2", " 2"]
     assert [label_index(stars, "here", value) for value in given] == [0, 1, 2, 3, 3, 3, 3]
     for wrong in (0, 3, True):
-        with pytest.raises(InputError, match=r"is not one of task 'mine': 0\.5, 1\.0, 1\.5, 2\.0$"):
+        with pytest.raises(InputError, match=r"is not one of task 'mine': 0\.5, 1\.0, 1\.5, 2\.0; correct it, or map"):
             label_index(stars, "here", wrong)
     codes = task_of(classes=["1", "01", "9007199254740993"])
     assert [label_index(codes, "here", value) for value in (1, "01", 9007199254740993)] == [0, 1, 2]

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO, Unpack
 
 import numpy as np
@@ -18,9 +17,9 @@ from pydantic_core import to_jsonable_python
 from biphase import console
 from biphase.api.networks import ZERO_SHOT, ZeroShot, run_zero_shot
 from biphase.config import AnyPath, ModelName, OnCommandLine, PythonOnly, parse_config
-from biphase.corpus.forms import PlacedRow, Row
-from biphase.corpus.rows import TableForm, ending_of, rows_in_memory
-from biphase.corpus.text import keep_rows
+from biphase.corpus.forms import PlacedRow, Row, TableForm
+from biphase.corpus.rows import ending_of, excerpt
+from biphase.corpus.text import as_file
 from biphase.corpus.writing import TABLE_FORMS, arrow_table, refuse_ending, write_rows
 from biphase.engine.scheduler import Failure
 from biphase.engine.units import Engine, EngineKind
@@ -118,12 +117,13 @@ def finetune(
 
     out = Path(scores)
     plan = plan if keep is None else plan_to_keep(plan)
-    words = score_words(plan.train, plan.evaluation, [plan.config], out / WORD_SCORES)
-    for alone in words:
-        console.err.print(tell_word_score(alone))
-    plan = fill_in(plan, config.model_fields_set, out)
-    is_old = plan.is_finished(out)
-    [score] = fit_cells([plan], out) if keep is None else [keep_anew(plan, out, Path(keep))]
+    with console.each_line_once():  # words alone, the encoding and the kept folder all read the rows
+        words = score_words(plan.train, plan.evaluation, [plan.config], out / WORD_SCORES)
+        for alone in words:
+            console.err.print(tell_word_score(alone))
+        plan = fill_in(plan, config.model_fields_set, out)
+        is_old = plan.is_finished(out)
+        [score] = fit_cells([plan], out) if keep is None else [keep_anew(plan, out, Path(keep))]
     tell_score(score, keep, is_old, words)
     return score
 
@@ -222,8 +222,7 @@ def predict(
     """
     import pandas
 
-    with TemporaryDirectory() as folder:
-        file = Path(data) if isinstance(data, str | Path) else keep_rows(rows_in_memory(data), Path(folder), "rows")
+    with as_file(data) as file:
         if out is not None:
             write_predictions(str(model), file, Path(out), template, device, least)
             return Path(out)
@@ -287,8 +286,7 @@ def score(
     """
     if picture is not None:
         check_picture(Path(picture))
-    with TemporaryDirectory() as folder:
-        file = Path(data) if isinstance(data, str | Path) else keep_rows(rows_in_memory(data), Path(folder), "rows")
+    with as_file(data) as file:
         kept = find_kept(str(model), file)
         test = read_labelled(kept, file)
     from biphase.device import choose_device
@@ -305,7 +303,7 @@ def score(
     words = None if train is None else score_beside_words(kept, test, rows, Path(train))
     if num_trained:
         share = f"{num_trained:,} of {len(rows):,} examples trained or validated this model"
-        console.err.print(f"{file.name}: {share}: the score says too much about new ones")
+        console.err.print(f"{file.name}: {share}: the score is probably too high for new ones")
     if picture is not None:
         draw_confusion(report, Path(picture))
     return FileScore(
@@ -375,18 +373,22 @@ def track_predictions(network: KeptModel, rows: Iterator[PlacedRow], name: str, 
     from biphase.finetuning.predict import predict_placed
 
     with console.track(f"predict {name}", None, "rows") as progress:
-        num_rows, labelled = 0, Rows()
+        num_rows = num_without = 0
+        labelled, unknown = Rows(), list[Any]()
         for row in predict_placed(network, rows, name, choose_device(device)):
             num_rows += 1
             progress.advance(1)
-            label = label_of(network, row)
+            label, given = label_of(network, row)
+            num_without += given is None
+            unknown += [given] if label is None and given is not None else []
             if label is not None and row.get("predicted") is not None:
                 read = ("predicted", "probabilities" if isinstance(label, list) else "probability")
                 labelled.append({"gold": label} | {key: row[key] for key in read})
             yield row
-        console.err.print(f"{name}: {num_rows:,} rows")
+        console.err.print(f"{name}: {num_rows:,} {'row' if num_rows == 1 else 'rows'}")
     if labelled:
-        console.err.print(f"{len(labelled):,} of them have a label that the model knows:")
+        counted = f"{len(labelled):,} known to the model, {num_without:,} missing, {len(unknown):,} unknown"
+        console.err.print(f"labels: {counted}{f' (the first: {excerpt(unknown[0])})' if unknown else ''}")
         print_report(report_classes(labelled, network.task.classes), {}, console.err)
 
 

@@ -21,8 +21,9 @@ from biphase.finetuning.scores import read_score, read_scores
 from biphase.run import Run, read_checkpoint_manifest, read_done, read_metrics, read_recipe, whole_steps
 from biphase.studies.cost import count_characters
 from biphase.tasks import examples
-from biphase.tasks.sources import find_source
-from biphase.tasks.spec import find_task
+from biphase.tasks.own import tell_split_column
+from biphase.tasks.sources import find_source, read_rows
+from biphase.tasks.spec import find_task, is_own_task
 from biphase.tasks.splits import Collection, TaskData
 
 Facts = dict[str, Any]
@@ -221,6 +222,8 @@ def check_task(task: str, data_dir: Path | None = None) -> Facts:
         rows = collection_rows(data)
     else:
         drawn = [split for split in data.splits if split not in source.splits]
+        if drawn and not is_own_task(data.task):
+            tell_split_column([row for _, row in read_rows(source, "train")])
         for split, split_examples in data.splits.items():
             num_copies = len(split_examples) - len({examples.input_of(example) for example in split_examples})
             sizes = lengths([*map(count_characters, split_examples)])

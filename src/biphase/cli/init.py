@@ -25,7 +25,7 @@ from biphase.recipe import Recipe
 from biphase.run import find_checkpoint, name_run, split_reference
 from biphase.tasks.families import KINDS, Family, ProblemType
 from biphase.tasks.own import describe_data
-from biphase.tasks.sources import name_data_dirs
+from biphase.tasks.sources import form_of, name_data_dirs
 from biphase.tasks.spec import Task
 
 BUNDLED_NAMES = {
@@ -201,7 +201,7 @@ def init_task(
     keys |= {"name": out.stem} | ({} if template is None else {"template": template})
     if group is not None:
         if data is not None and not data.is_dir():
-            column(*next(rows_of_file(data)), group, "name one as --group")
+            column(*next(rows_of_file(data, form_of(data))), group, "name one as --group")
         keys["group"] = group
     text = starting_text("tasks", kind.example)
     added = {key: keys.pop(key) for key in ("labels", "missing", "group") if key in keys and f"\n{key}:" not in text}

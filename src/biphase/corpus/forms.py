@@ -1,8 +1,14 @@
-"""JSON values in the forms of published data sets and of annotation tools → rows; the columns of a template."""
+"""JSON values in the forms of published data sets and of annotation tools → rows; the columns of a template; the form
+of a table, and its numbers with decimal commas."""
 
+import csv
 import json
-from collections.abc import Callable, Iterable, Iterator
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain, islice
 from string import Formatter
 from typing import Any, Literal
 
@@ -26,6 +32,79 @@ def template_columns(template: str) -> tuple[str, ...]:
     if any(not name or spec or conversion for _, name, spec, conversion in fields):
         raise InputError(f"template {template!r}: only names of columns may be in braces; `rename` changes them")
     return tuple(str(name) for _, name, _, _ in fields)
+
+
+def is_missing(value: Any) -> bool:
+    """Tell whether a field is empty: no value, NaN, or blanks."""
+    return value is None or value != value or (isinstance(value, str) and not value.strip())
+
+
+@lru_cache(maxsize=10_000)
+def plain_name(name: str) -> str:
+    """Return the name of a column without blanks around it, in Unicode's NFC; macOS writes NFD."""
+    return unicodedata.normalize("NFC", name.strip())
+
+
+def own_name(row: Mapping[str, Any], name: str) -> str:
+    """Return a row's own spelling of the name of a column, or the name as it is if no single column has it."""
+    alike = [own for own in row if plain_name(str(own)) == plain_name(name)] if name not in row else ()
+    return alike[0] if len(alike) == 1 else name
+
+
+@dataclass(frozen=True)
+class TableForm:
+    """The form of a table with fields between commas, semicolons, tabs or bars."""
+
+    delimiter: str = ","
+    quoting: Literal[0, 1, 3] = csv.QUOTE_MINIMAL
+    """A constant of `csv`: quotes where they are needed, around all fields (as around the header), or nowhere."""
+    has_mark: bool = False
+    """Whether it begins with a byte order mark, by which Excel recognizes UTF-8."""
+    line_end: str = "\n"
+    decimal: str = "."
+
+
+FIRST_ROWS = 256
+"""The number of rows by which a table shows how it writes numbers."""
+COMMA_NUMBER = re.compile(r"[-+]?\d+,\d+([eE][-+]?\d+)?")
+SHOWS_COMMA, SHOWS_POINT = re.compile(r"-?(0|\d+(?!,\d{3}$)),\d+"), re.compile(r"-?\d+\.\d+")
+"""Numbers that show their decimal mark; 1,000 may be a thousand."""
+
+
+class CommaNumber(str):
+    """A field of a table with decimal commas that is a number: a text as it stands, and a number for `float`."""
+
+    __slots__ = ()
+
+    def __float__(self) -> float:
+        return float(self.replace(",", "."))
+
+
+def decimal_of(form: TableForm, fields: Iterable[str], otherwise: str = "") -> str:
+    """Find the decimal mark that more of a table's fields show. If none shows any, it is another one or, with
+    semicolons, a comma, as Excel writes both. A table with commas between fields has points."""
+    if form.delimiter == ",":
+        return "."
+    stripped = [field.strip() for field in fields]
+    commas, points = (sum(map(bool, map(mark.fullmatch, stripped))) for mark in (SHOWS_COMMA, SHOWS_POINT))
+    if commas or points:
+        return "," if commas > points else "."
+    return otherwise or ("," if form.delimiter == ";" else ".")
+
+
+def mark_numbers(form: TableForm, rows: Iterable[PlacedRow]) -> Iterator[PlacedRow]:
+    """Yield the rows of a table. Numbers with a comma become `CommaNumber` in the columns whose first fields show
+    decimal commas, or that show nothing in a table with decimal commas."""
+    columns: dict[str, list[str]] = {}
+    begin = [] if form.delimiter == "," else list(islice(rows, FIRST_ROWS))
+    for name, field in chain.from_iterable(row.items() for _, row in begin):
+        columns.setdefault(name, []).append(field)
+    mark = decimal_of(form, chain.from_iterable(columns.values()))
+    marked = [name for name, fields in columns.items() if decimal_of(form, fields, mark) == ","]
+    for location, row in chain(begin, rows):
+        for name in marked if row else ():
+            row[name] = CommaNumber(row[name]) if COMMA_NUMBER.fullmatch(row[name].strip()) else row[name]
+        yield location, row
 
 
 def plain_row(value: Any) -> Any:

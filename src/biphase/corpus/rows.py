@@ -14,15 +14,24 @@ import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from biphase.config import Strict
-from biphase.corpus.forms import Format, PlacedRow, Row, name_classes, read_dataset, unfold
+from biphase.corpus.forms import (
+    Format,
+    PlacedRow,
+    Row,
+    TableForm,
+    mark_numbers,
+    name_classes,
+    own_name,
+    read_dataset,
+    unfold,
+)
 from biphase.errors import InputError, clipped, refuse_doubles, told_as
 from biphase.files import parse_json, reading
 
@@ -31,6 +40,7 @@ CODECS = {".zst": "zstd", ".gz": "gzip"}
 """The endings of compressed files → pyarrow's names of their compression."""
 
 QUOTE = '"'
+DELIMITERS = ",;\t|"
 BYTE_ORDER_MARK = "\ufeff"
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 BUFFER_BYTES = 1 << 20
@@ -75,8 +85,8 @@ class FileForm(Strict):
     """Whether fields of a .tsv may be in quotes, as pandas and Excel write them; in a .csv they always may. By default,
     a quoted header decides, and doubt is an error. Tables of biphase's own tasks have no quotes."""
     delimiter: Delimiter | None = None
-    """The character between fields. By default: tabs in a .tsv; in a .csv commas, or semicolons if the header has some
-    and no comma."""
+    """The character between fields. By default: tabs in a .tsv; in a .csv the first of comma, semicolon, tab and bar
+    that the header has."""
     has_header: bool = True
     """Whether the first row of a .csv or .tsv names the columns. Without a header they are called 0, 1, … (see
     `rename`)."""
@@ -236,8 +246,9 @@ def excerpt(value: Any) -> str:
 
 
 def find_field(row: Mapping[str, Any], name: str, default: Any = None) -> Any:
-    """Find a field of a row. Unless a field has exactly that name, `meta.text` is the field `text` of the object
-    `meta`."""
+    """Find a field of a row, by its `own_name`. Unless a field has that name, `meta.text` is the field `text` of the
+    object `meta`."""
+    name = name if name in row else own_name(row, name)
     if name in row:
         return row[name]
     outer, dot, inner = name.partition(".")
@@ -379,6 +390,7 @@ def rows_of_file(
     """
     form: str = "saved" if path.is_dir() else layout.format or FORMATS.get(ending_of(path), "columns")
     values: Iterable[tuple[str, Any]]
+    table = TableForm()
     match form:
         case "squad":
             values = [(str(path), read_json_file(path))]
@@ -387,7 +399,7 @@ def rows_of_file(
             is_trec = len(fields) == 4 and fields[-1].lstrip("-").isdecimal()
             values = read_trec(path) if is_trec else open_table(path, layout, is_csv=False)[1]
         case "tsv" | "csv":
-            values = open_table(path, layout, is_csv=form == "csv")[1]
+            table, values = open_table(path, layout, is_csv=form == "csv")
         case "columns" | "conllu":
             values = read_columns(path, layout, words, label, is_conllu=form == "conllu")
         case "json":
@@ -404,7 +416,7 @@ def rows_of_file(
             values = ((f"{path}: row {number}", row) for number, (_, row, _) in enumerate(rows))
         case _:
             values = ((f"{path}:{number}", row) for number, row, _ in read_json_lines(path))
-    unfolded = unfold(values, form)
+    unfolded = unfold(mark_numbers(table, values), form)
     yield from list(unfolded) if isinstance(values, list) else unfolded  # what is in memory is refused at once
 
 
@@ -413,21 +425,8 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     return ((number, line.rstrip("\r\n")) for number, line, _ in read_text_lines(path))
 
 
-@dataclass(frozen=True)
-class TableForm:
-    """The form of a table with fields between commas, semicolons or tabs."""
-
-    delimiter: str = ","
-    quoting: Literal[0, 1, 3] = csv.QUOTE_MINIMAL
-    """A constant of `csv`: quotes where they are needed, around all fields (as around the header), or nowhere."""
-    has_mark: bool = False
-    """Whether it begins with a byte order mark, by which Excel recognizes UTF-8."""
-    line_end: str = "\n"
-    decimal: str = "."
-
-
 def open_table(path: Path, layout: FileForm, *, is_csv: bool) -> tuple[TableForm, Iterator[PlacedRow]]:
-    """Detect the form of a table with fields between commas, semicolons or tabs, and return it with the rows.
+    """Detect the form of a table with fields between commas, semicolons, tabs or bars, and return it with the rows.
 
     Reads a .csv as pandas, Excel and most other programs write it: quotes enclose a field with a delimiter or line end,
     and a quote inside is doubled. A .tsv has no quotes, like GLUE's and BEIR's, unless the layout says so. If the
@@ -439,7 +438,7 @@ def open_table(path: Path, layout: FileForm, *, is_csv: bool) -> tuple[TableForm
     first = marked.removeprefix(BYTE_ORDER_MARK)
     starts_quoted = first.startswith(QUOTE)
     is_quoted = is_csv or layout.quotes or (layout.quotes is None and starts_quoted)
-    usual = (";" if ";" in first and "," not in first else ",") if is_csv else "\t"
+    usual = next((sign for sign in DELIMITERS if sign in first), ",") if is_csv else "\t"
     form = TableForm(
         layout.delimiter or usual,
         csv.QUOTE_NONE if not is_quoted else csv.QUOTE_ALL if starts_quoted else csv.QUOTE_MINIMAL,
@@ -469,12 +468,12 @@ def read_separated(path: Path, layout: FileForm, form: TableForm, lines: Iterato
         # Splitting would cut a quoted text with line ends or tabs, and leave only a part of it in the field.
         quoted = (field for field in fields if len(field) > 1 and field[0] == QUOTE)
         if is_guessed and any(field[-1] == QUOTE or not fits for field in quoted):
-            remedy = "say `quotes: true` beside its name if they only enclose it (as pandas and Excel write them), "
-            remedy += "`quotes: false` if they belong to the text; rows to predict are better a .csv"
+            remedy = "say `quotes: true` beside its name in the task file if they only enclose it, as in pandas, "
+            remedy += "`quotes: false` if they belong to the text; or save the table as .csv"
             raise InputError(f"{location}: a field in quotes: {remedy}")
         if not fits and not (layout.has_short_rows and len(fields) < len(header)):
             counts = f"{len(fields)} fields where the header names {len(header)}, separated by {form.delimiter!r}"
-            raise InputError(f"{location}: {counts} (`delimiter` or `format` in the entry of files)")
+            raise InputError(f"{location}: {counts}; correct it, or name `delimiter` beside its name in the task file")
         yield location, dict(zip(header, fields, strict=True)) if fits else SHORT_ROW
 
 

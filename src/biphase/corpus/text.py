@@ -14,9 +14,11 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args
 
 from biphase import console
@@ -203,6 +205,21 @@ def keep_rows(rows: Iterable[Row], folder: Path, stem: str) -> Path:
     else:
         part.rename(path)
     return path
+
+
+@contextmanager
+def as_file(data: Any) -> Iterator[Path]:
+    """Yield the file that data names, or a passing one with the rows in memory, whose place no message mentions."""
+    if isinstance(data, str | Path):
+        yield Path(data)
+        return
+    with TemporaryDirectory() as folder:
+        file = keep_rows(rows_in_memory(data), Path(folder), "rows").rename(Path(folder) / "rows.jsonl")
+        try:
+            yield file
+        except InputError as error:
+            message = re.sub(rf"{re.escape(str(file))}:(\d+)", lambda at: f"row {int(at[1]) - 1}", str(error))
+            raise InputError(message.replace(str(file), "the data in memory")) from None
 
 
 def name_sources(sources: Any, folder: Path, text_field: str) -> list[str | Path]:

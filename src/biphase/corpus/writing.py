@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import Any, TextIO
 
 from biphase import console
-from biphase.corpus.forms import Row
-from biphase.corpus.rows import BYTE_ORDER_MARK, TableForm
+from biphase.corpus.forms import Row, TableForm
+from biphase.corpus.rows import BYTE_ORDER_MARK
 from biphase.errors import InputError, first_line, told_as
 from biphase.machine import needs_extra
 
@@ -132,7 +132,8 @@ def write_table(rows: Iterable[Row], sink: TextIO, form: TableForm) -> None:
         except csv.Error as error:
             raise InputError(f"{location} does not fit the form of the table ({error}); {OTHER_FILE}") from None
     if num_inert:
-        console.err.print(f"wrote an apostrophe before {num_inert:,} texts that a spreadsheet would compute")
+        texts = "a text" if num_inert == 1 else f"{num_inert:,} texts"
+        console.err.print(f"wrote an apostrophe before {texts} that a spreadsheet would compute")
 
 
 def show_cell(value: Any, form: TableForm) -> Any:

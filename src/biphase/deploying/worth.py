@@ -60,7 +60,7 @@ def tell_speed(whole: Callable[..., Any], other: Callable[..., Any], batches: Se
         fastest = turns[1:].min(axis=0)
         told.add(tuple(f"{ratio:.1f}" for ratio in fastest[0] / fastest[1]))
     if len(told) > 1:
-        return "speed not told: the measurements differ, as on a busy machine"
+        return "speed unknown: the measurements differ, as on a busy machine"
     [(clock, processor)] = told
     lengths = torch.cat([features["attention_mask"].sum(1) for features in batches])
     texts = f"{len(lengths)} texts of {lengths.min()} to {lengths.max()} tokens"

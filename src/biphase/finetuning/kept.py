@@ -6,9 +6,8 @@ in each line. This module checks folder and file before PyTorch and the network 
 
 import hashlib
 import json
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -18,11 +17,9 @@ import numpy as np
 from pydantic import Field
 
 from biphase.config import Strict
-from biphase.corpus.forms import PlacedRow, Row, template_columns
+from biphase.corpus.forms import FIRST_ROWS, PlacedRow, Row, TableForm, decimal_of, mark_numbers, template_columns
 from biphase.corpus.rows import (
     FORMATS,
-    QUOTE,
-    TableForm,
     column,
     ending_of,
     find_field,
@@ -38,6 +35,7 @@ from biphase.finetuning.calibration import Calibration
 from biphase.finetuning.config import FinetuneConfig
 from biphase.tasks.examples import classes_of, lacks_label, make_examples
 from biphase.tasks.families import KINDS
+from biphase.tasks.sources import has_needed_quotes
 from biphase.tasks.spec import FileLayout, Task
 from biphase.tasks.splits import TaskData
 
@@ -157,10 +155,6 @@ def input_columns(task: Task) -> tuple[str, ...]:
     return task.kind.input_columns or template_columns(task.template)
 
 
-FIRST_ROWS = 256
-"""The number of rows to read before the first prediction, to see how a table writes numbers."""
-
-
 def open_rows(model: KeptModel, file: Path) -> tuple[TableForm | None, Iterator[PlacedRow]]:
     """Open the rows of a file in any form of tasks, or of a .txt with a text in each line. Returns also the form of a
     table. Raises `InputError` at once for a file without rows, or a first row that lacks a column of the input."""
@@ -178,13 +172,14 @@ def open_rows(model: KeptModel, file: Path) -> tuple[TableForm | None, Iterator[
         is_quoted = form == "tsv" and model.layout.quotes is None and has_needed_quotes(file, model.layout)
         layout = model.layout.model_copy(update={"quotes": True}) if is_quoted else model.layout
         table, rows = open_table(file, layout, is_csv=form == "csv")
+        rows = mark_numbers(table, rows)
     else:
         rows = rows_of_file(file, model.layout, task.words, label=None)
     begin = list(islice(rows, FIRST_ROWS if table else 1))
     if not begin:
         raise InputError(f"{file} has no rows")
     if table:
-        table = replace(table, decimal=decimal_of(table, (row for _, row in begin)))
+        table = replace(table, decimal=decimal_of(table, (field for _, row in begin for field in row.values())))
     location, row = begin[0][0], with_task_names(task, model.layout, begin[0][1])
     if task.kind.is_tagging:
         words = f"'{task.words}' (a list of words) or " if model.is_ours else ""
@@ -197,39 +192,21 @@ def open_rows(model: KeptModel, file: Path) -> tuple[TableForm | None, Iterator[
     return table, chain(begin, rows)
 
 
-def has_needed_quotes(file: Path, layout: FileLayout) -> bool:
-    """Tell whether a .tsv quotes fields: all of its rows can be read as quoted, and a field has a tab, a line end or a
-    quote inside."""
-    ways = ({"quotes": True}, {"quotes": False})
-    quoted, plain = (open_table(file, layout.model_copy(update=way), is_csv=False)[1] for way in ways)
-    is_needed = False
-    try:
-        for _, row in quoted:
-            try:
-                written = next(plain)[1] if not is_needed else row
-            except InputError:  # a row with more or fewer fields than the header
-                is_needed = True
-                continue
-            is_needed = is_needed or any(QUOTE in value for value in {*row.values()} - {*written.values()})
-    except InputError:
-        return False
-    return is_needed
-
-
-def label_of(model: KeptModel, row: Row) -> str | list[str] | None:
-    """Read the label, labels or tags of a row. None for a row without any, for labels that the model does not know, and
-    for multiple choice, whose rows name their own choices."""
+def label_of(model: KeptModel, row: Row) -> tuple[str | list[str] | None, Any]:
+    """Read the label, labels or tags of a row, and return them also as the row has them. None for labels that the model
+    does not know; twice None for a row without any, and for multiple choice, whose rows name their own choices."""
     task = model.task
     named = with_task_names(task, model.layout, row)
+    given = find_field(named, task.label)
     has_classes = model.is_ours and task.kind.has_classes and not task.kind.has_choices
-    if not has_classes or lacks_label(task, find_field(named, task.label)):
-        return None
+    if not has_classes or lacks_label(task, given):
+        return None, None
     try:
         [example], _ = make_examples(task, model.layout.scheme, [("", named)], defaultdict(list))
-    except ValueError:  # the file's column of this name holds something else
-        return None
+    except ValueError:  # the file's column of this name may hold something else
+        return None, given
     labels = [task.classes[index] for index in classes_of(example)]
-    return labels[0] if task.kind.has_strata else labels
+    return labels[0] if task.kind.has_strata else labels, given
 
 
 def read_labelled(model: KeptModel, file: Path) -> TaskData:
@@ -249,21 +226,6 @@ def read_labelled(model: KeptModel, file: Path) -> TaskData:
     if not examples:
         raise InputError(f"{file}: no row has a label in a column '{task.label}'; `biphase predict` needs none")
     return TaskData(task, train=(), validation=(), test=tuple(examples), left_out=num_rows - len(examples))
-
-
-DECIMAL_COMMA = re.compile(r"-?\d+,(?!\d{3}$)\d+")
-"""A number with a decimal comma; 1,000 may be a thousand."""
-DECIMAL_POINT = re.compile(r"-?\d+\.\d+")
-
-
-def decimal_of(form: TableForm, rows: Iterable[Mapping[str, str]]) -> str:
-    """Find the decimal mark of a table by its first rows. Excel writes commas with semicolons and a byte order mark."""
-    if form.delimiter == ",":
-        return "."
-    fields = [field.strip() for row in rows for field in row.values()]
-    if any(map(DECIMAL_POINT.fullmatch, fields)):
-        return "."
-    return "," if (form.delimiter == ";" and form.has_mark) or any(map(DECIMAL_COMMA.fullmatch, fields)) else "."
 
 
 LINES_READ = 200

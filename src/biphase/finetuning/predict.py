@@ -32,6 +32,8 @@ from biphase.tasks.splits import Collection, TaskData
 ROWS_AT_ONCE = 512
 """The number of rows to read, sort by length and predict together; fewer if they reach `LONGEST_TEXT` characters."""
 
+SPELLED = "biphase reads these names as letters, as in training; other programs may read them as the tokens"
+
 
 @torch.no_grad()
 def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, device: torch.device) -> Iterator[Row]:
@@ -56,15 +58,15 @@ def predict_placed(model: KeptModel, rows: Iterator[PlacedRow], name: str, devic
             counts["empty"] += prediction.get("predicted", "") is None
             yield row | prediction
     endings = {
-        "empty": "have no text: nothing is predicted for them",
-        "cut": f"were too long and cut at {tokenizer.pretrained.model_max_length:,} tokens",
-        "naming": f"name special tokens ({clipped(', '.join(tokens))}): biphase reads these names as letters, as in "
-        "training; other programs may read them as the tokens",
-        "trained": "trained or validated this model, which may know their answers",
+        "empty": ("has", "have", "no text: `predicted` is empty there"),
+        "cut": ("was", "were", f"too long and cut at {tokenizer.pretrained.model_max_length:,} tokens"),
+        "naming": ("names", "name", f"special tokens ({clipped(', '.join(tokens))}): {SPELLED}"),
+        "trained": ("trained", "trained", "or validated this model, which may know their answers"),
     }
-    for key, ending in endings.items():
+    for key, (verb_of_one, verb, ending) in endings.items():
         if counts[key]:
-            err.print(f"{name}: {counts[key]:,} of {counts['rows']:,} rows {ending}")
+            verb = verb_of_one if counts[key] == 1 else verb
+            err.print(f"{name}: {counts[key]:,} of {counts['rows']:,} rows {verb} {ending}")
 
 
 def list_read_tokens(folder: Path) -> list[str]:

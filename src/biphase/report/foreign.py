@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from biphase.corpus.forms import PlacedRow
+from biphase.corpus.forms import PlacedRow, is_missing
 from biphase.corpus.rows import column, read_json_file, read_number, rows_in_memory, rows_of_file
 from biphase.corpus.text import are_names
 from biphase.errors import InputError, first_of, refuse_doubles, refuse_unknown
@@ -28,7 +28,7 @@ from biphase.report.page import PageText, write_report
 from biphase.report.results import ALL_TASKS, ReportArm, Result, ResultSet, read_words
 from biphase.report.tables import Cell, Table, interval_cell
 from biphase.report.verdicts import TaskComparison, judge_all
-from biphase.tasks.examples import canonical_label, is_missing
+from biphase.tasks.examples import canonical_label
 
 if TYPE_CHECKING:
     import pandas

@@ -7,7 +7,7 @@ tags are in IOB2, answers are exact spans of their context, and documents have n
 import re
 import unicodedata
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from biphase.console import err
-from biphase.corpus.forms import PlacedRow, Row, template_columns
+from biphase.corpus.forms import PlacedRow, Row, is_missing, template_columns
 from biphase.corpus.rows import SHORT_ROW, TASK_REMEDY, column, excerpt, read_number, text_column
 from biphase.errors import InputError, first_of, refuse_doubles
 from biphase.tasks import spec
@@ -26,6 +26,7 @@ from biphase.tasks.sources import TaskSource, read_rows
 from biphase.tasks.splits import TEST_SHARE, TRAIN_SHARE, Collection, TaskData, draw_indices, hold_out, load_collection
 
 LABEL_REMEDY = f"{TASK_REMEDY}; leave a split without labels out"
+UNKNOWN_REMEDY = "correct it, or map it by `labels` in the task file; `score` leaves rows with an empty label out"
 MULTI_HOT = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 """The values of a list that says for each class whether it applies."""
 
@@ -39,7 +40,8 @@ def label_index(task: spec.Task, location: str, value: Any, choices: tuple[str, 
     if index is None:
         message = "is none of its choices" if choices else f"is not one of task '{task.name}'"
         by_number = "" if any(map(WRITTEN_NUMBER.fullmatch, names)) else f" (or 0 to {len(names) - 1})"
-        raise InputError(f"{location}: label {value!r} {message}: {', '.join(names)}{by_number}")
+        remedy = "" if choices else f"; {UNKNOWN_REMEDY}"
+        raise InputError(f"{location}: label {value!r} {message}: {', '.join(names)}{by_number}{remedy}")
     return index
 
 
@@ -97,11 +99,6 @@ def list_labels(value: Any) -> list[Any] | None:
         inside = value.strip("[] ")
         return [name.strip() for name in re.split("[,;|]", inside)] if inside else []
     return value if isinstance(value, list) else None
-
-
-def is_missing(value: Any) -> bool:
-    """Tell whether a field is empty: no value, NaN, or blanks."""
-    return value is None or value != value or (isinstance(value, str) and not value.strip())
 
 
 def to_iob2(tags: Sequence[Any], scheme: spec.Scheme, location: str) -> list[Any]:
@@ -300,15 +297,18 @@ def draw_splits(source: TaskSource, examples: dict[spec.TaskSplit, list[AnyExamp
             count = f"all {len(examples[split]):,} examples of {split} in {source.name}"
             raise InputError(f"task '{task.name}': {count} have the same label, from which nothing can be learnt")
     # Print the classes that a drawn split lacks by chance, while another split has them.
-    classes = {split: set[int]().union(*map(classes_of, examples[split])) for split in examples}
+    counts = {split: Counter(index for one in examples[split] for index in classes_of(one)) for split in examples}
+    total = sum(counts.values(), Counter[int]())
     for split in ["train", *drawn] if drawn and not task.choices else ():
-        absent = sorted(set[int]().union(*classes.values()) - classes[split])
-        if absent:
+        if absent := sorted(total.keys() - counts[split].keys()):
             names = first_of([task.classes[index] for index in absent])
             use = "left to train on" if split == "train" else f"drawn for {split}"
             sentence = f"{task.name}: none of the {len(examples[split]):,} examples {use} has {names}"
             has_shares = "" if task.stratified or task.problem_type else ", or `stratified: true`"
-            err.print(f"{sentence}; name files for the splits{has_shares} to have all classes in each")
+            few = [task.classes[i] for i in absent if task.kind.has_strata and total[i] < len(spec.TASK_SPLITS)]
+            ways = [f"name files for the splits{has_shares} to have all classes in each"] * (len(few) < len(absent))
+            ways += [f"join {first_of(few)}, too rare for that, by `labels`, or drop it by `unlabelled`"] * bool(few)
+            err.print(f"{sentence}; {'; '.join(ways)}")
     if most is not None:
         for split in spec.EVALUATED_SPLITS:
             examples[split] = [examples[split][index] for index in draw_indices(len(examples[split]), most)]

@@ -5,8 +5,9 @@ import hashlib
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -15,13 +16,22 @@ import yaml
 
 from biphase.config import parse_config, write_value
 from biphase.console import err
-from biphase.corpus.forms import PlacedRow, template_columns
-from biphase.corpus.rows import column, excerpt, field_names, plain_path, renamed, rows_in_memory, rows_of_file
+from biphase.corpus.forms import CommaNumber, PlacedRow, Row, is_missing, own_name, plain_name, template_columns
+from biphase.corpus.rows import (
+    as_number,
+    column,
+    excerpt,
+    field_names,
+    plain_path,
+    renamed,
+    rows_in_memory,
+    rows_of_file,
+)
 from biphase.corpus.text import is_running_text, json_line
 from biphase.errors import InputError, clipped, first_of
 from biphase.files import content_hash, whole_folder, write_text
 from biphase.tasks.examples import (
-    is_missing,
+    canonical_label,
     list_labels,
     read_label,
     read_spans_of_characters,
@@ -29,19 +39,23 @@ from biphase.tasks.examples import (
     why_left_out,
 )
 from biphase.tasks.families import KINDS, TASK_FAMILIES
+from biphase.tasks.sources import form_of
 from biphase.tasks.spec import TASK_SPLITS, Task, task_table
 
 LABEL_NAMES = (
     *("label", "labels", "class", "category", "sentiment", "stars", "rating", "intent", "topic", "topics", "genres"),
     *("ner_tags", "pos_tags", "tags", "score", "similarity", "answer", "answerKey", "entities", "spans", "ents"),
 )
-"""The usual names of the column with the label; the first one present counts."""
+"""The usual names of the column with the label; the first one present counts, before those in capital letters."""
 WORD_NAMES = ("tokens", "words")
 CHOICE_LISTS = ("choices", "options", "endings")
 CHOICE_COLUMN = re.compile(r"(choice|option|ending|answer|solution|sol)_?[0-9a-eA-E]|[A-E]")
 """The name of a column that holds one of several choices: `choice1`, `option_b`, `ending0`, `A`."""
 QUESTION_TEMPLATE = "Question: {question}\nContext: {context}"
 OTHER_SPLITS = {"validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+SPLIT_NAMES = {"train", *OTHER_SPLITS["validation"], *OTHER_SPLITS["test"]}
+NO_LABELS = ("n/a", "#n/a", "na", "nan", "none", "null", "-", "?")
+"""Words for a missing label, in small letters, which may also be the name of a class."""
 MOST_CLASSES = 200
 """The most classes of a task: a column with more different values is unlikely to hold labels."""
 
@@ -60,7 +74,8 @@ def describe_data(
         if "test" not in named:
             raise InputError(f"{data}: retrieval needs qrels/test.tsv, the judgements of its queries")
         return {"family": "retrieval", "files.0": named}
-    rows = list(rows_of_file(data))
+    form = form_of(data)
+    rows = list(rows_of_file(data, form))
     keys, needed = describe_rows(rows, str(data), label, family, template)
     if variants := keys.get("labels"):
         keys["classes"] = [name for name in keys["classes"] if name not in variants]
@@ -74,7 +89,14 @@ def describe_data(
     if lacking:
         err.print("the new task file leaves them out: `missing: drop`")
         keys["missing"] = "drop"
-    return keys | {"files.0": find_splits(data, needed) | names}
+    return keys | {"files.0": find_splits(data, needed) | names | ({"quotes": True} if form.quotes else {})}
+
+
+def find_label(row: Row, label: str | None) -> str | None:
+    """Find the column with the label, in the row's own spelling: the given one, or one of a usual name."""
+    small = {plain_name(str(name)).casefold(): name for name in reversed([*row])}
+    usual = [*filter(row.__contains__, LABEL_NAMES), *(small.get(name.casefold()) for name in LABEL_NAMES)]
+    return own_name(row, label) if label else next(filter(None, usual), None)
 
 
 def describe_rows(
@@ -94,13 +116,14 @@ def describe_rows(
             column(*placed[0], name, "the template names it")
     if label is None and {"question", "context", "answers"} <= columns.keys():
         return {"family": "question_answering", "template": QUESTION_TEMPLATE, "files.0": {}}, "answers"
-    label = label or next((name for name in LABEL_NAMES if name in columns), None)
+    label = find_label(columns, label)
     if label is None:
         raise InputError(f"which column of {data} is the label? Name it as `label`: {', '.join(columns)}")
     filled = [pair for pair in placed if not is_missing(column(*pair, label, "name one as `label`"))]
     placed = placed if family == "multi_label_classification" else filled  # with several labels a row may have none
     if not placed:
         raise InputError(f"{data}: no row has a label in '{label}': name another column as `label`")
+    tell_split_column([row for _, row in placed])
     labels = values_of(placed, label)
     words = next((name for name in WORD_NAMES if isinstance(placed[0][1].get(name), list)), None)
     tagged = () if words else zip(placed, labels, strict=True)
@@ -109,8 +132,16 @@ def describe_rows(
         text = "text" if "text" in columns else next((name for name in columns if isinstance(columns[name], str)), "")
         return describe_tags({f"B-{span.label}" for row in spans for span in row or ()}, text=text, label=label), label
     if words is None or not isinstance(labels[0], list):
-        return {**describe_texts(placed, data, label, labels, family, template), "files.0": {}}, label
+        return {"files.0": {}, **describe_texts(placed, data, label, labels, family, template)}, label
     return describe_tags({read_label(tag) for row in labels for tag in row}, tokens=words, label=label), label
+
+
+def tell_split_column(rows: Sequence[Row]) -> None:
+    """Print a column of rows that names their split, because splits are files."""
+    for name in rows[0] if rows else ():
+        if all(str(row.get(name)).casefold() in SPLIT_NAMES for row in rows) and len({row[name] for row in rows}) > 1:
+            remedy = "give each split a file of its own, such as train.csv and test.csv (in Python, map splits to rows)"
+            err.print(f"'{name}' names the split of each row, but is not used: {remedy}")
 
 
 def describe_tags(tags: set[str], **columns: str) -> dict[str, Any]:
@@ -142,15 +173,22 @@ def describe_texts(
         # A model must not read a column that only repeats the label in other words ("1 star" for 1).
         pairs = set(zip(map(str, values), map(str, labels), strict=True))
         says_label = len({text for text, _ in pairs}) == len(set(map(str, labels))) == len(pairs) < len(values)
-        is_read = name == "text" or (is_text(values) and not says_label)
+        is_read = plain_name(name).casefold() == "text" or (is_text(values) and not says_label)
         if name not in (label, choices) and is_read:
             texts.append(name)
+    # Braces and colons would be signs of the template itself.
+    plain: dict[str, str] = {}
+    for name in texts:
+        if template is None and not is_in_template(name):
+            plain[name] = new_name(name, {*columns, *plain.values()})
+    files = {"files.0": {"rename": plain}} if plain else {}
+    texts = [plain.get(name, name) for name in texts]
     if choices:
         lists = [value.get("text", ()) if isinstance(value, dict) else value for value in values_of(placed, choices)]
         template = template or " ".join(f"{{{name}}}" for name in [*texts, "choice"])
         classes = list("ABCDEFGHIJ"[: max(map(len, lists))])
         keys = {"family": "multiple_choice", "template": template, "label": label}
-        return keys | {"choices": [choices], "classes": classes}
+        return keys | {"choices": [choices], "classes": classes, **files}
     if not texts and not template:
         names = clipped(", ".join(field_names(columns)))
         reason = f"{data}: no column besides '{label}' has texts of several words that do not only repeat the label"
@@ -159,7 +197,20 @@ def describe_texts(
         err.print(f"template: {', '.join(texts)}: remove columns that reveal the answer or are not known before it")
     own = family if family in TASK_FAMILIES and KINDS[family].is_of_texts else "sequence_classification"
     keys = {"family": own, "template": template or "\n".join(f"{{{name}}}" for name in texts)}
-    return {**keys, "label": label, **describe_labels(data, label, labels, family)}
+    return {**keys, "label": label, **describe_labels(data, label, labels, family), **files}
+
+
+def is_in_template(name: str) -> bool:
+    """Tell whether a template can name a column."""
+    with suppress(InputError):
+        return template_columns(f"{{{name}}}") == (name,)
+    return False
+
+
+def new_name(name: str, others: Set[str]) -> str:
+    """Make a name that a template can have out of that of a column, unlike those of others."""
+    plain = " ".join(re.sub(r"[^\w .()/-]", " ", name).split()) or "column"
+    return plain if plain not in others else new_name(f"{plain}_", others)
 
 
 def values_of(placed: Sequence[PlacedRow], name: str) -> list[Any]:
@@ -183,19 +234,24 @@ def describe_labels(data: str, label: str, values: list[Any], family: str | None
         family = "multi_label_classification"
     numbers: list[float] = []
     classes = Counter(map(read_label, values))
+    if doubtful := [name for name in classes if name.casefold() in NO_LABELS]:
+        told = first_of([f"'{name}' (rows: {classes[name]:,})" for name in doubtful])
+        remedy = f"say `unlabelled: {write_value(doubtful)}` in a task file, without it in `classes`"
+        err.print(f"'{label}' has {told}: if that means no label, {remedy}")
     if family is None:
-        with suppress(ValueError):
-            numbers = [float(name) for name in classes]
+        found = [as_number(value) for value in values if read_label(value) not in doubtful]
+        numbers = [] if None in found else [number for number in found if number is not None]
         several = next((value for value in values if len(part_names(value)) > 1), None)
         if several is not None and not numbers:
             question = f"is '{several}' in '{label}' one class, several, or a number?"
             raise InputError(f"{data}: {question} Give `problem_type`, `multi_hot` or `classes` {IN_A_FILE}")
-    if family == "regression" or len(numbers) > MOST_CLASSES or not all(map(float.is_integer, numbers)):
+    if family == "regression" or len({*numbers}) > MOST_CLASSES or not all(map(float.is_integer, numbers)):
         return {"problem_type": "regression"}
     if family == "multi_label_classification":
         classes = Counter(name for value in values for name in part_names(value))
     if not 2 <= len(classes) <= MOST_CLASSES:
-        raise InputError(f"{data}: '{label}' has {len(classes)} different values; name a column of classes as `label`")
+        count = "the same value in all rows" if len(classes) == 1 else f"{len(classes):,} different values"
+        raise InputError(f"{data}: '{label}' has {count}; name a column of classes as `label`")
     ordered = sorted(classes, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
     keys = {"labels": variants} if (variants := find_variants(classes)) else {}
     if family == "multi_label_classification":
@@ -204,17 +260,20 @@ def describe_labels(data: str, label: str, values: list[Any], family: str | None
 
 
 def find_variants(counts: Mapping[str, int]) -> dict[str, str]:
-    """Map names of classes to the most frequent name that differs from them only in case or blanks; print them with
-    their counts of rows."""
-    spellings: dict[str, list[str]] = defaultdict(list)
+    """Map names of classes to the most frequent name, or the shortest number, that differs from them only in case,
+    blanks or the form of a number; print them with their counts of rows."""
+    spellings: dict[Any, list[str]] = defaultdict(list)
     for name in sorted(counts, key=lambda name: (-counts[name], name)):
-        spellings[" ".join(name.casefold().split())].append(name)
+        spellings[canonical_label(" ".join(name.casefold().split()))].append(name)
+    for spelling, names in spellings.items():
+        if isinstance(spelling, Decimal):
+            names.sort(key=len)
     variants = {name: names[0] for names in spellings.values() for name in names[1:]}
     if variants:
         told = {name: f"'{name}' (rows: {number:,})" for name, number in counts.items()}
         pairs = [f"{told[name]} and {told[most]}" for name, most in variants.items()]
         remedy = f"`labels: {clipped(write_value(variants))}` in a task file makes them one class"
-        err.print(f"{first_of(pairs)} differ only in case or blanks: {remedy}")
+        err.print(f"{first_of(pairs)} differ only in case, blanks or the form of a number: {remedy}")
     return variants
 
 
@@ -226,20 +285,28 @@ def find_splits(train: Path, needed: str | None = None) -> dict[str, str]:
     for split, words in OTHER_SPLITS.items():
         names = (train.name.replace("train", word) for word in words)
         file = next((name for name in names if name != train.name and (train.parent / name).exists()), None)
-        if file and needed and needed not in next(rows_of_file(train.parent / file), ("", {}))[1]:
-            err.print(f"{train.parent / file} has no '{needed}': {split} is drawn from train instead")
+        path = train.parent / (file or "")
+        first = next(rows_of_file(path, form_of(path)), ("", {}))[1] if file and needed else {}
+        if file and needed and own_name(first, needed) not in first:
+            err.print(f"{path} has no '{needed}': {split} is drawn from train instead")
         elif file:
             splits[split] = file
     return {split: plain_path(Path(name)).name for split, name in splits.items()}
 
 
 def is_text(values: list[Any]) -> bool:
-    """Tell whether a column holds running text, or lists of it, by the majority of its first values."""
+    """Tell whether a column holds running text, or lists of it, by the majority of its first values. Dates, times
+    and numbers are none."""
     are_texts = []
     for value in islice(values, 1000):
         parts = value if isinstance(value, list) and value else [value]
-        are_texts.append(all(isinstance(part, str) and is_running_text(part) for part in parts))
+        are_texts.append(all(isinstance(part, str) and is_running_text(part) and has_words(part) for part in parts))
     return sum(are_texts) > len(are_texts) / 2
+
+
+def has_words(text: str) -> bool:
+    """Tell whether a text is more than digits with a few letters, such as "24.12.2026 09:15 Uhr"."""
+    return 2 * sum(map(str.isalpha, text)) >= max(sum(map(str.isdigit, text)), 1)
 
 
 def part_names(value: Any) -> list[str]:
@@ -309,12 +376,13 @@ def write_task(
 def labelled_rows(data: Any, split: str, label: str | None) -> Iterator[PlacedRow]:
     """Yield the rows of a split, each with its location. Turn labels that are numbers or truth values into text."""
     if isinstance(data, str | Path):
-        placed = rows_of_file(Path(data))
+        placed = rows_of_file(Path(data), form_of(Path(data)))
     else:
         placed = ((f"{split}: row {number}", row) for number, row in enumerate(rows_in_memory(data)))
     for location, row in placed:
-        column = label or next((name for name in LABEL_NAMES if name in row), "label")
+        column = find_label(row, label) or "label"
         value = row.get(column, "none")
+        value = float(value) if isinstance(value, CommaNumber) else value
         if is_missing(value):
             row[column] = None
         elif isinstance(value, bool | int | float):

@@ -15,9 +15,13 @@ from biphase.config import BUNDLED
 from biphase.corpus.forms import PUBLISHED, PlacedRow, read_dataset
 from biphase.corpus.rows import (
     CODECS,
+    DEFAULT_FORM,
     FORMATS,
+    QUOTE,
     SHORT_ROW,
+    FileForm,
     ending_of,
+    open_table,
     renamed,
     rows_of_file,
     saved_tables,
@@ -219,6 +223,31 @@ def read_layout(source: TaskSource, layout: spec.FileLayout, part: PartName) -> 
             form = FORMATS.get(ending_of(path), "trec")
             form = "judgements" if form == "tsv" else form
         yield from rows_of_file(path, layout.model_copy(update={"format": form}), task.words, task.label)
+
+
+def form_of(file: Path) -> FileForm:
+    """Choose the form of a user's own file: with quotes for a .tsv that has them where they are needed."""
+    is_quoted = ending_of(file) == ".tsv" and has_needed_quotes(file, DEFAULT_FORM)
+    return FileForm(quotes=True) if is_quoted else DEFAULT_FORM
+
+
+def has_needed_quotes(file: Path, layout: FileForm) -> bool:
+    """Tell whether a .tsv quotes fields: all of its rows can be read as quoted, and a field has a tab, a line end or a
+    quote inside."""
+    ways = ({"quotes": True}, {"quotes": False})
+    quoted, plain = (open_table(file, layout.model_copy(update=way), is_csv=False)[1] for way in ways)
+    is_needed = False
+    try:
+        for _, row in quoted:
+            try:
+                written = next(plain)[1] if not is_needed else row
+            except InputError:  # a row with more or fewer fields than the header
+                is_needed = True
+                continue
+            is_needed = is_needed or any(QUOTE in value for value in {*row.values()} - {*written.values()})
+    except InputError:
+        return False
+    return is_needed
 
 
 def read_hub_split(id: str, revision: str | None, config: str | None, split: str) -> Iterator[PlacedRow]:
