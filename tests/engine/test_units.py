@@ -482,7 +482,14 @@ def test_workers_share_the_cores_and_leave_this_process_alone(
     units = [Unit(str(index), deeds.environment, {"keys": keys}) for index in range(2)]
     before = dict(os.environ)
     for outcome in run_units(units, Engine(workers=5, device="cpu")):
-        assert list(outcome.value.values()) == ["2", "2", "2", "PASSIVE", "", ""]  # two units need two workers; the lowest number holds
+        assert list(outcome.value.values()) == [
+            "2",
+            "2",
+            "2",
+            "PASSIVE",
+            "",
+            "",
+        ]  # two units, two workers
     assert dict(os.environ) == before
 
 

@@ -24,7 +24,7 @@ from biphase.studies.cost import measure_sizes
 from biphase.studies.declarations import count_looks, declare, hash_hypotheses, read_declared, tell_declaration
 from biphase.studies.describe import Begun, list_planned_looks
 from biphase.studies.plan import Plan, bind_hypotheses, list_named_arms, plan_study
-from biphase.studies.report import collect_results, hypotheses_json, judge_results, with_losses
+from biphase.studies.report import collect_results, hypotheses_json, measure_hypotheses, with_losses
 from biphase.studies.spec import Study, load_study
 
 
@@ -84,8 +84,8 @@ def test_an_unknown_name_is_refused_before_anything_trains() -> None:
 
 def judge(plan: Plan, results: Sequence[Result]) -> tuple[Finding, ...]:
     expected = collect_results(plan, {model.name: ScoreSet(()) for model in plan.models}, measure_sizes(plan))
-    findings, _ = judge_results(plan, with_averages(replace(expected, results=tuple(results))))
-    return findings
+    findings, _ = measure_hypotheses(plan, with_averages(replace(expected, results=tuple(results))))
+    return judge_claims(findings)
 
 
 def test_hypotheses_are_judged_together() -> None:
@@ -174,7 +174,7 @@ def test_losses_are_paired_by_pretraining_seed() -> None:
     def judged(kept: dict[str, Any]) -> tuple[Finding, ...]:
         planned = collect_results(plan, {model.name: ScoreSet(()) for model in plan.models}, measure_sizes(plan))
         results = with_averages(replace(planned, results=tuple(scores)))
-        return judge_results(plan, with_losses(plan, results, kept))[0]
+        return judge_claims(measure_hypotheses(plan, with_losses(plan, results, kept))[0])
 
     first, second = judged(losses)
     for finding, name in ((first, "1m-25-75-100"), (second, "1m-stack-100")):
@@ -414,7 +414,7 @@ def test_a_look_at_a_shared_level_decides_less() -> None:
     finding = Finding("h", "it is", "", (Claim("a > b", (Inequality("a - b", gap, 0.0),)),))
     adjusted = []
     for looks in (((), 0), ([3], 8), ([3, 5], 8)):
-        (judged,) = judge_claims([finding], {"h": looks})
+        (judged,) = judge_claims([replace(finding, looks=looks)])
         (one,) = judged.inequalities
         adjusted.append(one.adjusted)
         assert (judged.verdict == "supported") == (not looks[0]) and one.p_value == pytest.approx(0.03)

@@ -115,13 +115,13 @@ def test_classes_that_a_draw_leaves_out_are_told(tmp_path: Path, capsys) -> None
     ("table", "numbers"),
     [
         ("text;label\na;9,71\nb;1,234\nc;-0,5\nd;1,5e-05\ne;7", {9.71, 1.234, -0.5, 1.5e-05, 7}),
-        ("text;label\na;1,234\nb;2", {1.234, 2}),
         ("text\tlabel\na\t9,5\nb\t1,234", {9.5, 1.234}),
         ("text;day;label\na;24.12.2025;1,2\nb;31.12.2025;2,5", {1.2, 2.5}),
         ("text;time;version;label\na;09.15;1.2;9,71\nb;10.45;1.3;1,234", {9.71, 1.234}),
         ("text;label\na;9.71\nb;1.234", {9.71, 1.234}),
         ('text,label\na,"1,234"\nb,"9,71"', None),
         ("text\tlabel\na\t1,234\nb\t9", None),
+        ("text;label\na;1,234\nb;999", None),
         ("text;price;label\na;9.71;1,234\nb;3.5;7", None),
     ],
 )

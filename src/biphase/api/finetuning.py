@@ -155,10 +155,8 @@ def tell_score(score: Score, keep: Path | str | None, is_old: bool, words: Seque
     console.err.print(f"{score.folder}: scores and predictions{of_model}")
     if (report := read_report(score)) is not None:
         print_report(report, score.never_predicted.get("test", {}))
-    for result in [] if score.diverged else [result_of(score)]:
-        beside = (row.sentence for row in verdicts.compare_words([result], words))
-        for sentence in (*verdicts.tell_degenerate(result), *beside):
-            console.out.prose(sentence)
+    for sentence in [] if score.diverged else verdicts.tell_alone(result_of(score), words):
+        console.out.prose(sentence)
 
 
 def is_folder(data: Any) -> bool:

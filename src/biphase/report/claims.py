@@ -144,6 +144,12 @@ class Claim:
         return combine([*verdicts, *("undecided" for _ in self.untested)])
 
 
+Looks = tuple[Sequence[int], int]
+"""The numbers of seeds at the looks that share the level of their tests, and the most that a look may have."""
+
+NO_LOOKS: Looks = (), 0
+
+
 @dataclass(frozen=True)
 class Finding:
     """One statement with its claims; it holds if all claims do."""
@@ -155,6 +161,13 @@ class Finding:
     scope: str = ""
     """The scope of the verdict, if the statement is more general, `at size 1m`, or if it was looked at otherwise than
     planned: `planned 3 seeds, tested at 7 after 4 looks`."""
+    looks: Looks = NO_LOOKS
+    """The looks that share the level of its tests, of which this is the last; none if it is the only one."""
+
+    @property
+    def times(self) -> float:
+        """The factor of its p-values for the looks that share the level."""
+        return SIGNIFICANCE / spend_error(*self.looks)
 
     @property
     def verdict(self) -> ClaimVerdict:
@@ -221,14 +234,8 @@ Verdicts = tuple[tuple[Finding, ...], str, str]
 """The findings of a report, the answer to its question in a sentence or two, and a note on the tests."""
 
 
-Looks = tuple[Sequence[int], int]
-"""The numbers of seeds at the looks that share the level of their tests, and the most that a look may have."""
-
-NO_LOOKS: Looks = (), 0
-
-
-def judge_claims(findings: Sequence[Finding], looks: Mapping[str, Looks] | None = None) -> tuple[Finding, ...]:
-    """Return the findings with all verdicts. `looks`: key of a finding → the looks at it, of which this is the last.
+def judge_claims(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return the findings with all verdicts.
 
     All inequalities of a finding must hold. So the p-value of an inequality above its bound is corrected only for the
     other findings (Holm). A single inequality below its bound contradicts the finding, so its p-value is also corrected
@@ -238,14 +245,13 @@ def judge_claims(findings: Sequence[Finding], looks: Mapping[str, Looks] | None 
     verdict is about these checkpoints, not about another pretraining of the same arm (`name_noise`). An equivalence
     counts as a difference between its bounds or outside them.
     """
-    times = [SIGNIFICANCE / spend_error(*(looks or {}).get(finding.key, NO_LOOKS)) for finding in findings]
-    p_values = [factor * finding.p_value for factor, finding in zip(times, findings, strict=True)]
+    p_values = [finding.times * finding.p_value for finding in findings]
     with_verdicts = []
     for index, finding in enumerate(findings):
         others = p_values[:index] + p_values[index + 1 :]
         claims = []
         for claim in finding.claims:
-            decided = [decide(each, others, finding.num_tests or 1, times[index]) for each in claim.inequalities]
+            decided = [decide(each, others, finding.num_tests or 1, finding.times) for each in claim.inequalities]
             claims.append(replace(claim, inequalities=tuple(decided)))
         with_verdicts.append(replace(finding, claims=tuple(claims)))
     return tuple(with_verdicts)

@@ -83,10 +83,6 @@ class Contrast:
     """The sum for each seed; () unless all scores are paired by seed."""
     unit: GapUnit = "points"
 
-    def negated(self) -> "Contrast":
-        """Return minus the sum."""
-        return replace(self, estimate=-self.estimate, by_seed=tuple(-value for value in self.by_seed))
-
     @property
     def noise(self) -> tuple[Noise, ...]:
         """The sources of noise in the test."""

@@ -366,8 +366,7 @@ def measure(asked: AskedInequality, results: ResultSet) -> Inequality:
 
     def contrast_baseline(names: Sequence[str]) -> Contrast:
         at_share = contrast_at_share(results, arms[first.arms[0]], baseline, asked.bound, names)
-        by_seed = tuple(-sign * value for value in at_share.by_seed)
-        return replace(at_share, estimate=-sign * at_share.estimate, by_seed=by_seed)
+        return negate(at_share) if sign > 0 else at_share
 
     # 1. The arms with their weights; and the contrast, unless it is a weighted sum of scores.
     if asked.is_equivalent:
@@ -404,10 +403,15 @@ def measure(asked: AskedInequality, results: ResultSet) -> Inequality:
     # 4. A sum that is claimed to lie below its bound is shown as it was asked for.
     is_below = sign < 0 and not asked.is_equivalent
     if is_below:
-        gap, bound = gap.negated(), -bound
-        by_task = {name: alone.negated() for name, alone in by_task.items()}
+        gap, bound = negate(gap), -bound
+        by_task = {name: negate(alone) for name, alone in by_task.items()}
     measured = Inequality(label, gap, bound, *lacks, by_task=by_task, arms=compared, beside=beside)
     return replace(measured, compute=compute, is_equivalence=asked.is_equivalence, is_below=is_below)
+
+
+def negate(gap: Contrast) -> Contrast:
+    """Return minus a sum."""
+    return replace(gap, estimate=-gap.estimate, by_seed=tuple(-value for value in gap.by_seed))
 
 
 def refuse_lacking(asked: AskedInequality, results: ResultSet) -> None:

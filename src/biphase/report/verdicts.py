@@ -409,12 +409,15 @@ def list_flaws(row: SummaryRow, where: str) -> Iterator[str]:
         yield f"never predicted: {where}: {first_of(never, 5)}"
 
 
-def tell_degenerate(score: Result) -> Iterator[str]:
-    """Yield a sentence if a single model predicts the same for all test examples."""
+def tell_alone(score: Result, words: Sequence[Score]) -> Iterator[str]:
+    """Yield sentences on a single model: whether it predicts the same for all test examples, and its comparison with
+    words alone."""
     if score.count_degenerate():
         is_correlation = score.measure in KINDS["regression"].metrics
         undefined = f", so its {score.measure} means nothing (0 if undefined)" if is_correlation else ""
         yield f"degenerate: this model predicts the same for all test examples{undefined}"
+    for row in compare_words([score], words):
+        yield row.sentence
 
 
 def print_comparison(comparisons: Sequence[TaskComparison]) -> None:

@@ -23,7 +23,7 @@ from biphase.exporting.push import without_folders
 from biphase.files import read_hashed
 from biphase.finetuning.metrics import BM25
 from biphase.finetuning.scores import TASK_SETTINGS, Score, ScoreSet, has_lost_predictions
-from biphase.report.claims import Claim, Finding, Verdicts, judge_claims
+from biphase.report.claims import Claim, Finding, judge_claims
 from biphase.report.contrasts import Terms, contrast, difference, seed_interval, with_averages
 from biphase.report.figures import figure_pool
 from biphase.report.formats import csv_text, show_count, show_list
@@ -263,10 +263,10 @@ def tell_masking(phases: Iterable[Phase]) -> dict[str, Any]:
 HOW_JUDGED = "Supported if every inequality is, contradicted if one is; corrected (Holm) for all declared hypotheses."
 
 
-def judge_results(plan: Plan, results: ResultSet, folder: Path | None = None) -> tuple[tuple[Finding, ...], Verdicts]:
-    """Judge all hypotheses together, and the paper's findings, by the primary metric. A hypothesis needs complete
-    scores on all its tasks in the plan; otherwise it is undecided. `results` include averages, and the tasks and
-    fine-tunings that the plan expects. `folder`: the study's folder, which counts the looks at the hypotheses."""
+def measure_hypotheses(plan: Plan, results: ResultSet) -> tuple[list[Finding], tuple[Finding, ...]]:
+    """Measure all hypotheses, and the paper's findings, by the primary metric. A hypothesis needs complete scores on
+    all its tasks in the plan; otherwise it will be undecided. `results` include averages, and the tasks and
+    fine-tunings that the plan expects."""
     results = results.select(metric=results.primary_metric)
     measured = measure_findings(results)
     cited, findings = {finding.key: finding.claims for finding in measured}, []
@@ -275,9 +275,7 @@ def judge_results(plan: Plan, results: ResultSet, folder: Path | None = None) ->
         for condition in conditions:
             claims += cited[condition] if isinstance(condition, str) else [measure_claim(condition, results)]
         findings.append(Finding(hypothesis.name, hypothesis.says, HOW_JUDGED, tuple(claims)))
-    looks = count_looks(plan, folder, {finding.key: finding.num_seeds for finding in findings}) if folder else {}
-    findings = [replace(finding, scope=looks[finding.key][1]) if looks else finding for finding in findings]
-    return judge_claims(findings, {key: looks[key][0] for key in looks}), judge_paper(measured)
+    return findings, measured
 
 
 def list_equivalents(plan: Plan) -> dict[str, tuple[str, ...]]:
@@ -402,10 +400,14 @@ def report_study(plan: Plan, folder: Path, out: Path, commands: Sequence[str]) -
         results = with_averages(collect_results(plan, state.scores, sizes))
         if not results.results:
             raise InputError(f"the study's folder {folder} has no finished score to report on yet")
-        digest, declared = tell_declaration(plan, folder) if plan.hypotheses else ("", [])
         losses = read_losses(state)
         measured = with_losses(plan, results, losses)
-        findings, verdicts = judge_results(plan, measured, folder)
+        hypotheses, of_paper = measure_hypotheses(plan, measured)
+        verdicts = judge_paper(of_paper)
+        looks = count_looks(plan, folder, {one.key: one.num_seeds for one in hypotheses})
+        digest, declared = tell_declaration(plan, folder) if plan.hypotheses else ("", [])
+        hypotheses = [replace(one, looks=looks[one.key][0], scope=looks[one.key][1]) for one in hypotheses]
+        findings = judge_claims(hypotheses)
         declared += propose_looks(plan, findings)
         files = {"hypotheses.json": hypotheses_json(plan, digest, declared, findings)} if findings else {}
         files |= {"scores.csv": cells_csv(state.scores), "citation.bib": write_citation(plan.study, declared)}
