@@ -36,7 +36,7 @@ PATHS = {
 }
 """Path → the module and the function where it begins."""
 CAPS = {
-    "code": 26_460,
+    "code": 26_465,
     "modules": 147,
     "import lines": 2_854,
     "longest function": 53,

@@ -144,6 +144,11 @@ def test_no_point_is_read_off_where_the_ladder_is_level(score: float, told: str)
     closed = replace(found, beyond="", low=0.3, high=0.9)
     assert show_multiple(closed) == "between 0.30 and 0.90 (level ladder)", "from 1.1 to 3.3 of 1, 2 and 4"
     assert not replace(closed, low=0.3, high=0.5).is_level, "from 2, where it begins to rise"
+    # Without an interval, the estimate decides; a ladder where nothing was learned is level everywhere.
+    alone = replace(closed, low=math.nan, high=math.nan, share=1 / 1.5)
+    assert alone.is_level and show_multiple(alone) == "no share (level ladder)"
+    assert not replace(alone, share=1 / 3).is_level
+    assert replace(alone, share=0.25, heights=(0.0, 0.0, 0.0)).is_level
 
 
 def test_points_stay_on_ladders_that_rise_and_go_where_they_mislead() -> None:

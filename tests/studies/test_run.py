@@ -42,9 +42,11 @@ from biphase.studies.report import (
     arm_of_model,
     as_published,
     collect_results,
+    list_missing,
     list_notes,
     list_texts,
     read_evidence,
+    read_losses,
     report_study,
 )
 from biphase.studies.run import measure_units, run_study, status, study_units
@@ -318,6 +320,18 @@ def test_more_pretraining_seeds_train_nothing_anew(plan: Plan, finished: Path, t
     assert {result.arm.name for result in results} == {
         r.arm.name for r in collect_results(plan, read_state(plan, finished).scores, measure_sizes(plan)).results
     }
+
+
+def test_a_finished_run_without_its_losses_is_told(plan: Plan, finished: Path, tmp_path: Path) -> None:
+    place = copy_of(finished, tmp_path / "lost")
+    state = read_state(plan, place)
+    assert not [*list_missing(state, (), read_losses(state))]
+    name = next(iter(plan.runs))
+    log = place / "runs" / state.records[name].folder / "metrics.jsonl"
+    log.write_text("spoiled\n")
+    state = read_state(plan, place)
+    [told] = list_missing(state, (), read_losses(state))
+    assert told.startswith(f"{name} is trained, but runs/{log.parent.name}/metrics.jsonl has no losses: restore it")
 
 
 def test_status_of_a_finished_study(plan: Plan, finished: Path) -> None:

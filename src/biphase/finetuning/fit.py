@@ -227,10 +227,12 @@ def evaluate_cell(
     rows: dict[str, Rows] = {}
     predictions: dict[str, Any] = {}
     network.eval()
-    for name in () if training["diverged"] else EVALUATED_SPLITS:
-        with torch.no_grad():
-            predictions[name] = splits[name].predict(network, cell)
-        metrics[name], rows[name] = splits[name].judge(predictions[name], cell)
+    with console.track(f"score {plan.task.name}", len(EVALUATED_SPLITS), "splits") as progress:
+        for name in () if training["diverged"] else EVALUATED_SPLITS:
+            with torch.no_grad():
+                predictions[name] = splits[name].predict(network, cell)
+            metrics[name], rows[name] = splits[name].judge(predictions[name], cell)
+            progress.advance(1)
     is_on_gpu = cell.device.type == "cuda"
     peak = torch.cuda.max_memory_allocated(cell.device) if is_on_gpu else 1024 * getrusage(RUSAGE_SELF).ru_maxrss
     training = training | {"seconds": training["seconds"] | {"evaluate": round(time.perf_counter() - started, 3)}}

@@ -39,8 +39,8 @@ WORD_SCORES = ".words"
 """The folder of these scores beside those of cells."""
 SURE = 30.0
 """The log-odds of a class that all training examples have, or with a minus none."""
-BASELINE = 1
-"""A part of every name. Raise it when the same examples give other scores."""
+BASELINE, OF_SEARCH = 1, 2
+"""A part of every name, and that of BM25. Raise it when the same examples give other scores."""
 
 STRENGTHS = (0.1, 1.0, 10.0)
 """The values of C, the inverse of the regularization, among which validation chooses; the least of equal ones."""
@@ -63,9 +63,10 @@ def score_words(train: TaskSource, evaluation: TaskSource, configs: Iterable[Fin
         data = load(evaluation, *how)
         trained = data if task.kind.is_search or train.hash == evaluation.hash else load(train, *how)
         config = reduce_config(config, task.metric, len(trained.train))
-        name = [BASELINE, train.hash, evaluation.hash, task.metric, config.model_dump(mode="json")]
-        baseline = Encoder(task.kind.words, f"words {BASELINE}", max_length=0)
-        plan = CellPlan(baseline, task, train, evaluation, config, content_hash(name))
+        baseline = OF_SEARCH if task.kind.is_search else BASELINE
+        name = [baseline, train.hash, evaluation.hash, task.metric, config.model_dump(mode="json")]
+        model = Encoder(task.kind.words, f"words {baseline}", max_length=0)
+        plan = CellPlan(model, task, train, evaluation, config, content_hash(name))
         if plan.hash not in scores:
             with locked(out / ".locks" / plan.folder(out).name, wait=True):
                 if not plan.is_finished(out):

@@ -342,7 +342,8 @@ def tell_finding(finding: Finding) -> str:
     least, num_measured = finding.least, sum(not math.isnan(one.estimate) for one in finding.inequalities)
     if least is None:
         return f"{told}."
-    bound = f" {'within' if least.is_equivalence else 'against'} {least.told_bound}" if least.bound else ""
+    side = ("within" if least.margin > 0 else "outside") if least.is_equivalence else "against"
+    bound = f" {side} {least.told_bound}" if least.bound else ""
     beside = f" beside {least.beside}" if least.beside else ""
     smallest = "smaller" if num_measured == 2 else "smallest"
     of_several = f" for the {smallest} of {num_measured} differences" if num_measured > 1 else ""

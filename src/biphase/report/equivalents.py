@@ -75,17 +75,21 @@ class Equivalent:
 
     @property
     def reach(self) -> tuple[float, float]:
-        """The least and the most baseline compute in the interval, cut to the ladder."""
+        """The least and the most baseline compute in the interval, cut to the ladder; without a test, that of the
+        estimate."""
+        if math.isnan(self.low):
+            return self.compute / self.share, self.compute / self.share
         most = self.compute / self.low if self.low else math.inf
         return max(min(self.ladder), self.compute / self.high), min(max(self.ladder), most)
 
     @property
     def is_level(self) -> bool:
         """Whether the ladder is level somewhere within the interval, so that a single share would mislead."""
-        if self.beyond or math.isnan(self.low):
+        if self.beyond:
             return False
         logs_K, (begin, end) = np.log([*self.ladder]), np.log(self.reach)
-        is_within_K = (logs_K[1:] > begin + 1e-9) & (logs_K[:-1] < end - 1e-9)
+        inside = -1e-9 if math.isnan(self.low) else 1e-9  # an estimate may lie on a rung
+        is_within_K = (logs_K[1:] > begin + inside) & (logs_K[:-1] < end - inside)
         whole = (self.heights[-1] - self.heights[0]) / (logs_K[-1] - logs_K[0])
         return bool((np.diff(self.heights) / np.diff(logs_K) <= LEVEL * whole)[is_within_K].any())
 
@@ -254,7 +258,7 @@ def show_multiple(equivalent: Equivalent) -> str:
     interval: `at least 0.41 (level ladder)`."""
     ends = show_ends(equivalent)
     if equivalent.is_level:
-        return f"{ends} (level ladder)"
+        return f"{ends} (level ladder)" if ends else "no share (level ladder)"
     point = f"{equivalent.beyond} the ladder" if equivalent.beyond else f"{equivalent.share:.2f}"
     return point + (f" {ends}" if ends.startswith("[") else f" ({ends})" if ends else "")
 
