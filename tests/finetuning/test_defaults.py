@@ -154,7 +154,7 @@ def test_all_tries_of_a_rate_have_a_third_of_the_updates_and_are_counted(
     tries = [bar for bar in bars if bar[0].startswith("learning rate")]
     later = [2 * steps + num_steps, steps + num_steps, num_steps]
     assert tries == [(f"learning rate {n} of 3 · fine-tune own", steps, later[n - 1]) for n in (1, 2, 3)]
-    assert bars[-1] == ("fine-tune own", num_steps, 0)
+    assert bars[-2:] == [("fine-tune own", num_steps, 0), ("score own", 2, 0)]
     told = f"own: tries 3 learning rates for {steps} steps each, then trains {num_steps} steps"
     assert told in " ".join(capsys.readouterr().err.split())
 
