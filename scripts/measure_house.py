@@ -36,9 +36,9 @@ PATHS = {
 }
 """Path → the module and the function where it begins."""
 CAPS = {
-    "code": 26_465,
+    "code": 26_455,
     "modules": 147,
-    "import lines": 2_854,
+    "import lines": 2_846,
     "longest function": 53,
     "a recipe into train": 87,
     "a cell into its score": 75,

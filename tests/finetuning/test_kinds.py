@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from biphase.errors import InputError
 from biphase.finetuning.config import PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.encoding import CellContext
 from biphase.finetuning.encoding_cache import encode_source
+from biphase.finetuning.families.sequence_classification import Split
 from biphase.finetuning.heads import NumberLayer, build_network
 from biphase.finetuning.kept import RECORD
 from biphase.finetuning.metrics import score_rows
@@ -198,7 +200,7 @@ def test_numbers_are_computed_in_fp32(model_folder: Path, tmp_path: Path) -> Non
 def test_a_head_without_a_bias_learns_numbers_of_the_size_1(tmp_path: Path) -> None:
     layer = torch.nn.Linear(3, 1, bias=False)
     number, inputs = NumberLayer(layer), torch.randn(5, 3)
-    number.standardize(np.array([3.0, 4.0]))
+    Split.set_unit(SimpleNamespace(labels_S=np.array([3.0, 4.0])), number, np.arange(2))
     assert torch.equal(number(inputs), layer(inputs) * math.sqrt(12.5)) and number.take_unit()[0] == 0
     assert torch.equal(number(inputs), layer(inputs))
 

@@ -4,8 +4,7 @@ of a table, and its numbers with decimal commas."""
 import csv
 import json
 import re
-import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
@@ -37,18 +36,6 @@ def template_columns(template: str) -> tuple[str, ...]:
 def is_missing(value: Any) -> bool:
     """Tell whether a field is empty: no value, NaN, or blanks."""
     return value is None or value != value or (isinstance(value, str) and not value.strip())
-
-
-@lru_cache(maxsize=10_000)
-def plain_name(name: str) -> str:
-    """Return the name of a column without blanks around it, in Unicode's NFC; macOS writes NFD."""
-    return unicodedata.normalize("NFC", name.strip())
-
-
-def own_name(row: Mapping[str, Any], name: str) -> str:
-    """Return a row's own spelling of the name of a column, or the name as it is if no single column has it."""
-    alike = [own for own in row if plain_name(str(own)) == plain_name(name)] if name not in row else ()
-    return alike[0] if len(alike) == 1 else name
 
 
 @dataclass(frozen=True)

@@ -10,28 +10,19 @@ import itertools
 import json
 import math
 import sys
+import unicodedata
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from biphase.config import Strict
-from biphase.corpus.forms import (
-    Format,
-    PlacedRow,
-    Row,
-    TableForm,
-    mark_numbers,
-    name_classes,
-    own_name,
-    read_dataset,
-    unfold,
-)
+from biphase.corpus.forms import Format, PlacedRow, Row, TableForm, mark_numbers, name_classes, read_dataset, unfold
 from biphase.errors import InputError, clipped, refuse_doubles, told_as
 from biphase.files import parse_json, reading
 
@@ -39,10 +30,8 @@ Delimiter = Annotated[str, Field(pattern=r'^[^"\r\n]$')]
 CODECS = {".zst": "zstd", ".gz": "gzip"}
 """The endings of compressed files → pyarrow's names of their compression."""
 
-QUOTE = '"'
-DELIMITERS = ",;\t|"
-BYTE_ORDER_MARK = "\ufeff"
-UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+QUOTE, DELIMITERS = '"', ",;\t|"
+BYTE_ORDER_MARK, UTF_16_MARKS = "\ufeff", (b"\xff\xfe", b"\xfe\xff")
 BUFFER_BYTES = 1 << 20
 ABSENT = object()
 """The value of a missing field, because null is a value too."""
@@ -243,6 +232,18 @@ def read_number(location: str, name: str, value: Any) -> float:
 def excerpt(value: Any) -> str:
     """Return the beginning of a value's JSON, for a message."""
     return json.dumps(value, ensure_ascii=False, default=str)[:40]
+
+
+@lru_cache(maxsize=10_000)
+def plain_name(name: str) -> str:
+    """Return the name of a column without blanks around it, in Unicode's NFC; macOS writes NFD."""
+    return unicodedata.normalize("NFC", name.strip())
+
+
+def own_name(row: Mapping[str, Any], name: str) -> str:
+    """Return a row's own spelling of the name of a column, or the name as it is if no single column has it."""
+    alike = [own for own in row if plain_name(str(own)) == plain_name(name)] if name not in row else ()
+    return alike[0] if len(alike) == 1 else name
 
 
 def find_field(row: Mapping[str, Any], name: str, default: Any = None) -> Any:

@@ -229,6 +229,10 @@ class EncodedSplit(ABC):
         """Compute the weights, [C], that balance the classes of some training items, or the weight of a number."""
         raise AssertionError(f"{cell.task.name} has no classes to weigh: `settle_config` refuses them")
 
+    def set_unit(self, network: nn.Module, items: np.ndarray) -> None:
+        """Let a network learn the labels of these training items in a unit of their own; families of numbers do."""
+        return None
+
     def items_of(self, examples: np.ndarray) -> np.ndarray:
         """List the training items of some examples."""
         return examples

@@ -31,7 +31,7 @@ from biphase.finetuning.class_report import report_classes
 from biphase.finetuning.config import LATER_PROTOCOLS, PROTOCOL, CellPlan, FinetuneConfig
 from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask
 from biphase.finetuning.encoding_cache import load_encoded
-from biphase.finetuning.heads import NumberLayer, build_network, open_encoder, refuse_replaced
+from biphase.finetuning.heads import build_network, open_encoder, refuse_replaced
 from biphase.finetuning.loss import weigh_classes
 from biphase.finetuning.metrics import Rows
 from biphase.finetuning.scores import Score, read_score, short_name, write_cell
@@ -49,7 +49,7 @@ def train_network(
     config = cell.config
     items, num_planned = choose_items(split, config)
     cell, num_steps = weigh_classes(cell, split, items), num_planned
-    standardize_labels(network, split, items)
+    split.set_unit(network, items)
     order, checks = training_order(items, config, num_planned), steps_to_validate(config, len(items), num_planned)
     scores, best, diverged_at = dict[int, float](), dict[str, Tensor](), None
     # 2. Optimizer.
@@ -100,13 +100,6 @@ def train_network(
         "seconds": {"train": round(seconds, 3)},
         "tokens_per_second": {"train": round(num_tokens / seconds, 1)},
     }
-
-
-def standardize_labels(network: nn.Module, split: Any, items: np.ndarray) -> None:
-    """Let the last layer of a network for numbers learn the standardized labels of these items."""
-    for layer in network.modules():
-        if isinstance(layer, NumberLayer):
-            layer.standardize(split.labels_S[items])
 
 
 def finite_losses(steps: Sequence[Tensor]) -> list[float]:

@@ -36,7 +36,6 @@ from biphase.encoder.packed import packed_hidden
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig, settings_that_matter
 from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, TokenizedTexts
-from biphase.finetuning.loss import deviation_from
 from biphase.hub import AFTER_PADDING, load_model_config, output_width
 from biphase.tasks.spec import Task
 
@@ -129,7 +128,8 @@ def is_table(backbone: nn.Module, embedding: nn.Module) -> bool:
 class NumberLayer(nn.Linear):
     """The last layer of a network for numbers, computed in fp32 whatever is below it.
 
-    Its weights learn standardized labels, of mean 0 and variance 1; its outputs are in the unit of the labels.
+    Its weights learn standardized labels, of mean 0 and variance 1; its outputs are in the unit of the labels. Without
+    a bias, which could hold their mean, only their size becomes 1.
     """
 
     def __init__(self, layer: nn.Linear) -> None:
@@ -142,11 +142,6 @@ class NumberLayer(nn.Linear):
         bias = None if self.bias is None else self.bias.float()
         with torch.autocast(input.device.type, enabled=False):
             return self.mean + self.scale * nn.functional.linear(input.float(), self.weight.float(), bias)
-
-    def standardize(self, labels_N: np.ndarray) -> None:
-        """Standardize labels. Without a bias, which could hold their mean, only their size becomes 1."""
-        self.mean = 0.0 if self.bias is None else float(labels_N.mean())
-        self.scale = deviation_from(labels_N, self.mean)
 
     def take_unit(self) -> tuple[float, float]:
         """Let the layer compute standardized outputs. Returns the mean and the scale that it applied."""

@@ -16,12 +16,14 @@ import yaml
 
 from biphase.config import parse_config, write_value
 from biphase.console import err
-from biphase.corpus.forms import CommaNumber, PlacedRow, Row, is_missing, own_name, plain_name, template_columns
+from biphase.corpus.forms import CommaNumber, PlacedRow, Row, is_missing, template_columns
 from biphase.corpus.rows import (
     as_number,
     column,
     excerpt,
     field_names,
+    own_name,
+    plain_name,
     plain_path,
     renamed,
     rows_in_memory,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import transformers
 from scipy.special import expit, softmax
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
 from biphase.corpus.forms import PlacedRow, Row
@@ -23,6 +23,7 @@ from biphase.finetuning.calibration import Calibration, choose_thresholds, fit_t
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import NO_TEXTS, Batch, CellContext, EncodedSplit, HashedTokenizer
 from biphase.finetuning.families import Predicted, in_order_of_length, predict_inputs
+from biphase.finetuning.heads import NumberLayer
 from biphase.finetuning.kept import KeptModel, input_columns
 from biphase.finetuning.loss import balance_classes, cross_entropy, deviation_from
 from biphase.finetuning.metrics import Judgement, score_rows
@@ -49,6 +50,14 @@ class Split(EncodedSplit):
         counts_C = labels.sum(axis=0)  # sets: for each example with the class, the examples without it
         is_mixed_C = (counts_C > 0) & (counts_C < len(items))
         return np.where(is_mixed_C, (len(items) - counts_C) / np.maximum(counts_C, 1), 1.0)
+
+    def set_unit(self, network: nn.Module, items: np.ndarray) -> None:
+        """Let the last layer of a network for numbers learn the standardized labels of these items."""
+        labels = self.labels_S[items]
+        for layer in network.modules():
+            if isinstance(layer, NumberLayer):
+                layer.mean = 0.0 if layer.bias is None else float(labels.mean())
+                layer.scale = deviation_from(labels, layer.mean)
 
     def loss(self, output: Tensor, batch: Batch, items: np.ndarray, cell: CellContext) -> Tensor:
         targets_S, weights_C = cell.on_device(self.labels_S[batch.samples]), cell.class_weights_C
