@@ -181,7 +181,8 @@ def describe_plan(plan: Plan, estimate: Estimate, begun: Begun) -> RenderableTyp
         f"longest chain of runs: {plan.longest_chain:,} steps",
     ]
     if evaluation is not None:
-        num_models = len(plan.models) + kinds["random"] * (plan.num_seeds - 1)  # drawn anew for each pretraining seed
+        again = plan.num_seeds - 1 if evaluation.seeds is None else 0  # random weights, with each seed of the others
+        num_models = len(plan.models) + kinds["random"] * again
         models, seeds = show_count(num_models, "model"), show_count(len(evaluation.seeds_of(0)), "seed")
         fitted = [cell for cell in plan.cells if not cell.task.startswith(EMBED)]
         if evaluation.tasks:
