@@ -166,9 +166,8 @@ def silence(is_silent: bool = True) -> None:
 
 @contextmanager
 def each_line_once() -> Iterator[None]:
-    """Print equal messages only once in the block."""
-    print_line = err.print
-    told = set[str]()
+    """Print equal messages only once in the block, which is not within another one."""
+    print_line, told = err.print, set[str]()
 
     def print_new(*lines: Any, **settings: Any) -> None:
         texts = {line for line in lines if isinstance(line, str)}
@@ -180,7 +179,7 @@ def each_line_once() -> Iterator[None]:
     try:
         yield
     finally:
-        vars(err)["print"] = print_line
+        del vars(err)["print"]
 
 
 def announce_loading(command: str) -> None:

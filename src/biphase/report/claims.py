@@ -164,7 +164,7 @@ class Finding:
     looks: Looks = NO_LOOKS
     """The looks that share the level of its tests, of which this is the last; none if it is the only one."""
 
-    @property
+    @cached_property
     def times(self) -> float:
         """The factor of its p-values for the looks that share the level."""
         return SIGNIFICANCE / spend_error(*self.looks)

@@ -302,8 +302,8 @@ def describe_power(plan: Plan, evaluation: Evaluation, begun: Begun) -> Iterator
             yield f"{more}, as many fine-tunings find {100 * gap:.1f} points on {ends[0][1]} in {power}"
     if looks:
         levels = [f"{spend_error(seen, planned.up_to or 0):.2g} at {seen[-1]}" for seen in looks]
-        earlier = sorted(seen for seen in begun.looks if seen < plan.num_seeds)
-        after = f", after looks at {show_list([*map(str, earlier)])}" if earlier else ""
+        earlier = [*map(str, looks[0][:-1])]
+        after = f", after looks at {show_list(earlier)}" if earlier else ""
         yield f"looks at each number of seeds share the 5 %: p below {show_list(levels)}{after}"
     if plan.num_seeds == 2:
         remedy = "take 3 or more, or take 1 for verdicts about these checkpoints alone"
