@@ -93,10 +93,15 @@ def control_groups(controller: str, root: Path) -> Iterator[Path]:
             yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(base))
 
 
+def name_bf16_cores() -> set[str]:
+    """Name the CPU's units for bf16 products, as Linux does; none without any."""
+    cpuinfo = Path("/proc/cpuinfo")
+    return BF16_UNITS.intersection(cpuinfo.read_text().split()) if cpuinfo.exists() else set()
+
+
 def has_bf16_cores() -> bool:
     """Return whether the CPU has units for bf16 products."""
-    cpuinfo = Path("/proc/cpuinfo")
-    return cpuinfo.exists() and not BF16_UNITS.isdisjoint(cpuinfo.read_text().split())
+    return bool(name_bf16_cores())
 
 
 def gpu_variables() -> list[str]:

@@ -138,10 +138,13 @@ def test_embeddings_are_those_of_the_padded_module(
     torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("units", [{"avx512_bf16"}, {"avx512_bf16", "amx_bf16"}])
 def test_inference_computes_what_training_does(
-    encoder_folder: Path, pairs: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    units: set[str], encoder_folder: Path, pairs: list[dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In fp32 but for rounding; in bf16 as near to it as sentence-transformers with bf16 weights is."""
+    """In fp32 but for rounding; in bf16 as near to it as sentence-transformers with bf16 weights is. Without AMX,
+    PyTorch's kernel for batches is left to fp32."""
+    monkeypatch.setattr(attention, "name_bf16_cores", lambda: units)
     texts = [text for pair in pairs[:12] for text in pair.values()] + ["a", ""]
     trained = make_embedder(str(encoder_folder), None, "mean")
     expected = trained.encode(texts, convert_to_tensor=True)
@@ -152,12 +155,14 @@ def test_inference_computes_what_training_does(
     monkeypatch.setattr(attention, "sdpa_attention", lambda *given: asked.append("sdpa") or sdpa_attention(*given))
     torch.testing.assert_close(model.encode(texts, convert_to_tensor=True), expected, rtol=1e-4, atol=1e-6)
     assert len(asked) > 2 * model[0].network.config.num_hidden_layers and not model[0].copies, "several parts"
+    asked.clear()
     theirs = padded(encoder_folder, "mean").to(torch.bfloat16).encode(texts, convert_to_tensor=True).float()
     for _ in range(2):
         with torch.autocast("cpu", torch.bfloat16):
             rounded = model.encode(texts, convert_to_tensor=True)
         assert rounded.dtype == torch.float32
         assert 0 < (rounded - expected).abs().max() <= 2 * (theirs - expected).abs().max()
+    assert bool(asked) == ("amx_bf16" in units)
     [copied] = model[0].copies.values()
     assert {weight.dtype for weight in copied.parameters()} == {torch.bfloat16}
     assert model[0].network.dtype == torch.float32, "the network itself stays"
