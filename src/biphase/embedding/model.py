@@ -31,7 +31,7 @@ from biphase.device import choose_dtype, to_device
 from biphase.embedding.pairs import PIECE_ROWS, to_arrow
 from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, choose_inference_backend, lay_out
-from biphase.encoder.lora import transformer_blocks
+from biphase.encoder.lora import has_adapters, transformer_blocks
 from biphase.encoder.models import find_folder, hash_model, unreplaced
 from biphase.encoder.network import PaddedBackbone, copy_in, load_backbone
 from biphase.encoder.packed import packed_hidden
@@ -111,8 +111,10 @@ class PackedTransformer(InputModule):
         return output_width(self.network.config)
 
     def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
-        """Save a checkpoint of training; `write_embedder` writes the folder for users."""
-        self.network.save_pretrained(output_path)
+        """Save a checkpoint of training, without the network if only adapters beside it train. `write_embedder` writes
+        the folder for users."""
+        if not has_adapters(self.network):
+            self.network.save_pretrained(output_path)
         self.save_tokenizer(output_path)
         self.save_config(output_path)
 

@@ -11,6 +11,7 @@ from biphase.console import TrackingName
 from biphase.corpus.rows import Delimiter
 from biphase.errors import refuse_doubles
 from biphase.files import content_hash
+from biphase.recipe import Lora
 
 PositiveFloat = Annotated[float, Field(gt=0)]
 LossName = Literal["auto", "cached_mnrl", "mnrl", "cosent", "distill"]
@@ -136,7 +137,7 @@ JudgedPaths = Annotated[tuple[str, ...], AfterValidator(refuse_equal_names)]
 class EmbeddingRecipe(Strict):
     """The recipe of an embedding model: its network, its stages and its folder."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"token_embedding_rms", "whiten_token_embeddings", "dense"})
+    later: ClassVar[frozenset[str]] = frozenset({"token_embedding_rms", "whiten_token_embeddings", "dense", "lora"})
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     model: str
@@ -163,6 +164,9 @@ class EmbeddingRecipe(Strict):
     """The numbers of first dimensions to train for use without the others; `true`: halves of the width down to 32."""
     merge: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The share of the original weights in the final weights, against forgetting (BidirLM: 0.5)."""
+    lora: Lora | None = None
+    """LoRA: adapters to train in place of the network's weights (`lora.r=16`), which takes less memory. Each stage has
+    its own; at its end they are merged into the network. Needs `pip install 'biphase[lora]'`."""
     seed: int = 0
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -182,6 +186,8 @@ class EmbeddingRecipe(Strict):
             raise ValueError("merge and token_embedding_rms: the original embeddings have another size; leave one out")
         if self.merge and self.dense:
             raise ValueError("merge and dense: the original network has no such map; leave one out")
+        if self.lora is not None and self.weights == "random":
+            raise ValueError("lora: adapters would leave random weights as they are; leave one of them out")
         if self.whiten_token_embeddings and self.token_embedding_rms is None:
             raise ValueError("whiten_token_embeddings needs token_embedding_rms: whitening leaves the size open")
         return self

@@ -43,6 +43,7 @@ from biphase.embedding.evaluation import read_judged_set, score_arms, score_bm25
 from biphase.embedding.pairs import Pairs, check_paths, check_stage, hash_pairs, read_pairs
 from biphase.embedding.recipe import LOSSES, EmbeddingRecipe, EmbeddingStage
 from biphase.encoder.attention import explain_computing
+from biphase.encoder.lora import add_adapters, has_adapters, merge_adapters
 from biphase.encoder.models import find_folder, identify, unreplaced
 from biphase.encoder.network import layer_cosines, load_backbone, merge_weights
 from biphase.errors import InputError, StoppedError, first_line, memory_told
@@ -355,6 +356,10 @@ class StageTrainer(SentenceTransformerTrainer):
     batches: Any = None
     """The same batches, made ahead."""
 
+    def _load_from_checkpoint(self, checkpoint_path: str) -> None:
+        if not has_adapters(self.model):  # else `train_stage` has read all weights that train
+            super()._load_from_checkpoint(checkpoint_path)
+
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         pass
 
@@ -390,7 +395,8 @@ class StageRun(TrainerCallback):
     steps_before: int = 0
     """The number of steps of the earlier stages; the steps of its losses continue from there."""
     loss_weights: dict[str, nn.Parameter] = field(default_factory=dict)
-    """The weights that the losses learn beside the model: a map to a teacher's dimension."""
+    """The weights that the losses learn beside the model: a map to a teacher's dimension. With LoRA, also those that
+    the model learns."""
     stop_signals: list[int] = field(default_factory=list)
     note: str = ""
     tracker: console.Tracker | None = None
@@ -470,13 +476,15 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
     """
     # 1. The trainer, with the weights that losses learn.
     stage = run.stage
-    model = run.model
+    model, network, lora = run.model, run.model[0].network, run.recipe.lora
+    if lora is not None:
+        add_adapters(network, lora, run.recipe.seed)
     torch.manual_seed(run.recipe.seed)  # a loss may draw weights, which must not depend on earlier draws
     loss_modules = {name: make_loss(run, kind) for name, (kind, _) in tables.items()}
     rows = {name: table for name, (_, table) in tables.items()}
     trainer = StageTrainer(model, arguments_of(run, tables), train_dataset=rows, loss=loss_modules, callbacks=[run])
     trainer.remove_callback(PrinterCallback)
-    of_model = {id(parameter) for parameter in model.parameters()}
+    of_model = {id(parameter) for parameter in model.parameters() if lora is None or not parameter.requires_grad}
     learnt = nn.ModuleDict(loss_modules).named_parameters()
     run.loss_weights = {name: weight for name, weight in learnt if id(weight) not in of_model}
     # 2. The checkpoint to continue from.
@@ -507,6 +515,9 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
     if not all(torch.isfinite(weight).all() for weight in model.parameters()):
         shutil.rmtree(run.folder / "trainer")  # else the same command would continue from there
         raise InputError(f"stage {stage.name}: training diverged; lower its learning_rate ({stage.learning_rate:g})")
+    if lora is not None:
+        merge_adapters(network)
+        network.requires_grad_(True)  # the next stage has adapters of its own
     logged = [{"step": log["step"], "loss": log["loss"]} for log in trainer.state.log_history if "loss" in log]
     return {"steps": step, "rows": sum(map(len, rows.values())), "losses": logged}
 

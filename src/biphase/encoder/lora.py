@@ -102,6 +102,11 @@ class LearnedRows(nn.Module):
         return weight_VD.index_copy(0, self.ids_K, self.rows_KD)
 
 
+def has_adapters(network: nn.Module) -> bool:
+    """Tell whether a network has adapters that are not merged."""
+    return any(".lora_" in name for name, _ in network.named_parameters())
+
+
 LAYER, TABLE = ".base_layer.weight", ".parametrizations.weight.original"
 """The ends of the names of frozen weights with adapters or learned rows."""
 
