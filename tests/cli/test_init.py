@@ -309,7 +309,7 @@ def test_a_table_of_scores_with_decimal_commas(tmp_path: Path) -> None:
 
 
 def test_odd_columns_and_classes_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """Days are no text, and nothing is dropped or put into splits unasked."""
+    """Days are no text, and no row is dropped unasked."""
     labels = ["1", "1.0", "2", "n/a", "2"]
     rows = [
         {"day": f"{n + 10}.12.2025 09:15", "body": f"a b {n}", "stars": labels[n % 5], "part": ("train", "test")[n % 2]}
@@ -319,10 +319,45 @@ def test_odd_columns_and_classes_are_told(capsys: pytest.CaptureFixture[str]) ->
     init_task(Path("train.csv"), out=Path("mine.yaml"))
     task, said = find_task("mine.yaml"), " ".join(capsys.readouterr().err.split())
     assert (task.template, task.classes, task.labels) == ("{body}", ("1", "2", "n/a"), {"1.0": "1"})
-    assert "'part' names the split of each row, but is not used: give each split a file of its own" in said
+    assert "'part' names the split of each row (train 20, test 20)" in said
     assert "'stars' has 'n/a' (rows: 8): if that means no label, say `unlabelled: [n/a]` in a task file" in said
+    Path("mine.yaml").write_text(Path("mine.yaml").read_text().replace(", test: train.csv, split_column: part", ""))
     check_task("mine.yaml", Path())
-    assert "'part' names the split of each row" in " ".join(capsys.readouterr().err.split())
+    told = "'part' names the split of each row, but is not used: name the file for each split, with `split_column: part`"
+    assert told in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_column_names_the_split_of_each_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In one file, and in memory; what the column does not name is drawn."""
+    words = ["train"] * 30 + ["Dev"] * 6 + ["test "] * 8
+    rows = [{"text": f"a b {n}", "label": "xy"[n % 2], "split": word} for n, word in enumerate(words)]
+    pandas.DataFrame(rows).to_csv("reviews.csv", index=False)
+    init_task(Path("reviews.csv"), out=Path("mine.yaml"))
+    said = " ".join(capsys.readouterr().err.split())
+    assert "'split' names the split of each row (train 30, validation 6, test 8)" in said
+    file, folder = write_task(rows, tmp_path / "own", "own")
+    for task, source in ((find_task("mine.yaml"), Path()), (find_task(file), Path(folder))):
+        assert task.template == "{text}" and task.files[0].split_column == "split"
+        data: Any = load_examples(find_source(task, source), judged_only=False)
+        assert [len(split) for split in data.splits.values()] == [30, 6, 8]
+        assert [input_of(example) for example in data.test] == [f"a b {n}" for n in range(36, 44)]
+    pandas.DataFrame(rows[:30] + rows[36:]).to_csv("reviews.csv", index=False)
+    init_task(Path("reviews.csv"), out=Path("two.yaml"))
+    data = load_examples(find_source(find_task("two.yaml"), Path()), judged_only=False)
+    assert [len(split) for split in data.splits.values()] == [28, 2, 8]
+    pandas.DataFrame([*rows, rows[0] | {"split": "hold-out"}]).to_csv("reviews.csv", index=False)
+    with pytest.raises(InputError, match=r"reviews.csv:46: 'split' is \"hold-out\", which names no split"):
+        load_examples(find_source(find_task("mine.yaml"), Path()), judged_only=False)
+
+
+def test_a_column_of_splits_is_not_used_beside_files_of_splits(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"text": f"a b {n}", "label": "xy"[n % 2], "split": ("train", "test")[n % 2]} for n in range(40)]
+    for name in ("train", "test"):
+        pandas.DataFrame(rows).to_csv(f"{name}.csv", index=False)
+    init_task(Path("train.csv"), out=Path("mine.yaml"))
+    said = " ".join(capsys.readouterr().err.split())
+    assert "'split' names the split of each row, but is not used: other splits have files of their own" in said
+    assert find_task("mine.yaml").files[0].split_column is None
 
 
 def test_a_family_that_is_named_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from biphase.api.finetuning import fields_of
 from biphase.config import AnyPath, ModelName, load_config, read_yaml
+from biphase.console import err
 from biphase.corpus.shards import SHARD_SPLITS, ShardSet
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.encoder.models import find_folder
@@ -21,7 +22,7 @@ from biphase.finetuning.scores import read_score, read_scores
 from biphase.run import Run, read_checkpoint_manifest, read_done, read_metrics, read_recipe, whole_steps
 from biphase.studies.cost import count_characters
 from biphase.tasks import examples
-from biphase.tasks.own import tell_split_column
+from biphase.tasks.own import find_split_column
 from biphase.tasks.sources import find_source, read_rows
 from biphase.tasks.spec import find_task, is_own_task
 from biphase.tasks.splits import Collection, TaskData
@@ -222,8 +223,10 @@ def check_task(task: str, data_dir: Path | None = None) -> Facts:
         rows = collection_rows(data)
     else:
         drawn = [split for split in data.splits if split not in source.splits]
-        if drawn and not is_own_task(data.task):
-            tell_split_column([row for _, row in read_rows(source, "train")])
+        if drawn and not is_own_task(data.task) and not getattr(source.form, "split_column", None):
+            if name := find_split_column([row for _, row in read_rows(source, "train")])[0]:
+                remedy = f"name the file for each split, with `split_column: {name}`"
+                err.print(f"'{name}' names the split of each row, but is not used: {remedy}")
         for split, split_examples in data.splits.items():
             num_copies = len(split_examples) - len({examples.input_of(example) for example in split_examples})
             sizes = lengths([*map(count_characters, split_examples)])

@@ -41,8 +41,8 @@ from biphase.tasks.examples import (
     why_left_out,
 )
 from biphase.tasks.families import KINDS, TASK_FAMILIES
-from biphase.tasks.sources import form_of
-from biphase.tasks.spec import TASK_SPLITS, Task, task_table
+from biphase.tasks.sources import SPLIT_WORDS, find_split, form_of
+from biphase.tasks.spec import EVALUATED_SPLITS, TASK_SPLITS, Task, task_table
 
 LABEL_NAMES = (
     *("label", "labels", "class", "category", "sentiment", "stars", "rating", "intent", "topic", "topics", "genres"),
@@ -54,8 +54,6 @@ CHOICE_LISTS = ("choices", "options", "endings")
 CHOICE_COLUMN = re.compile(r"(choice|option|ending|answer|solution|sol)_?[0-9a-eA-E]|[A-E]")
 """The name of a column that holds one of several choices: `choice1`, `option_b`, `ending0`, `A`."""
 QUESTION_TEMPLATE = "Question: {question}\nContext: {context}"
-OTHER_SPLITS = {"validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
-SPLIT_NAMES = {"train", *OTHER_SPLITS["validation"], *OTHER_SPLITS["test"]}
 NO_LABELS = ("n/a", "#n/a", "na", "nan", "none", "null", "-", "?")
 """Words for a missing label, in small letters, which may also be the name of a class."""
 MOST_CLASSES = 200
@@ -91,7 +89,9 @@ def describe_data(
     if lacking:
         err.print("the new task file leaves them out: `missing: drop`")
         keys["missing"] = "drop"
-    return keys | {"files.0": find_splits(data, needed) | names | ({"quotes": True} if form.quotes else {})}
+    splits = find_splits(data, needed)
+    splits |= place_splits([row for _, row in rows], splits)
+    return keys | {"files.0": splits | names | ({"quotes": True} if form.quotes else {})}
 
 
 def find_label(row: Row, label: str | None) -> str | None:
@@ -125,7 +125,6 @@ def describe_rows(
     placed = placed if family == "multi_label_classification" else filled  # with several labels a row may have none
     if not placed:
         raise InputError(f"{data}: no row has a label in '{label}': name another column as `label`")
-    tell_split_column([row for _, row in placed])
     labels = values_of(placed, label)
     words = next((name for name in WORD_NAMES if isinstance(placed[0][1].get(name), list)), None)
     tagged = () if words else zip(placed, labels, strict=True)
@@ -138,12 +137,27 @@ def describe_rows(
     return describe_tags({read_label(tag) for row in labels for tag in row}, tokens=words, label=label), label
 
 
-def tell_split_column(rows: Sequence[Row]) -> None:
-    """Print a column of rows that names their split, because splits are files."""
+def find_split_column(rows: Sequence[Row]) -> tuple[str, Counter[str | None]]:
+    """Find a column that names the split of each row, train and others; return it with the number of rows of each
+    split. Empty without one."""
     for name in rows[0] if rows else ():
-        if all(str(row.get(name)).casefold() in SPLIT_NAMES for row in rows) and len({row[name] for row in rows}) > 1:
-            remedy = "give each split a file of its own, such as train.csv and test.csv (in Python, map splits to rows)"
-            err.print(f"'{name}' names the split of each row, but is not used: {remedy}")
+        counts = Counter(find_split(row.get(name)) for row in rows)
+        if None not in counts and "train" in counts and len(counts) > 1:
+            return name, counts
+    return "", Counter()
+
+
+def place_splits(rows: Sequence[Row], splits: Mapping[str, str]) -> dict[str, str]:
+    """Place splits by a column of the rows of train that names the split of each row, if there is one: return the keys
+    of `files` for that. Print that it is used, or that it is not, because other splits have places (`splits`)."""
+    name, counts = find_split_column(rows)
+    if not name or splits.keys() != {"train"}:
+        if name:
+            err.print(f"'{name}' names the split of each row, but is not used: other splits have files of their own")
+        return {}
+    told = ", ".join(f"{split} {counts[split]:,}" for split in TASK_SPLITS if counts[split])
+    err.print(f"'{name}' names the split of each row ({told})")
+    return dict.fromkeys([split for split in TASK_SPLITS if counts[split]], splits["train"]) | {"split_column": name}
 
 
 def describe_tags(tags: set[str], **columns: str) -> dict[str, Any]:
@@ -284,8 +298,8 @@ def find_splits(train: Path, needed: str | None = None) -> dict[str, str]:
     `train`. Return their names as a task has them, `train.csv` for `train.csv.gz`. Leave out a file without the needed
     column (benchmarks publish such tests), and print a message."""
     splits = {"train": train.name} if train.exists() else {}
-    for split, words in OTHER_SPLITS.items():
-        names = (train.name.replace("train", word) for word in words)
+    for split in EVALUATED_SPLITS:
+        names = (train.name.replace("train", word) for word in SPLIT_WORDS[split])
         file = next((name for name in names if name != train.name and (train.parent / name).exists()), None)
         path = train.parent / (file or "")
         first = next(rows_of_file(path, form_of(path)), ("", {}))[1] if file and needed else {}
@@ -359,7 +373,8 @@ def write_task(
     for split, written in placed.items():
         if not written or needed not in written[0][1]:
             raise InputError(f"{split}: its rows have no label: leave the split out, or predict its rows")
-    layout = {split: f"{split}.jsonl" for split in TASK_SPLITS if split in contents} | keys.pop("files.0")
+    layout = {split: f"{split}.jsonl" for split in TASK_SPLITS if split in contents}
+    layout |= place_splits([row for _, row in placed["train"]], layout) | keys.pop("files.0")
     metric = next(iter(KINDS[keys.get("problem_type", keys["family"])].metrics))
     tree = {"name": name, "metric": metric, **keys, "template": template or keys.get("template", ""), "files": [layout]}
     tree |= {} if missing == "refuse" else {"missing": missing}

@@ -20,7 +20,9 @@ from biphase.corpus.rows import (
     QUOTE,
     SHORT_ROW,
     FileForm,
+    column,
     ending_of,
+    excerpt,
     open_table,
     renamed,
     rows_of_file,
@@ -59,6 +61,12 @@ class TaskSource:
     def splits(self) -> tuple[spec.TaskSplit, ...]:
         """The splits of the source; the others are drawn."""
         return tuple(self.form.splits.named)
+
+    @property
+    def validates_on_test(self) -> bool:
+        """Whether validation and test are the same rows."""
+        is_divided = getattr(self.form, "split_column", None)
+        return not is_divided and self.hashes.get("validation", 0) == self.hashes.get("test")
 
 
 def find_source(task: spec.Task, data_dir: str | Path | None) -> TaskSource:
@@ -222,7 +230,29 @@ def read_layout(source: TaskSource, layout: spec.FileLayout, part: PartName) -> 
         elif form is None and task.kind.is_search:
             form = FORMATS.get(ending_of(path), "trec")
             form = "judgements" if form == "tsv" else form
-        yield from rows_of_file(path, layout.model_copy(update={"format": form}), task.words, task.label)
+        rows = rows_of_file(path, layout.model_copy(update={"format": form}), task.words, task.label)
+        is_mixed = layout.split_column is not None and part in SPLIT_WORDS
+        yield from rows_of_split(rows, layout.split_column, part) if is_mixed else rows
+
+
+SPLIT_WORDS = {"train": ("train", "training"), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+"""The words for each split, in small letters."""
+
+
+def find_split(word: Any) -> str | None:
+    """Return the split that a word names; None for any other word."""
+    plain = str(word).strip().casefold()
+    return next((split for split, words in SPLIT_WORDS.items() if plain in words), None)
+
+
+def rows_of_split(rows: Iterable[PlacedRow], name: str, split: str) -> Iterator[PlacedRow]:
+    """Yield the rows that the column `name` puts into a split. Raises `InputError` for a row in no split."""
+    for location, row in rows:
+        word = split if row is SHORT_ROW else column(location, row, name, "name the column as `split_column`")
+        if (found := find_split(word)) is None:
+            raise InputError(f"{location}: '{name}' is {excerpt(word)}, which names no split (train, validation, test)")
+        if found == split:
+            yield location, row
 
 
 def form_of(file: Path) -> FileForm:

@@ -58,7 +58,7 @@ class Splits(Strict):
         tests = self.test.values() if isinstance(self.test, dict) else [self.test]
         places = [location for location in (self.train, self.validation, *tests) if location is not None]
         twice = next((location for location in places if places.count(location) > 1), None)
-        if twice is not None:
+        if twice is not None and not getattr(self, "split_column", None):
             raise ValueError(f"{twice} is given as two splits; leave one out: what has no place is drawn from train")
         return self
 
@@ -72,8 +72,11 @@ class Splits(Strict):
 class FileLayout(FileForm, Splits):
     """The files that a folder may have, plain or as `.zst` or `.gz`; `*` in a name matches several files, in order."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"quotes", "has_header", "delimiter"})
+    later: ClassVar[frozenset[str]] = frozenset({"quotes", "has_header", "delimiter", "split_column"})
 
+    split_column: Name | None = None
+    """The column that names the split of each row, where one file has several: `train`, `validation` (also `valid`,
+    `val` or `dev`) or `test`. Name the file for each of them."""
     corpus: str = "corpus.jsonl"
     queries: str = "queries.jsonl"
     rename: dict[Name, str] = Field(default_factory=dict)
