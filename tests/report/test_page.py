@@ -104,7 +104,7 @@ def quick_fonts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def paper_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return report_paper(tmp_path_factory.mktemp("report") / "paper")
+    return report_paper(tmp_path_factory.mktemp("report") / "paper").page
 
 
 @pytest.fixture(scope="module")

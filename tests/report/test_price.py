@@ -161,7 +161,7 @@ def test_the_headline_is_what_was_declared_and_never_the_least_of_many() -> None
     arms = {make_arm(f"ours-{at}", 400, mask_percent=at): 0.7 + 0.01 * at for at in (1, 2, 3)}
     results, ladder = make_results({**LADDER, **arms}), [arm.name for arm in LADDER]
     told = price_sentence(only(results))
-    assert told.startswith("3 models reach the score of MLM alone (40 % masked) at shares of its FLOPs from")
+    assert told.startswith("For the same score as MLM alone (40 % masked), 3 models need shares of its FLOPs from")
     assert re.search(r"from 0\.8\d .+ for ours-3 to 0\.9\d .+ for ours-1", told)
     (listed,), _ = list_prices(results, {"ours-2": ladder, "absent": ladder, "ours-3": ["another"]})
     told = price_sentence(listed)

@@ -397,6 +397,7 @@ def report_paper(*, results: AnyPath | None = None, out: str | Path = "paper-rep
     from biphase.report.encodeval import report_cells
     from biphase.report.paper import report_paper as report_scores
 
-    page = report_scores(Path(out)) if results is None else report_cells(Path(results), Path(out))
-    console.out.print(str(page))
-    return page
+    written = report_scores(Path(out)) if results is None else report_cells(Path(results), Path(out))
+    for line in (*written.sentences, str(written.page)):
+        console.out.prose(line)
+    return written.page

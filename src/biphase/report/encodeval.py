@@ -25,7 +25,7 @@ from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.scores import GridPoint, KeptExamples, Score, ScoreSet, show_rate
 from biphase.report.contrasts import with_averages
 from biphase.report.formats import csv_text, show_points, show_share
-from biphase.report.page import PageText, write_report
+from biphase.report.page import PageText, WrittenReport, write_report
 from biphase.report.paper import (
     TOKENS_PER_STEP,
     judge_paper,
@@ -320,9 +320,9 @@ def tell_lacks(cells: ReadCells) -> Iterator[str]:
         yield f"{read_findings()['comparison']['examples']} {', '.join(unknown)}."
 
 
-def report_cells(folder: Path, out: Path) -> Path:
-    """Write the report on the paper from the authors' cells in `folder` into the folder `out` (`write_report`). Return
-    the path of the page."""
+def report_cells(folder: Path, out: Path) -> WrittenReport:
+    """Write the report on the paper from the authors' cells in `folder` into the folder `out`, as `write_report`
+    does."""
     cells = read_cells(folder)
     results, lacks = place_results(cells), [*cells.left_out, *tell_lacks(cells)]
     for line in lacks:
@@ -339,4 +339,4 @@ def report_cells(folder: Path, out: Path) -> Path:
         files={"missing-cells.csv": csv_text([("model", "dataset", "rate", "seed"), *cells.missing])},
         missing=[*lacks, *own["missing"]],
     )
-    return write_report(results, out, page_text)[0]
+    return write_report(results, out, page_text)

@@ -475,7 +475,7 @@ def price_sentence(price_list: PriceList) -> str:
     # 2. The share, or the range of several.
     if len(chosen) > 1:
         reach = f"{show_multiple(first)} for {name} to {show_multiple(last)} for {last.score.arm.name}"
-        sentence = f"{len(chosen)} models reach the score of {alone} at shares {unit} from {reach}"
+        sentence = f"For the same score as {alone}, {len(chosen)} models need shares {unit} from {reach}"
     elif first.beyond or first.is_level:
         sentence = f"{name} reaches the score of {alone} where its ladder is level"
         sentence = f"{name} scores {first.beyond} {alone} at all of its budgets" if first.beyond else sentence

@@ -316,12 +316,14 @@ class Standing:
         by_budget: dict[object, list[TaskComparison]] = defaultdict(list)
         for pair in self.pairs:
             by_budget[pair.a.arm.block].append(pair)
-        return [*map(tell_pairs, by_budget.values()), *map(price_sentence, self.prices)]
+        judged = [*map(tell_pairs, by_budget.values())] or [read_words()["unknown"]["pairs"]]
+        return [*judged, *map(price_sentence, self.prices)]
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The tables of ranks, of pairs and of shares of compute."""
-        return rank_table(self), pair_table(self.pairs), *itertools.chain(*map(price_tables, self.prices))
+        """The tables of ranks, of pairs and of shares of compute, without empty ones."""
+        prices = itertools.chain(*map(price_tables, self.prices))
+        return tuple(table for table in (rank_table(self), pair_table(self.pairs), *prices) if table.rows)
 
     @property
     def frames(self) -> "dict[str, pandas.DataFrame]":
@@ -337,7 +339,8 @@ class Standing:
     def report(self, out: str | Path = "results-report") -> Path:
         """Write tables, a figure and one HTML page into a folder; return the path of the page."""
         words: dict[str, str] = read_words()["foreign_page"] | {"answer": " ".join(self.sentences)}
-        page_text = PageText(**words, notes=self.notes, judgements=self.tables[:2], baseline=self.baseline)  # type: ignore[arg-type]
+        judgements = tuple(table for table in self.tables if table.name in ("ranks", "pairs"))
+        page_text = PageText(**words, notes=self.notes, judgements=judgements, baseline=self.baseline)  # type: ignore[arg-type]
         return write_report(self.results, Path(out), page_text)[0]
 
 
@@ -406,16 +409,19 @@ RANK_COLUMNS = ("method", "budget", "percent", "half_width", "rank_low", "rank_h
 
 
 def rank_table(standing: Standing) -> Table:
-    """Make a table with a row for every method with all tasks."""
+    """Make a table with a row for every method with all tasks, budget by budget."""
     rows = []
     records: list[Sequence[object]] = [RANK_COLUMNS]
-    for name, (low, high) in standing.places.items():
-        mean = standing.results.scores[name][ALL_TASKS]
-        texts = f"{low}" if low == high else f"{low} to {high}", str(mean.num)
-        rows.append(tables.TableRow((name,), (interval_cell(mean.interval), *map(Cell, texts))))
+    means = {name: standing.results.scores[name][ALL_TASKS] for name in standing.places}
+    budgets = list(dict.fromkeys(mean.arm.budget_class for mean in means.values()))
+    shows_budgets = len(budgets) > 1
+    for name, mean in sorted(means.items(), key=lambda item: budgets.index(item[1].arm.budget_class)):
+        (low, high), budget = standing.places[name], mean.arm.budget_class
+        texts = f"{low}" if low == high else f"{low} to {high}", str(mean.num), *([budget] if shows_budgets else [])
+        rows.append(tables.TableRow((name,), (interval_cell(mean.interval), *map(Cell, texts)), budget))
         numbers = 100 * mean.mean, 100 * mean.interval.half_width, low, high, mean.num
-        records.append((name, mean.arm.budget_class, *numbers))
-    heads = ("score (%)", "rank", "seeds")
+        records.append((name, budget, *numbers))
+    heads = ("score (%)", "rank", "seeds", *(["budget"] if shows_budgets else []))
     return Table("ranks", "Ranks", ("method",), heads, tuple(rows), (read_words()["ranks_rule"],), records)
 
 

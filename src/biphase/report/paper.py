@@ -22,7 +22,7 @@ from biphase.report import claims
 from biphase.report.contrasts import with_averages
 from biphase.report.formats import show_count, show_difference, show_list, write_steps
 from biphase.report.hypotheses import ArmsBySpot, Spot, bind, measure_claim
-from biphase.report.page import PageText, write_report
+from biphase.report.page import PageText, WrittenReport, write_report
 from biphase.report.results import ReportArm, Result, ResultSet, reference_mask
 from biphase.report.statistics import Interval, is_stability_rate
 
@@ -209,11 +209,10 @@ def answer(findings: Sequence[claims.Finding]) -> str:
 COMMANDS = ("pip install .", "biphase report paper --out paper-report")
 
 
-def report_paper(out: Path) -> Path:
-    """Write the report on the paper's scores into the folder `out` (`write_report`); return the path of the page."""
+def report_paper(out: Path) -> WrittenReport:
+    """Write the report on the paper's scores into the folder `out`, as `write_report` does."""
     results = with_averages(read_reference())
     verdicts = judge_paper(measure_findings(results))
     title_and_question = read_findings()["report"]
     page_text = PageText(**title_and_question, verdicts=verdicts, commands=COMMANDS, answer=verdicts[1])
-    page, *_ = write_report(results, out, page_text)
-    return page
+    return write_report(results, out, page_text)
