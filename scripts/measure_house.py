@@ -36,7 +36,7 @@ PATHS = {
 }
 """Path → the module and the function where it begins."""
 CAPS = {
-    "code": 26_455,
+    "code": 26_515,
     "modules": 147,
     "import lines": 2_846,
     "longest function": 53,
