@@ -323,8 +323,8 @@ def test_odd_columns_and_classes_are_told(capsys: pytest.CaptureFixture[str]) ->
     assert "'stars' has 'n/a' (rows: 8): if that means no label, say `unlabelled: [n/a]` in a task file" in said
     Path("mine.yaml").write_text(Path("mine.yaml").read_text().replace(", test: train.csv, split_column: part", ""))
     check_task("mine.yaml", Path())
-    told = "'part' names the split of each row, but is not used: name the file for each split, with `split_column: part`"
-    assert told in " ".join(capsys.readouterr().err.split())
+    remedy = "name the file for each split, with `split_column: part`"
+    assert f"'part' names the split of each row, but is not used: {remedy}" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_column_names_the_split_of_each_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -346,7 +346,7 @@ def test_a_column_names_the_split_of_each_row(tmp_path: Path, capsys: pytest.Cap
     data = load_examples(find_source(find_task("two.yaml"), Path()), judged_only=False)
     assert [len(split) for split in data.splits.values()] == [28, 2, 8]
     pandas.DataFrame([*rows, rows[0] | {"split": "hold-out"}]).to_csv("reviews.csv", index=False)
-    with pytest.raises(InputError, match=r"reviews.csv:46: 'split' is \"hold-out\", which names no split"):
+    with pytest.raises(InputError, match=r"reviews.csv:46: 'split' is 'hold-out', which names no split"):
         load_examples(find_source(find_task("mine.yaml"), Path()), judged_only=False)
 
 

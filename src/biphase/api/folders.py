@@ -223,10 +223,11 @@ def check_task(task: str, data_dir: Path | None = None) -> Facts:
         rows = collection_rows(data)
     else:
         drawn = [split for split in data.splits if split not in source.splits]
-        if drawn and not is_own_task(data.task) and not getattr(source.form, "split_column", None):
-            if name := find_split_column([row for _, row in read_rows(source, "train")])[0]:
-                remedy = f"name the file for each split, with `split_column: {name}`"
-                err.print(f"'{name}' names the split of each row, but is not used: {remedy}")
+        is_divided = is_own_task(data.task) or getattr(source.form, "split_column", None)
+        trained = () if is_divided or not drawn else [row for _, row in read_rows(source, "train")]
+        if name := find_split_column(trained)[0]:
+            remedy = f"name the file for each split, with `split_column: {name}`"
+            err.print(f"'{name}' names the split of each row, but is not used: {remedy}")
         for split, split_examples in data.splits.items():
             num_copies = len(split_examples) - len({examples.input_of(example) for example in split_examples})
             sizes = lengths([*map(count_characters, split_examples)])

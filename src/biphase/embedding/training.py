@@ -356,9 +356,9 @@ class StageTrainer(SentenceTransformerTrainer):
     batches: Any = None
     """The same batches, made ahead."""
 
-    def _load_from_checkpoint(self, checkpoint_path: str) -> None:
+    def _load_from_checkpoint(self, *checkpoint: Any) -> None:
         if not has_adapters(self.model):  # else `train_stage` has read all weights that train
-            super()._load_from_checkpoint(checkpoint_path)
+            super()._load_from_checkpoint(*checkpoint)
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         pass
@@ -476,7 +476,8 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
     """
     # 1. The trainer, with the weights that losses learn.
     stage = run.stage
-    model, network, lora = run.model, run.model[0].network, run.recipe.lora
+    packed: Any = run.model[0]
+    model, network, lora = run.model, packed.network, run.recipe.lora
     if lora is not None:
         add_adapters(network, lora, run.recipe.seed)
     torch.manual_seed(run.recipe.seed)  # a loss may draw weights, which must not depend on earlier draws

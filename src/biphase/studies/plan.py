@@ -470,7 +470,7 @@ def bind_hypotheses(plan: Plan) -> Iterator[list[Condition]]:
     for names that the study does not have."""
     study = plan.study
     if study.hypotheses and study.evaluation is None:
-        raise InputError("a study with hypotheses needs an evaluation, even if they are about loss: a report has scores")
+        raise InputError("a study with hypotheses needs an evaluation, also for losses, because reports have scores")
     named_arms, findings = list_named_arms(plan), read_findings()["findings"]
     for hypothesis in study.hypotheses:
         conditions: list[Condition] = []

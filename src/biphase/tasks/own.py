@@ -147,7 +147,7 @@ def find_split_column(rows: Sequence[Row]) -> tuple[str, Counter[str | None]]:
     return "", Counter()
 
 
-def place_splits(rows: Sequence[Row], splits: Mapping[str, str]) -> dict[str, str]:
+def place_splits(rows: Sequence[Row], splits: Mapping[Any, str]) -> dict[str, str]:
     """Place splits by a column of the rows of train that names the split of each row, if there is one: return the keys
     of `files` for that. Print that it is used, or that it is not, because other splits have places (`splits`)."""
     name, counts = find_split_column(rows)
@@ -373,7 +373,7 @@ def write_task(
     for split, written in placed.items():
         if not written or needed not in written[0][1]:
             raise InputError(f"{split}: its rows have no label: leave the split out, or predict its rows")
-    layout = {split: f"{split}.jsonl" for split in TASK_SPLITS if split in contents}
+    layout: dict[str, Any] = {split: f"{split}.jsonl" for split in TASK_SPLITS if split in contents}
     layout |= place_splits([row for _, row in placed["train"]], layout) | keys.pop("files.0")
     metric = next(iter(KINDS[keys.get("problem_type", keys["family"])].metrics))
     tree = {"name": name, "metric": metric, **keys, "template": template or keys.get("template", ""), "files": [layout]}

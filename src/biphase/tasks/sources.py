@@ -20,9 +20,7 @@ from biphase.corpus.rows import (
     QUOTE,
     SHORT_ROW,
     FileForm,
-    column,
     ending_of,
-    excerpt,
     open_table,
     renamed,
     rows_of_file,
@@ -61,12 +59,6 @@ class TaskSource:
     def splits(self) -> tuple[spec.TaskSplit, ...]:
         """The splits of the source; the others are drawn."""
         return tuple(self.form.splits.named)
-
-    @property
-    def validates_on_test(self) -> bool:
-        """Whether validation and test are the same rows."""
-        is_divided = getattr(self.form, "split_column", None)
-        return not is_divided and self.hashes.get("validation", 0) == self.hashes.get("test")
 
 
 def find_source(task: spec.Task, data_dir: str | Path | None) -> TaskSource:
@@ -231,8 +223,8 @@ def read_layout(source: TaskSource, layout: spec.FileLayout, part: PartName) -> 
             form = FORMATS.get(ending_of(path), "trec")
             form = "judgements" if form == "tsv" else form
         rows = rows_of_file(path, layout.model_copy(update={"format": form}), task.words, task.label)
-        is_mixed = layout.split_column is not None and part in SPLIT_WORDS
-        yield from rows_of_split(rows, layout.split_column, part) if is_mixed else rows
+        name = layout.split_column if part in SPLIT_WORDS else None
+        yield from rows_of_split(rows, name, part) if name is not None else rows
 
 
 SPLIT_WORDS = {"train": ("train", "training"), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
@@ -248,9 +240,9 @@ def find_split(word: Any) -> str | None:
 def rows_of_split(rows: Iterable[PlacedRow], name: str, split: str) -> Iterator[PlacedRow]:
     """Yield the rows that the column `name` puts into a split. Raises `InputError` for a row in no split."""
     for location, row in rows:
-        word = split if row is SHORT_ROW else column(location, row, name, "name the column as `split_column`")
+        word = split if row is SHORT_ROW else row.get(name)
         if (found := find_split(word)) is None:
-            raise InputError(f"{location}: '{name}' is {excerpt(word)}, which names no split (train, validation, test)")
+            raise InputError(f"{location}: '{name}' is '{word}', which names no split (train, validation, test)")
         if found == split:
             yield location, row
 
