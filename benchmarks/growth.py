@@ -403,7 +403,11 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--work", type=Path, help="where temporary files go: three times the text")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="the folder for the JSON files")
-    return parser.parse_args()
+    options = parser.parse_args()
+    for name in ("megabytes", "reading_megabytes", "vocab", "samples", "cells", "documents", "rows"):
+        if len(getattr(options, name)) < 3:
+            parser.error(f"--{name.replace('_', '-')}: give three sizes or more")  # for the exponents
+    return options
 
 
 def main() -> None:

@@ -91,7 +91,7 @@ def test_shares_of_compute_are_in_the_tables_of_our_studies() -> None:
 
 
 def test_entries_of_the_log_are_newest_first() -> None:
-    dates = re.findall(r"^## (\d{4}-\d\d-\d\d) ", (ROOT / "docs" / "LOG.md").read_text(), re.MULTILINE)
+    dates = re.findall(r"^## (\d{4}-\d\d-\d\d): ", (ROOT / "docs" / "LOG.md").read_text(), re.MULTILINE)
     assert len(dates) > 50 and dates == sorted(dates, reverse=True)
 
 
