@@ -73,6 +73,8 @@ search text.txt                                   | no question is given: give o
 search text.txt --questions blank.txt             | blank.txt has no question
 search text.txt asked --rerank encoder            | which has no head with one score for a pair of texts
 search text.txt asked --by words                  | Invalid value "words" for --by
+search text.txt asked --where a b                 | 'b': too many words; put quotes around a value with blanks
+settings prepare                                  | Its options are in `biphase prepare -h`
 search text.txt asked --model full                | full has no config.json
 search text.txt asked --model encoder --index full | full has files that biphase did not write
 study run demo recipe.data.shards=full            | full is not a shard set

@@ -14,7 +14,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
+from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError, UnusedCliTokensError
 
 from biphase import __version__
 from biphase.console import announce_loading, describe_copies, err, is_one_of_several, silence, take_turn
@@ -129,8 +129,13 @@ def run_command(words: Sequence[str]) -> None:
         key = (error.token.keyword or error.token.value).lstrip("-").replace("-", "_")
         takes_settings = any("KEY=VALUE" in argument.name for argument in error.argument_collection)
         raise InputError(f"{error}{f' Settings are words without dashes: {key}=…' if takes_settings else ''}") from None
+    except UnusedCliTokensError as error:
+        left = " ".join(map(repr, error.unused_tokens))
+        raise InputError(f"{left}: too many words; put quotes around a value with blanks (see -h)") from None
     except CycloptsError as error:
-        raise InputError(str(error)) from None
+        has_no_keys = words[:1] == ["settings"] and len(words) > 1 and words[1] in app
+        remedy = f" Its options are in `biphase {words[1]} -h`." if has_no_keys else ""
+        raise InputError(f"{error}{remedy}") from None
     *_, last = app.parse_commands(words)[1]
     if command is last.default_command:
         OPTIONS.update((argument.field_info.name, argument.name) for argument in last.assemble_argument_collection())
