@@ -428,3 +428,37 @@ def test_what_cannot_be_started_from_is_told() -> None:
     with pytest.raises(InputError, match=r"column 'kind' has no|the same value in all rows|no column 'kindd'"):
         init_task(Path("data.csv"), label="kindd")
     assert not Path("recipe.yaml").exists() and not Path("task.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("tags", "scheme"),
+    [("O I-A I-A B-A", "IOB1"), ("S-A O B-A E-A", "BIOES"), ("U-A O B-A L-A", "BILOU"), ("B-A I-A O B-A", "IOB2")],
+)
+def test_the_scheme_of_tags_is_found(tags: str, scheme: str) -> None:
+    sentences = ["\n".join(f"w{n}{at}\t{tag}" for at, tag in enumerate(tags.split())) for n in range(40)]
+    Path("train.conll").write_text("\n\n".join(sentences) + "\n")
+    init_task(Path("train.conll"), out=Path("mine.yaml"))
+    task = find_task("mine.yaml")
+    assert task.files[0].scheme == scheme and task.classes == ("O", "B-A", "I-A")
+    data: Any = load_examples(find_source(task, Path()), judged_only=False)
+    assert sum(tag == 1 for tag in data.train[0].tags) == 2, "two entities"
+
+
+def test_a_column_that_names_most_splits_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train"] * 30 + ["tset"] + ["test"] * 9
+    rows = [{"text": f"a b {n}", "label": "xy"[n % 2], "split": word} for n, word in enumerate(words)]
+    pandas.DataFrame(rows).to_csv("reviews.csv", index=False)
+    init_task(Path("reviews.csv"), out=Path("mine.yaml"))
+    said = " ".join(capsys.readouterr().err.split())
+    assert "'split' names the split of most rows, but not of 1 of 40 ('tset'), so rows are divided at random" in said
+    assert find_task("mine.yaml").files[0].split_column is None
+
+
+def test_rows_of_a_split_without_labels_are_no_split() -> None:
+    words = ["train"] * 30 + ["test"] * 10
+    rows = [{"text": f"a b {n}", "label": "xy"[n % 2] if n < 30 else "", "split": word} for n, word in enumerate(words)]
+    pandas.DataFrame(rows).to_csv("reviews.csv", index=False)
+    init_task(Path("reviews.csv"), out=Path("mine.yaml"))
+    task = find_task("mine.yaml")
+    data: Any = load_examples(find_source(task, Path()), judged_only=False)
+    assert sum(map(len, data.splits.values())) == 30

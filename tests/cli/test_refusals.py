@@ -75,6 +75,7 @@ search text.txt asked --rerank encoder            | which has no head with one s
 search text.txt asked --by words                  | Invalid value "words" for --by
 search text.txt asked --where a b                 | 'b': too many words; put quotes around a value with blanks
 settings prepare                                  | Its options are in `biphase prepare -h`
+tokenizer trian text.jsonl --out t                | Did you mean "train"
 search text.txt asked --model full                | full has no config.json
 search text.txt asked --model encoder --index full | full has files that biphase did not write
 study run demo recipe.data.shards=full            | full is not a shard set

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 
 from biphase.embedding import training
-from biphase.embedding.model import load_embedder
+from biphase.embedding.model import PackedTransformer, load_embedder
 from biphase.embedding.training import train_embedder
 
 from .test_training import Make, kill_and_go_on, make_in
@@ -86,3 +86,19 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(
 def test_random_weights_have_no_adapters(make: Make) -> None:
     with pytest.raises(ValueError, match="adapters would leave random weights as they are"):
         make(LORA, "weights=random")
+
+
+def test_every_stage_computes_in_bf16(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so does one that goes on after the stages before it were done."""
+    types = list[torch.dtype]()
+    compute = PackedTransformer.compute_hidden
+
+    def note(self: Any, tokens: Any, positions: Any, bounds: Any, dtype: torch.dtype) -> Any:
+        types.extend([dtype] if self.training and torch.is_grad_enabled() else [])
+        return compute(self, tokens, positions, bounds, dtype)
+
+    monkeypatch.setattr(PackedTransformer, "compute_hidden", note)
+    (stage,) = make().model_dump(mode="json")["stages"]
+    stages = json.dumps([stage, stage | {"name": "second"}])
+    train_embedder(make(f"stages={stages}", "precision=bf16", "merge=0"), tmp_path / "runs")
+    assert len(types) >= 8 and {*types} == {torch.bfloat16}

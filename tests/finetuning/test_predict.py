@@ -5,6 +5,7 @@ import gc
 import json
 import re
 import sys
+import unicodedata
 import zipfile
 from itertools import pairwise
 from pathlib import Path
@@ -25,9 +26,9 @@ from biphase.errors import InputError
 from biphase.files import MARK, whole_file
 from biphase.finetuning import predict as predicting
 from biphase.finetuning.families import token_classification
-from biphase.finetuning.families.token_classification import encode_words, join_touching, spans_of_tags
+from biphase.finetuning.families.token_classification import encode_words, join_touching, spans_of_tags, with_marks
 from biphase.finetuning.heads import load_encoder
-from biphase.finetuning.kept import TRAINED_ROWS, find_kept, open_rows
+from biphase.finetuning.kept import TRAINED_ROWS, find_kept, open_rows, read_labelled
 from biphase.finetuning.predict import predict_placed
 from biphase.finetuning.scores import read_examples, read_score
 from biphase.tasks.examples import LabelledText, Question, TaggedWords, input_of
@@ -142,6 +143,13 @@ def test_words_as_scored_and_texts_as_the_pipeline(
     (tmp_path / "words.conll").write_text("dog\ntree\n\nriver\n")
     columns = predict_all(kept, tmp_path / "words.conll")
     assert [len(one["predicted"]) for one in columns] == [2, 1] and all("label" not in one for one in columns)
+    # To score a model, the tags are read.
+    tags = [data.task.classes[tag] for example in data.test[:1] for tag in example.tags]
+    lines = [f"{word}\t{tag}" for word, tag in zip(data.test[0].words, tags, strict=True)]
+    (tmp_path / "tagged.conll").write_text("\n".join(lines) + "\n")
+    model = find_kept(str(kept), tmp_path / "tagged.conll")
+    [example] = read_labelled(model, tmp_path / "tagged.conll").test
+    assert (example.words, example.tags) == (data.test[0].words, data.test[0].tags)
 
 
 def test_words_stand_where_training_had_them(model_folder: Path, tmp_path: Path) -> None:
@@ -369,6 +377,17 @@ def test_parts_of_a_word_are_one_span() -> None:
     joined = join_touching(text, parts)
     assert [span["text"] for span in joined] == ["Johnny", "Mary", "O", "z"]
     assert joined[0]["probability"] == 0.9 and joined[1:] == parts[2:]
+
+
+def test_marks_that_a_tokenizer_drops_belong_to_their_letters() -> None:
+    """Else one entity would end at each of them, and the last would lack it."""
+    text = unicodedata.normalize("NFD", "in Kroměříži sunny")
+    end = text.index(" s")
+    places = [(match.start(), match.end()) for match in re.finditer(r"[A-Za-z]+", text) if 3 <= match.start() < end]
+    spans = [{"label": "LOC", "start": a, "end": b, "text": text[a:b], "probability": 1.0} for a, b in places]
+    assert len(spans) == 5
+    (joined,) = join_touching(text, [with_marks(text, span) for span in spans])
+    assert joined["text"] == text[3:end]
 
 
 def test_spans_begin_where_conlleval_begins_them() -> None:

@@ -344,3 +344,26 @@ def test_refusals_of_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     two = ladder(np.random.default_rng(7), 0.5)
     two += [row | {"method": "other"} for row in two if row["method"] == "base"]
     assert "name a `baseline`" in biphase.equivalent(two).notes[-1]
+
+
+def test_what_is_odd_in_a_table_is_told() -> None:
+    """Blanks around names do not count; names that differ in case, seeds that lack tasks, and odd signs are told."""
+    rows = draw_table(np.random.default_rng(3), [0, 0.01], [0.01, 0.01])
+    spelled = [row | {"method": f" {row['method']} "} if index % 2 else row for index, row in enumerate(rows)]
+    assert str(biphase.equivalent(spelled)) == str(biphase.equivalent(rows))
+    (partial,) = biphase.equivalent(rows[:-1]).notes[-1:]
+    assert partial == "Some seeds lack tasks, so means over tasks leave them out: m1 (1 seed)."
+    cased = [row | {"task": "T1"} if row["task"] == "t1" and row["method"] == "m1" else row for row in rows]
+    assert "differ only in case, and count as different: t1." in str(biphase.equivalent(cased))
+    assert "Some scores are below 0" in str(biphase.equivalent([rows[0] | {"score": -0.6}, *rows[1:]]))
+    assert "below 0" not in str(biphase.equivalent(rows))
+
+
+def test_shares_of_one_method_beside_percent_of_another_are_refused() -> None:
+    rows = draw_table(np.random.default_rng(4), [0, 0], [0.01, 0.01])
+    mixed = [row | {"score": 100 * row["score"]} if row["method"] == "m1" else row for row in rows]
+    for judged in (biphase.equivalent, lambda table: biphase.judge(table, baseline="m0", candidate="m1")):
+        with pytest.raises(InputError, match=r"m1 has scores up to 8\d.*, and m0 none above 1: are these shares"):
+            judged(mixed)
+    losses = [row | {"score": 3 * row["score"]} if row["method"] == "m1" else row for row in rows]
+    assert biphase.judge(losses, baseline="m0", candidate="m1", lower_is_better=True)

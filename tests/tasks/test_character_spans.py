@@ -2,6 +2,7 @@
 
 import json
 import time
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,22 @@ def found_in(text: str, *spans: Any) -> list[str]:
     """The words with tags of a row."""
     words, tags = tag_spans("a.json: row 3", text, read_spans_of_characters("a.json: row 3", [*spans]) or ())
     return [f"{word}/{tag}" for word, tag in zip(words, tags, strict=True) if tag != "O"]
+
+
+def test_words_of_scripts_without_spaces_and_letters_with_marks() -> None:
+    """A span covers its own characters, where no blank ends a word, and marks stay with their letters."""
+    assert found_in("我叫李明住在北京。", [2, 4, "PER"], [6, 8, "LOC"]) == [
+        "李/B-PER",
+        "明/I-PER",
+        "北/B-LOC",
+        "京/I-LOC",
+    ]
+    assert found_in("नाम राहुल है", [4, 9, "PER"]) == ["राहुल/B-PER"]
+    decomposed = unicodedata.normalize("NFD", "Béla Kroměříž")
+    assert found_in(decomposed, [0, len(decomposed), "X"]) == [
+        f"{word}/{tag}" for word, tag in zip(decomposed.split(), ("B-X", "I-X"), strict=True)
+    ]
+    assert found_in("GPT模型 3.5km!", [0, 12, "X"])[:3] == ["GPT/B-X", "模/I-X", "型/I-X"]
 
 
 def span(start: int, end: int, **others: Any) -> dict[str, Any]:

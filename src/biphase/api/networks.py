@@ -173,7 +173,7 @@ def export(
         license: The license to put in the model card, such as apache-2.0, if the card names none.
         language: The languages to put in the model card, such as en or en,de, if the card names none.
     """
-    from biphase.exporting.push import check_repository, push
+    from biphase.exporting.push import check_push, push
 
     refuse_filled(Path(folder))
     run = name_run(str(run))
@@ -185,8 +185,7 @@ def export(
     stamps = stamp_model(source)
     if merge is not None and not is_run:
         raise InputError(f"{run} is not a run: merge is for a run that began with a decoder")
-    if to_hub is not None:
-        check_repository(to_hub)
+    check_push(to_hub, license, language)
     if test is not None and not (int8 and Path(test).exists()):
         raise InputError(f"test: {test} does not exist" if int8 else "`test` measures the loss of `int8`: give both")
     complete = partial(complete_export, source, stamps, as_=as_, onnx=onnx, int8=int8, test=test, gguf=gguf)
@@ -318,7 +317,6 @@ def encode(
         raise InputError(f"{clipped(repr(model))} is not a model: give encode a model first, then the texts")
     texts = [texts] if isinstance(texts, str) else list(texts)
     from biphase.device import choose_device, choose_dtype
-    from biphase.pretraining.optimizer import autocast
 
     torch_device = choose_device(device)
     dtype = choose_dtype(precision, torch_device)
@@ -326,11 +324,12 @@ def encode(
         from biphase.finetuning.heads import encode_packed
 
         return encode_packed(model, texts, torch_device, dtype)
-    with autocast(torch_device, dtype):
-        size = getattr(model[0], "inference_batch_size", 32)
-        return model.encode(
-            texts, batch_size=size, show_progress_bar=False, convert_to_numpy=True, device=str(torch_device)
-        )
+    from biphase.embedding.model import embed_in, width_of
+
+    settings = {"batch_size": getattr(model[0], "inference_batch_size", 32), "show_progress_bar": False}
+    model = model.to(torch_device)
+    vectors = embed_in(model, dtype, model.encode, texts, convert_to_tensor=True, **settings)
+    return vectors.reshape(len(texts), width_of(model)).cpu().numpy()
 
 
 ZERO_SHOT = ("zero-shot:", "mteb:")

@@ -130,7 +130,7 @@ def run_command(words: Sequence[str]) -> None:
         takes_settings = any("KEY=VALUE" in argument.name for argument in error.argument_collection)
         raise InputError(f"{error}{f' Settings are words without dashes: {key}=…' if takes_settings else ''}") from None
     except UnusedCliTokensError as error:
-        left = " ".join(map(repr, error.unused_tokens))
+        left = " ".join(map(repr, error.unused_tokens or ()))
         raise InputError(f"{left}: too many words; put quotes around a value with blanks (see -h)") from None
     except CycloptsError as error:
         has_no_keys = words[:1] == ["settings"] and len(words) > 1 and words[1] in app
@@ -171,7 +171,9 @@ def main() -> NoReturn:
     except InputError as error:
         from biphase.cli.meant import find_meant
 
-        complain(find_meant(words) or str(error))
+        first, *others = words or [""]
+        is_command = first in app and not (first in GROUPS and others and others[0] not in app[first])
+        complain((find_meant(words) if is_command else None) or str(error))
     except StoppedError as error:
         complain(str(error), error.exit_code)
     except (OSError, RuntimeError) as error:

@@ -34,6 +34,7 @@ MEANT_COMMANDS = {
     ("model", "embed"): "embed embed model={} out=FOLDER",
     ("model", "pretrain"): "init recipe --model {}",
     ("model", "search"): "search TEXT QUESTION --model {}",
+    ("table", "pretrain"): "prepare {} --tokenizer TOKENIZER --out shards",
     ("task", "evaluate"): "evaluate MODEL --tasks {}",
 }
 """(kind, mistaken command) → the command that the user probably meant."""

@@ -474,7 +474,7 @@ def read_separated(path: Path, layout: FileForm, form: TableForm, lines: Iterato
             raise InputError(f"{location}: a field in quotes: {remedy}")
         if not fits and not (layout.has_short_rows and len(fields) < len(header)):
             counts = f"{len(fields)} fields where the header names {len(header)}, separated by {form.delimiter!r}"
-            raise InputError(f"{location}: {counts}; correct it, or name `delimiter` beside its name in the task file")
+            raise InputError(f"{location}: {counts}; correct it, or name `delimiter` in a task file")
         yield location, dict(zip(header, fields, strict=True)) if fits else SHORT_ROW
 
 

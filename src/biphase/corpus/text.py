@@ -106,6 +106,10 @@ UNSPACED = (
     r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Han
 )
 """Characters of scripts without spaces, for a regular expression's brackets."""
+MARKS = "".join(chr(code) for code in range(0x300, 0x1F000) if unicodedata.category(chr(code)).startswith("M"))
+"""Marks that belong to the letter before them, such as the vowels of Hindi: `\\w` has none of them."""
+WORD = re.compile(rf"[{UNSPACED}][{MARKS}]*|[^\W{UNSPACED}](?:[^\W{UNSPACED}]|[{MARKS}])*|[^\w\s][{MARKS}]*")
+"""A word of running text, a character of a script without spaces, or a sign of punctuation; each with its marks."""
 PIECES = re.compile(rf"([{UNSPACED}]{{1,2}}|[^\s{UNSPACED}]+)(\s?)")
 
 

@@ -344,8 +344,12 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
 
     Raises `InputError` rather than replace anything but an unchanged tokenizer that biphase wrote.
     """
+    file = folder / "tokenizer.json"
+    before = file.read_bytes() if file.is_file() else b""
     with own_folder(folder, "tokenizer") as part:
         tokenizer.save_pretrained(part)
+    if before and file.read_bytes() != before:
+        console.err.print(f"{folder}: replaced an earlier tokenizer")
 
 
 def misreading_class(tokenizer: "PreTrainedTokenizerFast", config: Any) -> str:

@@ -208,10 +208,16 @@ def build_index(
         )
         write_json(part / "index.json", manifest.model_dump())
         stamp = stamp_of(part / "index.json")
-    change = "" if old is None else f", {num_new:,} of them new"
+    change = tell_change(old.manifest.num_passages, num_passages, num_new) if old is not None else ""
     alone = "" if model else "; words alone rank them until you name an embedding model (--model)"
     console.err.print(f"{index}: {num_passages:,} passages{change}; BM25 language: {language}{alone}")
     return Index(index, manifest, model, stamp, embedder)
+
+
+def tell_change(num_before: int, num_passages: int, num_new: int) -> str:
+    """Write how many passages of an updated index are new, and how many earlier ones are gone."""
+    num_gone = num_before - (num_passages - num_new)
+    return f", {num_new:,} of them new" + (f"; {num_gone:,} earlier ones are gone" if num_gone > 0 else "")
 
 
 def find_words_language(part: Path, num_passages: int, old: Index | None) -> str:

@@ -36,7 +36,7 @@ from biphase.encoder.models import find_folder, hash_model, unreplaced
 from biphase.encoder.network import PaddedBackbone, copy_in, load_backbone
 from biphase.encoder.packed import packed_hidden
 from biphase.encoder.search import find_nearest, in_pieces
-from biphase.errors import InputError, told_as
+from biphase.errors import InputError, clipped, told_as
 from biphase.exporting.card import render_card
 from biphase.exporting.golden import write_golden
 from biphase.exporting.model import close_texts, save_encoder, write_sentence_transformer
@@ -75,8 +75,9 @@ class PackedTransformer(InputModule):
         `cu_seq_lens_q` is an array, which stays on the CPU when tensors move to a device, because attention is laid out
         and batches are divided there.
         """
-        if not all(isinstance(text, str) for text in inputs):
-            raise InputError("an embedding model takes single texts, not pairs")
+        other = next((text for text in inputs if not isinstance(text, str)), "")
+        if not isinstance(other, str):
+            raise InputError(f"an embedding model takes single texts, not {clipped(repr(other))}")
         texts = [prompt + text for text in inputs] if prompt else list(inputs)
         encoded = self.tokenizer(texts, truncation=True, max_length=self.max_seq_length)["input_ids"]
         samples = [torch.tensor(ids, dtype=torch.long) for ids in encoded]
@@ -246,12 +247,16 @@ def fast_encoder_of(model: SentenceTransformer, side: Literal["query", "document
     """Return what `encoder_of` does, in bf16 on devices with units for it, for embeddings that no score is made of."""
     encode, dtype = encoder_of(model, side), choose_dtype("auto", model.device)
     size = {"batch_size": model[0].inference_batch_size} if isinstance(model[0], InferenceTransformer) else {}
+    return lambda texts, **settings: embed_in(model, dtype, encode, texts, **settings | size)
 
-    def embed(texts: Sequence[str], **settings: Any) -> Any:
-        with autocast(model.device, dtype):
-            return encode(texts, **settings | size).float()  # a last linear layer gives bf16
 
-    return embed
+def embed_in(model: Any, dtype: torch.dtype, encode: Encode, texts: Sequence[str], **settings: Any) -> Any:
+    """Embed texts by arithmetic of a type; return fp32. A last linear layer in bf16 rounds embeddings, so those of
+    length 1 are brought to length 1 again."""
+    with autocast(model.device, dtype):
+        vectors = encode(texts, **settings).float()
+    is_rounded = dtype != torch.float32 and any(isinstance(module, Dense) for module in model)
+    return nn.functional.normalize(vectors, dim=-1) if is_rounded and isinstance(model[-1], Normalize) else vectors
 
 
 def encode_batch(encode: Encode, texts: Sequence[str]) -> Tensor:

@@ -120,6 +120,8 @@ def parse_filter(text: str) -> Filter:
         raise InputError(f"where '{clipped(text)}': give a column and a value, such as year=2020 or year>=2020")
     sign = first[1]
     column, value = text.strip()[: first.start(1)].rstrip(), text.strip()[first.end(1) :].lstrip()
+    if value[:1] in ("=", "<", ">"):
+        raise InputError(f"where '{clipped(text)}': the signs are {', '.join(SIGNS)}; a value cannot begin with one")
     if sign not in ("=", "!=") and as_number(value) is None:
         raise InputError(f"where '{text}': {sign} compares numbers, and '{value}' is not one")
     return Filter(column, sign, value)

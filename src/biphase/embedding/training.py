@@ -513,6 +513,7 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
         message = f"stage {stage.name}: stopped at step {step} of {steps}; run the same command to continue"
         raise StoppedError(message, run.stop_signals[0])
     trainer.accelerator.unwrap_model(model, keep_fp32_wrapper=False)  # else it would still compute in bf16
+    vars(model).pop("_is_accelerate_prepared", None)  # else the next stage would compute in fp32
     if not all(torch.isfinite(weight).all() for weight in model.parameters()):
         shutil.rmtree(run.folder / "trainer")  # else the same command would continue from there
         raise InputError(f"stage {stage.name}: training diverged; lower its learning_rate ({stage.learning_rate:g})")

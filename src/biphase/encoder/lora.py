@@ -137,3 +137,4 @@ def merge_adapters(network: nn.Module) -> None:
             merging: Any = layer
             merging.merge()
             network.set_submodule(name, merging.get_base_layer())
+    vars(network).pop("peft_config", None)

@@ -103,6 +103,14 @@ def push(
     console.print("\n".join(report))
 
 
+def check_push(to_hub: str | None, license: str | None, language: object) -> None:
+    """Raise `InputError` for a repository as `check_repository` does, and for settings of a push without one."""
+    if to_hub is not None:
+        check_repository(to_hub)
+    elif license is not None or language is not None:
+        raise InputError("`license` and `language` go into the card that is pushed: give `to_hub`, or edit README.md")
+
+
 def check_repository(repo: str) -> None:
     """Raise `InputError` unless a name is USER/NAME."""
     from huggingface_hub.utils import validate_repo_id

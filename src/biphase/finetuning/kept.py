@@ -155,9 +155,10 @@ def input_columns(task: Task) -> tuple[str, ...]:
     return task.kind.input_columns or template_columns(task.template)
 
 
-def open_rows(model: KeptModel, file: Path) -> tuple[TableForm | None, Iterator[PlacedRow]]:
+def open_rows(model: KeptModel, file: Path, tags: str | None = None) -> tuple[TableForm | None, Iterator[PlacedRow]]:
     """Open the rows of a file in any form of tasks, or of a .txt with a text in each line. Returns also the form of a
-    table. Raises `InputError` at once for a file without rows, or a first row that lacks a column of the input."""
+    table. `tags` names the tags of a file of columns; None: they are not read. Raises `InputError` at once for a file
+    without rows, or a first row that lacks a column of the input."""
     task = model.task
     columns = input_columns(task)
     rows: Iterator[PlacedRow]
@@ -174,7 +175,7 @@ def open_rows(model: KeptModel, file: Path) -> tuple[TableForm | None, Iterator[
         table, rows = open_table(file, layout, is_csv=form == "csv")
         rows = mark_numbers(table, rows)
     else:
-        rows = rows_of_file(file, model.layout, task.words, label=None)
+        rows = rows_of_file(file, model.layout, task.words, label=tags)
     begin = list(islice(rows, FIRST_ROWS if table else 1))
     if not begin:
         raise InputError(f"{file} has no rows")
@@ -217,7 +218,7 @@ def read_labelled(model: KeptModel, file: Path) -> TaskData:
     task = model.task
     labelled: list[PlacedRow] = []
     num_rows = 0
-    for location, row in open_rows(model, file)[1]:
+    for location, row in open_rows(model, file, task.label)[1]:
         named = with_task_names(task, model.layout, row)
         num_rows += 1
         if task.kind.is_answering or not lacks_label(task, find_field(named, task.label)):

@@ -153,7 +153,8 @@ def parse_rows(source: Any, rename: Mapping[str, str]) -> tuple[list[ForeignScor
     scores, runs = list[ForeignScore](), defaultdict[str, list[tuple[BudgetKey, object]]](list)
     only_task = next((theirs for theirs, ours in rename.items() if ours == "score"), "score")
     for location, row in read_tables(source, rename):
-        method, task = str(column(location, row, "method", COLUMN_REMEDY)), str(row.get("task", only_task))
+        method = str(column(location, row, "method", COLUMN_REMEDY)).strip()
+        task = str(row.get("task", only_task)).strip()
         value = read_number(location, "score", column(location, row, "score", COLUMN_REMEDY))
         compute = tuple(
             None if row.get(axis) in (None, "") else read_number(location, axis, row[axis]) for axis in AXES
@@ -164,6 +165,8 @@ def parse_rows(source: Any, rename: Mapping[str, str]) -> tuple[list[ForeignScor
         choice = choice if isinstance(choice, RateChoice) else None  # a table may have such a column too
         scores.append(ForeignScore(location, method, task, compute, seeds, value, examples, choice))
         runs[method].append((compute, (task, seeds)))
+    if not runs:
+        raise InputError("there are no rows of scores")
     if len(runs) < 2:
         raise InputError(f"{show_count(len(runs), 'method')} ({first_of([*runs])}): there is nothing to compare")
     budgets = {method: join_budgets(of_method) for method, of_method in runs.items()}
@@ -217,6 +220,22 @@ def join_budgets(runs: Iterable[tuple[BudgetKey, object]]) -> dict[BudgetKey, Bu
 def are_near(a: float | None, b: float | None) -> bool:
     """Tell whether two numbers are equal or differ by at most `NEAR_BUDGETS`."""
     return a == b or (a is not None and b is not None and 0 < min(a, b) >= max(a, b) / NEAR_BUDGETS)
+
+
+UNLIKE_SCALES = 20
+"""The factor between the largest scores of two methods from which shares beside percent are likelier."""
+
+
+def refuse_unlike_scales(scores: Sequence[ForeignScore]) -> None:
+    """Raise `InputError` if one method seems to have shares where another has percent."""
+    largest = dict[str, float]()
+    for score in scores:
+        largest[score.method] = max(largest.get(score.method, 0.0), abs(score.value))
+    top = max(largest, key=lambda method: largest[method])
+    small = [method for method, most in largest.items() if 0 < most <= 1 and UNLIKE_SCALES * most <= largest[top]]
+    if small and largest[top] > 1:
+        beside = f"{top} has scores up to {largest[top]:g}, and {first_of(small)} none above 1"
+        raise InputError(f"{beside}: are these shares, and those percent? Give all scores in one scale")
 
 
 def find_factor(scores: Sequence[ForeignScore], scale: Scale | None) -> tuple[float, str]:
@@ -438,6 +457,25 @@ def tell_unknown(results: ResultSet, over: Over) -> Iterator[str]:
         yield words["examples"]
     if lacking := [arm.name for arm in results.models if ALL_TASKS not in results.scores[arm.name]]:
         yield words["methods"].format(names=first_of(lacking))
+    if partial := list_partial(cells):
+        yield words["partial"].format(names=first_of(partial))
+    samples = [sample for cell in cells for sample in cell.samples]
+    if min(samples) < 0 < max(samples):
+        yield words["negative"]
+    for names in ({cell.arm.curriculum for cell in cells}, {cell.dataset for cell in cells}):
+        alike = [name for name, number in Counter(map(str.casefold, names)).items() if number > 1]
+        if alike:
+            yield words["alike"].format(names=first_of(alike))
+
+
+def list_partial(cells: Sequence[Result]) -> list[str]:
+    """Name the methods with seeds that lack some of their tasks, and count these seeds: `B (1 seed)`."""
+    counts: dict[str, Counter[tuple[int, int]]] = defaultdict(Counter)
+    for cell in cells:
+        counts[cell.arm.name].update(zip(cell.pretraining_seeds or [0] * cell.num, cell.seeds, strict=True))
+    num_tasks = Counter(cell.arm.name for cell in cells)
+    partial = {name: sum(num < num_tasks[name] for num in own.values()) for name, own in counts.items()}
+    return [f"{name} ({show_count(number, 'seed')})" for name, number in partial.items() if number]
 
 
 def judge_table(
@@ -445,6 +483,8 @@ def judge_table(
 ) -> Standing:
     """Judge the methods of a table, with the arguments of `biphase.equivalent`."""
     scores, joined = parse_rows(table, rename)
+    if not lower_is_better:
+        refuse_unlike_scales(scores)
     factor, told = find_factor(scores, scale)
     signed = read_words()["unknown"]["sign"] if lower_is_better else ""
     if over == "tasks":

@@ -13,11 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from biphase.corpus.text import UNSPACED
+from biphase.corpus.text import MARKS, UNSPACED
 from biphase.errors import InputError
 
-MARKS = "".join(chr(code) for code in range(0x300, 0x1F000) if unicodedata.category(chr(code)).startswith("M"))
-"""Marks that belong to the letter before them, such as the vowels of Hindi: `\\w` has none of them."""
 SEARCHED = re.compile(rf"([{UNSPACED}]+)|([^\W{UNSPACED}](?:[^\W{UNSPACED}]|[{MARKS}])+)")
 POINTS = dict.fromkeys([*range(0x591, 0x5BE), *range(0x5BF, 0x5C8), *range(0x64B, 0x660), 0x670])
 """The vowels of Hebrew and Arabic, which most texts leave out: no part of a word."""

@@ -20,6 +20,7 @@ import numpy as np
 from biphase.console import err
 from biphase.corpus.forms import PlacedRow, Row, is_missing, template_columns
 from biphase.corpus.rows import SHORT_ROW, TASK_REMEDY, column, excerpt, read_number, text_column
+from biphase.corpus.text import WORD
 from biphase.errors import InputError, first_of, refuse_doubles
 from biphase.tasks import spec
 from biphase.tasks.sources import TaskSource, read_rows
@@ -512,10 +513,6 @@ def read_spans_of_characters(location: str, value: Any) -> list[CharacterSpan] |
         start, end, name = parts
         spans.append(CharacterSpan(start, end, name, text))
     return spans
-
-
-WORD = re.compile(r"\w+|[^\w\s]")
-"""A word of running text, or a sign of punctuation."""
 
 
 def tag_spans(location: str, text: str, spans: Sequence[CharacterSpan]) -> tuple[list[str], list[str]]:

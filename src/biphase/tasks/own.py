@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from decimal import Decimal
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,7 +42,7 @@ from biphase.tasks.examples import (
 )
 from biphase.tasks.families import KINDS, TASK_FAMILIES
 from biphase.tasks.sources import SPLIT_WORDS, find_split, form_of
-from biphase.tasks.spec import EVALUATED_SPLITS, TASK_SPLITS, Task, task_table
+from biphase.tasks.spec import EVALUATED_SPLITS, TASK_SPLITS, Scheme, Task, task_table
 
 LABEL_NAMES = (
     *("label", "labels", "class", "category", "sentiment", "stars", "rating", "intent", "topic", "topics", "genres"),
@@ -90,7 +90,7 @@ def describe_data(
         err.print("the new task file leaves them out: `missing: drop`")
         keys["missing"] = "drop"
     splits = find_splits(data, needed)
-    splits |= place_splits([row for _, row in rows], splits)
+    splits |= place_splits([row for _, row in rows if not is_missing(row.get(needed))], splits)
     return keys | {"files.0": splits | names | ({"quotes": True} if form.quotes else {})}
 
 
@@ -134,16 +134,35 @@ def describe_rows(
         return describe_tags({f"B-{span.label}" for row in spans for span in row or ()}, text=text, label=label), label
     if words is None or not isinstance(labels[0], list):
         return {"files.0": {}, **describe_texts(placed, data, label, labels, family, template)}, label
-    return describe_tags({read_label(tag) for row in labels for tag in row}, tokens=words, label=label), label
+    keys = describe_tags({read_label(tag) for row in labels for tag in row}, tokens=words, label=label)
+    if (scheme := find_scheme(labels)) != "IOB2":
+        err.print(f"the tags are of the scheme {scheme}, as the new task file says")
+        keys["files.0"]["scheme"] = scheme
+    return keys, label
+
+
+def find_scheme(rows: Sequence[Sequence[str]]) -> Scheme:
+    """Find the scheme of tags. In IOB1, a span begins with `I-`, unless it touches another one of its class."""
+    marks = {tag[0] for tags in rows for tag in tags if tag[1:2] == "-"}
+    if marks & {"E", "S", "L", "U"}:
+        return "BILOU" if marks & {"L", "U"} else "BIOES"
+    pairs = [pair for tags in rows for pair in pairwise(("O", *tags))]
+    begun = {tag[0] for before, tag in pairs if tag[1:2] == "-" and before[2:] != tag[2:]}
+    return "IOB1" if begun == {"I"} else "IOB2"
 
 
 def find_split_column(rows: Sequence[Row]) -> tuple[str, Counter[str | None]]:
     """Find a column that names the split of each row, train and others; return it with the number of rows of each
     split. Empty without one."""
-    for name in rows[0] if rows else ():
+    for name in sorted(rows[0] if rows else (), key=lambda name: plain_name(name).casefold() != "split"):
         counts = Counter(find_split(row.get(name)) for row in rows)
-        if None not in counts and "train" in counts and len(counts) > 1:
+        if "train" not in counts or len(counts) < 2 or counts[None] > len(rows) / 2:
+            continue
+        if None not in counts:
             return name, counts
+        others = first_of(sorted({repr(row.get(name)) for row in rows if find_split(row.get(name)) is None}))
+        told = f"'{name}' names the split of most rows, but not of {counts[None]:,} of {len(rows):,} ({others})"
+        err.print(f"{told}, so rows are divided at random: write train, validation or test in each row")
     return "", Counter()
 
 
@@ -356,7 +375,7 @@ def write_task(
     """
     name = name or "own"
     if name in task_table() or name.endswith((".yaml", ".yml")):
-        raise InputError(f"'{name}' is a task with data of its own: give its folder as data, or choose another name")
+        raise InputError(f"'{name}' is a task with files of its own: give their folder as data, or choose another name")
     splits = dict(data) if isinstance(data, Mapping) else {"train": data}
     if "train" not in splits or not splits.keys() <= set(TASK_SPLITS):
         raise InputError(f"data has the splits {', '.join(map(repr, splits))}; name them train, validation and test")

@@ -227,7 +227,11 @@ def read_layout(source: TaskSource, layout: spec.FileLayout, part: PartName) -> 
         yield from rows_of_split(rows, name, part) if name is not None else rows
 
 
-SPLIT_WORDS = {"train": ("train", "training"), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+SPLIT_WORDS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing"),
+}
 """The words for each split, in small letters."""
 
 
@@ -240,7 +244,9 @@ def find_split(word: Any) -> str | None:
 def rows_of_split(rows: Iterable[PlacedRow], name: str, split: str) -> Iterator[PlacedRow]:
     """Yield the rows that the column `name` puts into a split. Raises `InputError` for a row in no split."""
     for location, row in rows:
-        word = split if row is SHORT_ROW else row.get(name)
+        if row is not SHORT_ROW and name not in row:
+            raise InputError(f"{location}: there is no column '{name}', the `split_column` of the task")
+        word = split if row is SHORT_ROW else row[name]
         if (found := find_split(word)) is None:
             raise InputError(f"{location}: '{name}' is '{word}', which names no split (train, validation, test)")
         if found == split:

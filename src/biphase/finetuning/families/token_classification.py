@@ -6,6 +6,7 @@ Words are joined by spaces, as in the texts that a tokenizer knows. A token belo
 Letters: T tokens, S sentences, W words of a split, C classes.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from biphase.corpus.forms import PlacedRow, Row
 from biphase.corpus.rows import text_column
+from biphase.corpus.text import MARKS
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import (
     NO_TEXTS,
@@ -223,8 +225,18 @@ def tag_text(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: S
             if stripped:
                 span = {"label": group["entity_group"], "start": start, "end": start + len(stripped), "text": stripped}
                 spans.append(span | {"probability": round(float(group["score"]), 5)})
-        predictions.append({"spans": join_touching(text, spans)})
+        predictions.append({"spans": join_touching(text, [with_marks(text, span) for span in spans])})
     return Predicted(predictions, 0)
+
+
+LAST_MARKS = re.compile(f"[{MARKS}]*")
+
+
+def with_marks(text: str, span: Row) -> Row:
+    """Extend a span over the marks of its last letter, which many tokenizers drop."""
+    marks = LAST_MARKS.match(text, span["end"])
+    end = marks.end() if marks else span["end"]
+    return span | {"end": end, "text": text[span["start"] : end]}
 
 
 def join_touching(text: str, spans: Sequence[Row]) -> list[Row]:
