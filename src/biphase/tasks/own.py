@@ -134,8 +134,9 @@ def describe_rows(
         return describe_tags({f"B-{span.label}" for row in spans for span in row or ()}, text=text, label=label), label
     if words is None or not isinstance(labels[0], list):
         return {"files.0": {}, **describe_texts(placed, data, label, labels, family, template)}, label
-    keys = describe_tags({read_label(tag) for row in labels for tag in row}, tokens=words, label=label)
-    if (scheme := find_scheme(labels)) != "IOB2":
+    tags = [[read_label(tag) for tag in row] for row in labels]
+    keys = describe_tags({tag for row in tags for tag in row}, tokens=words, label=label)
+    if (scheme := find_scheme(tags)) != "IOB2":
         err.print(f"the tags are of the scheme {scheme}, as the new task file says")
         keys["files.0"]["scheme"] = scheme
     return keys, label
@@ -393,7 +394,8 @@ def write_task(
         if not written or needed not in written[0][1]:
             raise InputError(f"{split}: its rows have no label: leave the split out, or predict its rows")
     layout: dict[str, Any] = {split: f"{split}.jsonl" for split in TASK_SPLITS if split in contents}
-    layout |= place_splits([row for _, row in placed["train"]], layout) | keys.pop("files.0")
+    labelled = [row for _, row in placed["train"] if not is_missing(row.get(needed))]
+    layout |= place_splits(labelled, layout) | keys.pop("files.0")
     metric = next(iter(KINDS[keys.get("problem_type", keys["family"])].metrics))
     tree = {"name": name, "metric": metric, **keys, "template": template or keys.get("template", ""), "files": [layout]}
     tree |= {} if missing == "refuse" else {"missing": missing}
