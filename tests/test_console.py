@@ -183,7 +183,9 @@ def test_the_time_left_of_a_part_is_that_of_all_the_work(monkeypatch: pytest.Mon
         tracker.advance(1)
     tracker.close()
     assert tracker.label == "first · pretrain" and "6/10 steps · 34s left in all · 1 steps/s" in tracker.text
-    assert Tracker("pretrain", 10, "steps").later == 0
+    alone = Tracker("pretrain", 10, "steps")
+    alone.close()
+    assert alone.later == 0
 
 
 def test_slow_work_tells_the_time_left_after_its_second_piece(monkeypatch: pytest.MonkeyPatch) -> None:
