@@ -2,6 +2,7 @@
 
     python benchmarks/kernels.py                                       # an NVIDIA GPU
     python benchmarks/kernels.py --device cpu --tokens 2048 --vocab 4096   # a first look
+    python benchmarks/kernels.py --device cpu --reading --threads 2        # where no gradient is formed
 
 Attention: our backends beside FlexAttention, plain and with what `varlen` cannot do, caps of scores (Gemma 2) and sinks
 (gpt-oss). Head: ours beside PyTorch's `linear_cross_entropy` and all logits at once.
@@ -12,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -184,6 +185,40 @@ def measure_attention(options: argparse.Namespace) -> Iterator[Found]:
         yield {"what": f"attention, {what}", "arms": compare(arms, exact, inputs, options)}
 
 
+READ = {"long": (440, 512, 7), "middle": (90, 120, 32), "short": (12, 20, 200)}
+"""The texts that are read together: their least and most tokens, and their number."""
+
+
+def measure_reading(options: argparse.Namespace) -> Iterator[Found]:
+    """Attention without gradients over texts sorted by length: PyTorch's kernel for batches, and buckets."""
+    from biphase.machine import prepare_process
+
+    prepare_process()  # the allocator of our commands
+    import numpy as np
+    import torch
+
+    from biphase.encoder.attention import attend, lay_out
+
+    torch.set_num_threads(options.threads)
+    random = np.random.default_rng(0)
+    without = argparse.Namespace(**vars(options), with_backward=False)
+    for (heads, width), (what, (least, most, num)) in product(((4, 32), (12, 32), (12, 64)), READ.items()):
+        bounds = np.append(0, np.sort(random.integers(least, most, num)).cumsum())
+        for dtype in (torch.bfloat16, torch.float32):
+            name = f"reading, {heads} heads of {width}, {what} texts, {str(dtype).removeprefix('torch.')}"
+            inputs = [torch.randn(int(bounds[-1]), heads, width, dtype=dtype) for _ in range(3)]
+            arms: dict[str, Found] = {}
+            with torch.inference_mode():
+                for arm in ("sdpa", "buckets"):
+                    layout = lay_out(bounds, causal=False, dtype=dtype, backend=arm)
+                    settings: dict[str, Any] = {"layout": layout, "scale": width**-0.5}
+                    exact = partial(attend, **settings)(*(x.float() for x in inputs))
+                    arms[arm] = measure(partial(attend, **settings), inputs, [exact], without)
+            told = ", ".join(f"{arm} {found['milliseconds']:.1f} ms" for arm, found in arms.items())
+            say(f"  {name}: {told}")
+            yield {"what": name, "arms": arms}
+
+
 def measure_head(options: argparse.Namespace) -> Found:
     import torch
     from torch.nn.functional import cross_entropy, linear
@@ -207,19 +242,26 @@ def measure_head(options: argparse.Namespace) -> Found:
     return {"what": what, "arms": compare(arms, exact, [hidden, weight], options)}
 
 
+def measure_all(options: argparse.Namespace) -> Iterator[Found]:
+    yield measure_head(options)
+    yield from measure_attention(options)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tokens", type=int, default=16_384)
     parser.add_argument("--vocab", type=int, default=128_256)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--reading", action="store_true", help="attention on a CPU without gradients, nothing else")
+    parser.add_argument("--threads", type=int, default=1, help="of --reading")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     started = time.monotonic()
-    machine = describe_setup(options.device, threads=1)
-    out = options.out or result_path("kernels", machine["device"], 1)
+    machine = describe_setup(options.device, threads=options.threads)
+    out = options.out or result_path("kernels", machine["device"], options.threads)
     results: list[Found] = []
-    for result in chain([measure_head(options)], measure_attention(options)):
+    for result in measure_reading(options) if options.reading else measure_all(options):
         results.append(result)
         document = make_document("kernels alone", machine, vars(options), time.monotonic() - started)
         save(out, document | {"results": results})  # what is measured stays where the rest takes too long

@@ -36,7 +36,7 @@ PATHS = {
 }
 """Path → the module and the function where it begins."""
 CAPS = {
-    "code": 26_600,
+    "code": 26_606,
     "modules": 147,
     "import lines": 2_852,
     "longest function": 53,

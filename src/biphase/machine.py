@@ -93,10 +93,11 @@ def control_groups(controller: str, root: Path) -> Iterator[Path]:
             yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(base))
 
 
-def name_bf16_cores() -> set[str]:
+@cache
+def name_bf16_cores() -> frozenset[str]:
     """Name the CPU's units for bf16 products, as Linux does; none without any."""
     cpuinfo = Path("/proc/cpuinfo")
-    return BF16_UNITS.intersection(cpuinfo.read_text().split()) if cpuinfo.exists() else set()
+    return frozenset(BF16_UNITS.intersection(cpuinfo.read_text().split()) if cpuinfo.exists() else ())
 
 
 def has_bf16_cores() -> bool:

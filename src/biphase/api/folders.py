@@ -223,8 +223,8 @@ def check_task(task: str, data_dir: Path | None = None) -> Facts:
         rows = collection_rows(data)
     else:
         drawn = [split for split in data.splits if split not in source.splits]
-        is_divided = is_own_task(data.task) or getattr(source.form, "split_column", None)
-        trained = () if is_divided or not drawn else [row for _, row in read_rows(source, "train")]
+        is_known = is_own_task(data.task) or source.form.splits.is_divided
+        trained = () if is_known or not drawn else [row for _, row in read_rows(source, "train")]
         if name := find_split_column(trained)[0]:
             remedy = f"name the file for each split, with `split_column: {name}`"
             err.print(f"'{name}' names the split of each row, but is not used: {remedy}")

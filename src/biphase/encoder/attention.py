@@ -145,7 +145,7 @@ def choose_inference_backend(device: torch.device, dtype: torch.dtype) -> Backen
     """Choose the fastest backend where no gradient is formed. Its outputs equal those of training but for rounding.
 
     In bf16, PyTorch's kernel for batches is the fastest on a CPU with matrix units (AMX). With AVX-512 alone it takes
-    1.2 to 2 times as long as `buckets` (docs/LOG.md).
+    1.1 to 2 times as long as `buckets` (docs/LOG.md).
     """
     if not lacks_varlen(device, dtype):
         return choose_backend(device, dtype)

@@ -208,7 +208,7 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
             column, an unknown label, tags that do not match words, an answer that is not in its context, a judgement of
             an unknown document; for a split without examples, or too small to draw another from.
     """
-    if source.hashes.get("validation", 0) == source.hashes.get("test") and not getattr(source.form, "split_column", ""):
+    if source.hashes.get("validation", 0) == source.hashes.get("test") and not source.form.splits.is_divided:
         files = f"{source.files['validation'][0].name}, {source.files['test'][0].name}"
         message = f"task '{source.task.name}': validation and test in {source.name} are the same data ({files})"
         raise InputError(f"{message}: leave validation out, and a part of train takes its place")

@@ -58,9 +58,14 @@ class Splits(Strict):
         tests = self.test.values() if isinstance(self.test, dict) else [self.test]
         places = [location for location in (self.train, self.validation, *tests) if location is not None]
         twice = next((location for location in places if places.count(location) > 1), None)
-        if twice is not None and not getattr(self, "split_column", None):
+        if twice is not None and not self.is_divided:
             raise ValueError(f"{twice} is given as two splits; leave one out: what has no place is drawn from train")
         return self
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether one place holds several splits."""
+        return False
 
     @property
     def named(self) -> dict[TaskSplit, str]:
@@ -75,14 +80,18 @@ class FileLayout(FileForm, Splits):
     later: ClassVar[frozenset[str]] = frozenset({"quotes", "has_header", "delimiter", "split_column"})
 
     split_column: Name | None = None
-    """The column that names the split of each row, where one file has several: `train`, `validation` (also `valid`,
-    `val` or `dev`) or `test`. Name the file for each of them."""
+    """The column that names the split of each row, where one file has several: `train` or `training`; `validation`,
+    `valid`, `val` or `dev`; `test` or `testing`. Name the file for each of them."""
     corpus: str = "corpus.jsonl"
     queries: str = "queries.jsonl"
     rename: dict[Name, str] = Field(default_factory=dict)
     """The file's names of columns → the task's. `meta.text` is the `text` in an object `meta`."""
     scheme: Scheme = "IOB2"
     """The scheme of tags in the file. Examples always have IOB2."""
+
+    @property
+    def is_divided(self) -> bool:
+        return self.split_column is not None
 
     @property
     def splits(self) -> Splits:
