@@ -22,7 +22,8 @@ from biphase.files import content_hash, hash_stamped, read_json_as, stamp_of, va
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-FILES = {"tokenizer": ["*.json", "*.model", "*.txt"], "model": ["*.json", "*.model", "*.txt", "*.safetensors"]}
+CARD = "README.md"
+FILES = {"tokenizer": ["*.json", "*.model", "*.txt"], "model": ["*.json", "*.model", "*.txt", "*.safetensors", CARD]}
 """The files to fetch: neither code nor pickles."""
 OTHER_FOLDERS = {"tokenizer": ["*/*"], "model": ["[!0-9]*/*", "*/*/*"]}
 """The files to skip; modules of an embedding model are in folders such as `1_Pooling`."""
@@ -112,6 +113,21 @@ def pin_commit(id: str, revision: str | None) -> str:
 
     with told_by_hub(f"{id}: its {revision or 'newest'} revision cannot be fetched from the Hub", DATA_REMEDY):
         return HfApi().resolve_revision(id, repo_type="dataset", revision=revision).resolved
+
+
+def read_languages(folder: Path) -> tuple[str, ...]:
+    """Read the languages that a model's card names, such as `en`; () if it names none, or says `multilingual`."""
+    from huggingface_hub import ModelCard
+    from yaml import YAMLError
+
+    if not (folder / CARD).exists():
+        return ()
+    try:
+        named: Any = ModelCard.load(folder / CARD, ignore_metadata_errors=True).data.language
+    except (ValueError, TypeError, YAMLError):  # a card is free text, and no reader depends on it
+        return ()
+    codes = [str(code).lower().partition("-")[0] for code in ([named] if isinstance(named, str) else named or ())]
+    return () if {"multilingual", "mul"} & {*codes} else tuple(codes)
 
 
 def load_rows(id: str, config: str | None, split: str, commit: str, streaming: bool = False) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from biphase.console import err, prefix_bars
+from biphase.corpus.text import SEVERAL, sample_language
 from biphase.device import choose_device, choose_dtype
 from biphase.errors import memory_told
 from biphase.files import read_json_as, write_json
@@ -26,6 +27,8 @@ from biphase.finetuning.fit import choose_items, train_copy
 from biphase.finetuning.heads import open_encoder
 from biphase.finetuning.loss import weigh_classes
 from biphase.finetuning.scores import show_rate
+from biphase.hub import read_languages
+from biphase.tasks.examples import inputs_of, load_examples
 from biphase.tasks.spec import is_own_task
 
 PROBE_RATES = (1e-3, 1e-2, 1e-1)
@@ -51,8 +54,25 @@ def fill_in(plan: CellPlan, given: Collection[str], scores: Path) -> CellPlan:
     `given`. Cells of biphase's own tasks and of retrieval stay as they are."""
     if is_own_task(plan.task) or plan.task.kind.is_search:
         return plan
+    tell_languages(plan)
     plan = choose_length(plan, given)
     return plan if "learning_rate" in given else search_rate(plan, scores)
+
+
+def tell_languages(plan: CellPlan) -> None:
+    """Print that the training texts are in a language that the model's card does not name, if that is so."""
+    known = read_languages(plan.model.folder)
+    if not known:
+        return
+    inputs = inputs_of(load_examples(plan.train, bool(plan.config.judged_only)), "train")
+    texts = [each if isinstance(each, str) else " ".join(each) for each in inputs]
+    found = sample_language(texts, len(texts))
+    named = ", ".join(f"'{code}'" for code in known)
+    alike = [code for code in known if len(code) == len(found)]  # a card may have codes of three letters
+    if (found == SEVERAL and len(known) == 1) or (alike and found not in alike):
+        what = "several languages" if found == SEVERAL else f"'{found}'"
+        remedy = "a model that has read the language may do better (biphase study advise --text names one)"
+        err.print(f"{plan.task.name}: the texts are in {what}, and the model's card names {named} only; {remedy}")
 
 
 def choose_length(plan: CellPlan, given: Collection[str]) -> CellPlan:

@@ -301,7 +301,8 @@ def decide(inequality: Inequality, other_p_values: Sequence[float], num_tests: i
     needs = list(dict.fromkeys((*lacks_above, *lacks_below)))
     if verdict == "undecided":  # at the strictest level of Holm's correction
         num_findings = 1 + sum(not math.isnan(p_value) for p_value in other_p_values)
-        strictest = SIGNIFICANCE / (num_findings * num_asked * times) * (2 if inequality.is_equivalence else 1)
+        strictest = SIGNIFICANCE / (num_findings * num_asked * times)
+        strictest *= 2 if inequality.is_equivalence and inequality.margin > 0 else 1
         needs.append(what_decides(inequality.contrast, inequality.bound, strictest))
     return replace(
         inequality,

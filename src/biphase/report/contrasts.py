@@ -12,6 +12,7 @@ A arms of a sum, D datasets.
 import bisect
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -183,7 +184,10 @@ def over_seeds(terms: Terms, groups: list[Terms] | None, lends: bool) -> tuple[l
     """Return, for each group of repetitions, the variance of the sum and its degrees of freedom; the fewest
     repetitions of a group; and the sum. `lends`: whether other arms lend degrees of freedom."""
     if groups is None:  # only means and spreads are known, as for published scores
-        variances = [((weight * score.std) ** 2 / score.num, score.num - 1) for weight, score in terms]
+        weights, once = defaultdict[int, float](float), {id(score): score for _, score in terms}
+        for weight, score in terms:  # the same score may stand on both sides
+            weights[id(score)] += weight
+        variances = [((weights[key] * score.std) ** 2 / score.num, score.num - 1) for key, score in once.items()]
         return variances, min(score.num for _, score in terms), sum(weight * score.mean for weight, score in terms)
     rows = [np.sum([weight * score.repeated for weight, score in group], axis=0) for group in groups]
     variances = []

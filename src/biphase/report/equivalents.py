@@ -21,7 +21,7 @@ from biphase.errors import InputError, first_of
 from biphase.report.contrasts import Contrast, Noise, Terms, average, contrast
 from biphase.report.figures import MARKER_SIZE, Panel, name_looks, name_training, round_ticks
 from biphase.report.formats import MISSING, show_difference, show_estimate, show_list, show_noise, show_steps
-from biphase.report.results import AVERAGE, FAMILY_NAMES, ReportArm, Result, ResultSet, read_words, reference_mask
+from biphase.report.results import AVERAGE, FAMILY_NAMES, LOSS, ReportArm, Result, ResultSet, read_words, reference_mask
 from biphase.report.tables import RELATIVE, SIMILAR, Cell, Table, TableRow, interval_cell, relative_flops
 from biphase.style import SERIES
 
@@ -146,7 +146,7 @@ def tell_compute(results: ResultSet, terms: Terms, sign: float = 1.0) -> str:
     )
     if not abs(flops) > math.log(1 + SIMILAR):
         return ""
-    moved = contrast_equal_flops(results, terms)
+    moved = contrast_equal_flops(results, [(sign * weight, score) for weight, score in terms])
     told = "" if moved is None else f"; at equal FLOPs {show_difference(moved.against())}"
     equal = "at equal tokens " if abs(tokens) <= math.log(1 + SIMILAR) else ""
     return f" {equal}({math.exp(sign * flops):.2f} times the FLOPs{told})"
@@ -154,7 +154,8 @@ def tell_compute(results: ResultSet, terms: Terms, sign: float = 1.0) -> str:
 
 def contrast_equal_flops(results: ResultSet, terms: Terms) -> Contrast | None:
     """Contrast scores at equal FLOPs: each one minus the score of MLM alone at as many FLOPs. The weights must add up
-    to zero. Return None unless a ladder of MLM alone reaches the FLOPs of all arms."""
+    to zero. Return None unless a ladder of MLM alone reaches the FLOPs of all arms, and for losses, which depend on
+    the objective."""
     sizes = {score.arm.size for _, score in terms}
     ladder = choose_baseline([arm for arm in final_arms(results) if arm.size in sizes]) if len(sizes) == 1 else ()
     moved = [*terms]
@@ -162,7 +163,7 @@ def contrast_equal_flops(results: ResultSet, terms: Terms) -> Contrast | None:
         name = score.family if score.dataset == AVERAGE else score.dataset
         rungs = {arm.flops or math.nan: results.scores[arm.name].get(name) for arm in ladder}
         known = {compute: rung for compute, rung in rungs.items() if rung}
-        if len(known) < max(LEAST_RUNGS, len(ladder)) or not min(known) <= (score.arm.flops or 0) <= max(known):
+        if name == LOSS or len(known) < max(LEAST_RUNGS, len(ladder)) or not min(known) <= (score.arm.flops or 0) <= max(known):
             return None
         moved += [(-weight * share, rung) for share, rung in interpolate(known, score.arm.flops or 0)]
     return contrast(moved)

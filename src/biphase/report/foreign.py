@@ -226,8 +226,9 @@ UNLIKE_SCALES = 20
 """The factor between the largest scores of two methods from which shares beside percent are likelier."""
 
 
-def refuse_unlike_scales(scores: Sequence[ForeignScore]) -> None:
-    """Raise `InputError` if one method seems to have shares where another has percent."""
+def refuse_unlike_scales(scores: Sequence[ForeignScore], argument: str) -> None:
+    """Raise `InputError` if one method seems to have shares where another has percent. `argument`: the one that says
+    that all scores have the same scale."""
     largest = dict[str, float]()
     for score in scores:
         largest[score.method] = max(largest.get(score.method, 0.0), abs(score.value))
@@ -235,7 +236,8 @@ def refuse_unlike_scales(scores: Sequence[ForeignScore]) -> None:
     small = [method for method, most in largest.items() if 0 < most <= 1 and UNLIKE_SCALES * most <= largest[top]]
     if small and largest[top] > 1:
         beside = f"{top} has scores up to {largest[top]:g}, and {first_of(small)} none above 1"
-        raise InputError(f"{beside}: are these shares, and those percent? Give all scores in one scale")
+        remedy = f"Give all scores in one scale; if they are in one, give `{argument}`"
+        raise InputError(f"{beside}: are these shares, and those percent? {remedy}")
 
 
 def find_factor(scores: Sequence[ForeignScore], scale: Scale | None) -> tuple[float, str]:
@@ -255,24 +257,27 @@ def find_factor(scores: Sequence[ForeignScore], scale: Scale | None) -> tuple[fl
     return 0.01, "Some scores are above 1, so scores count as percent."
 
 
-def mean_by_task(scores: Sequence[ForeignScore]) -> list[ForeignScore]:
+def mean_by_task(scores: Sequence[ForeignScore]) -> tuple[list[ForeignScore], list[str]]:
     """Turn each task into a seed of a single task, with the mean over the task's own seeds as its score. Leave out
-    methods that lack a task."""
+    methods that lack a task, and return their names. Raises `InputError` if all do."""
     values: dict[tuple[str, BudgetKey], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for score in scores:
         values[score.method, score.compute][score.task].append(score.value)
-    name = f"mean over {max(map(len, values.values()))} tasks"
+    tasks = {score.task for score in scores}
     means = []
     for (method, compute), by_task in values.items():
-        for task, of_task in by_task.items() if f"{len(by_task)} tasks" in name else ():
+        for task, of_task in by_task.items() if by_task.keys() == tasks else ():
+            name = f"mean over {len(tasks)} tasks"
             means.append(ForeignScore("", method, name, compute, (None, task), float(np.mean(of_task)), None))
-    return means
+    if not means:
+        raise InputError(f"no method has scores on all {len(tasks)} tasks: give only tasks that the methods share")
+    return means, list(dict.fromkeys(method for (method, _), by_task in values.items() if by_task.keys() != tasks))
 
 
-def tell_budget(compute: BudgetKey) -> str:
-    """Write the first known unit of a budget: `2e18 FLOPs`; empty if none is known."""
+def tell_budget(compute: BudgetKey, most: int = 1) -> str:
+    """Write the first known units of a budget, one unless `most` says more: `2e18 FLOPs`; empty if none is known."""
     known = [f"{show_power(value)} {unit}" for value, unit in zip(compute, AXES.values(), strict=True) if value]
-    return next(iter(known), "")
+    return ", ".join(known[:most])
 
 
 def make_results(scores: Sequence[ForeignScore], factor: float) -> ResultSet:
@@ -290,7 +295,9 @@ def make_results(scores: Sequence[ForeignScore], factor: float) -> ResultSet:
     for (method, compute, task), of_cell in cells.items():
         of_cell.sort(key=lambda score: [seeds[seed] for seed in score.seeds])
         budget = tell_budget(classes[compute]) if has_ladder else ""
-        name = f"{method} @ {tell_budget(compute)}" if len(budgets[method]) > 1 else method
+        alike = [other for other in budgets[method] if tell_budget(other) == tell_budget(compute)]
+        spent_on = tell_budget(compute, most=1 if len(alike) == 1 else len(AXES))
+        name = f"{method} @ {spent_on}" if len(budgets[method]) > 1 else method
         spent: dict[str, Any] = dict(zip(AXES, compute, strict=True))
         arm = ReportArm(name, "foreign", objective="", curriculum=method, budget_class=budget, **spent)
         pretrainings, tunings = zip(*([seeds[seed] for seed in score.seeds] for score in of_cell), strict=True)
@@ -483,12 +490,13 @@ def judge_table(
 ) -> Standing:
     """Judge the methods of a table, with the arguments of `biphase.equivalent`."""
     scores, joined = parse_rows(table, rename)
-    if not lower_is_better:
-        refuse_unlike_scales(scores)
+    if not lower_is_better and scale is None:
+        refuse_unlike_scales(scores, "scale")
     factor, told = find_factor(scores, scale)
     signed = read_words()["unknown"]["sign"] if lower_is_better else ""
     if over == "tasks":
-        scores = mean_by_task(scores)
+        scores, left_out = mean_by_task(scores)
+        joined = [*joined, read_words()["unknown"]["methods"].format(names=first_of(left_out))] if left_out else joined
     results = contrasts.with_averages(make_results(scores, -factor if lower_is_better else factor))
     budgets = Counter(arm.curriculum for arm in results.models)
     refuse_unknown("baseline", baseline or next(iter(budgets)), budgets)

@@ -318,7 +318,8 @@ def find_baseline(asked: AskedInequality, named_arms: Mapping[str, ArmsBySpot], 
     Raises `InputError` if the baseline has one budget, or budgets too far apart."""
     if not asked.is_equivalent:
         return ()
-    name = asked.operands[1].name
+    name, of_arm = asked.operands[1].name, {size for size, _ in named_arms[asked.operands[0].name]}
+    model = model or (of_arm.pop() if len(of_arm) == 1 else "")
     by_budget = {budget: arms for (size, budget), arms in named_arms[name].items() if model in ("", size)}
     rungs = [(budget, arm) for budget in sorted(by_budget) for arm in by_budget[budget].values()]
     if len(rungs) < 2:

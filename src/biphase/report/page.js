@@ -1,13 +1,13 @@
 "use strict";
 // A click (or Enter, or the space bar) on a header sorts its table: one way, the other way, then in the original order.
 // Empty cells stay last. A cell sorts by its number (610M and 40 % count as numbers); in a column of numbers, by the
-// first number in its text; otherwise by its text.
+// first number in its text; otherwise by its text. A minus sign may be a hyphen or U+2212.
 const UNITS = { k: 1e3, m: 1e6, b: 1e9 };
 const valueOf = (cell) => {
-  const text = (cell.dataset.value ?? cell.textContent).replaceAll(",", "");
-  const [, number, unit] = text.match(/^(-?[0-9.]+(?:e[+-][0-9]+)?)([kmb]?)( %)?$/i) ?? [];
+  const text = (cell.dataset.value ?? cell.textContent).replaceAll(",", "").replaceAll("−", "-");
+  const [, number, unit] = text.match(/^(-?[0-9.]+(?:e[+-]?[0-9]+)?)([kmb]?)( %)?$/i) ?? [];
   if (number) return number * (UNITS[unit.toLowerCase()] ?? 1);
-  if (cell.classList.contains("num")) return text.match(/[0-9]+([.][0-9]+)?/)?.[0] ?? "";
+  if (cell.classList.contains("num")) return text.match(/-?[0-9]+([.][0-9]+)?/)?.[0] ?? "";
   return text === "–" ? "" : text;
 };
 for (const table of document.querySelectorAll("table.sortable")) {

@@ -184,8 +184,8 @@ def judge_candidate(
         raise InputError(f"{candidate} does not begin below the baseline {baseline} in the table: {remedy}")
     if lower_is_better:
         scores = [score._replace(value=-score.value) for score in scores]
-    else:
-        refuse_unlike_scales([score for score in scores if score.method in (baseline, candidate)])
+    elif spread is None:
+        refuse_unlike_scales([score for score in scores if score.method in (baseline, candidate)], "spread")
     rulings = list(list_looks(average_tasks(scores), baseline, candidate, idea, up_to, spread))
     if not rulings:
         remedy = f"add seeds of {baseline} above {candidate}, or give `spread`"

@@ -7,7 +7,7 @@ comes from the user's own study if there is one; all else follows from rules of 
 
 import math
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache
@@ -423,9 +423,8 @@ def advise(
         case = "unfit"
     else:
         chosen, recipe, candidates, unfit = continued, own_recipe, (), []
-    sentence = rules["languages"].get(language or "none", rules["languages"]["other"])
     facts = {"chosen": chosen, "continued": continued, "encoder": encoder, "machine": machine, "least": LEAST_CONTINUED}
-    facts |= {"option": "--study" if evidence else "--from-scratch", "language": sentence.format(code=language)}
+    facts |= {"option": "--study" if evidence else "--from-scratch", "language": tell_language(language, encoder)}
     facts["times"] = show_estimate(times) if times < 1000 else "over 1,000"
     spent = recipe.tokens_before(recipe.num_steps) * mean_token_flops(chosen.shape, recipe.curriculum, chosen.context)
     advice = Advice(
@@ -443,6 +442,13 @@ def advise(
     )
     caveats = list_caveats(advice, budget, evidence if evident else (), unfit)
     return replace(advice, choices=tuple(explain_choices(advice, evident)), caveats=tuple(caveats))
+
+
+def tell_language(language: str | None, encoder: Mapping[str, Any]) -> str:
+    """Write the language of the text, and how much text in it the source of the encoder's training has."""
+    sentences, amount = read_rules()["languages"], encoder.get("read", {}).get(language)
+    sentence = sentences.get(language or "none", sentences["unread" if amount is None else "other"])
+    return str(sentence.format(code=language, read=format_bytes(1e9 * (amount or 0))))
 
 
 def list_caveats(advice: Advice, budget: float, evidence: Sequence[Evidence], unfit: Sequence[str]) -> Iterator[str]:

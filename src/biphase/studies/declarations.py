@@ -37,7 +37,10 @@ def hash_hypotheses(plan: Plan) -> str:
     for conditions in plan.hypotheses:
         about.append([everything if isinstance(groups, str) else list_subjects(plan, groups) for groups in conditions])
     words = content_hash([hypothesis.model_dump(mode="json") for hypothesis in plan.study.hypotheses])[:8]
-    return content_hash([words, about])[:8]
+    # Names of arms state their budgets, unless their group has a template without them.
+    unsaid = {group.group for group in plan.study.arms if group.budgets and group.name and "{budget}" not in group.name}
+    steps = {arm.name: arm.recipe.num_steps for arm in plan.of_first_seed.arms.values() if arm.group in unsaid}
+    return content_hash([words, about, steps] if steps else [words, about])[:8]
 
 
 def list_subjects(plan: Plan, groups: Sequence[Sequence[AskedInequality]]) -> list[Any]:

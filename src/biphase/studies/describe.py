@@ -29,7 +29,7 @@ from rich.tree import Tree
 from biphase.console import duration, printable
 from biphase.curriculum import OBJECTIVES
 from biphase.embedding.recipe import set_name
-from biphase.errors import DOCS
+from biphase.errors import DOCS, first_of
 from biphase.report.contrasts import (
     FEW_RATES,
     POWER,
@@ -274,21 +274,23 @@ class Design:
 def describe_power(plan: Plan, evaluation: Evaluation, begun: Begun) -> Iterator[str]:
     """Yield lines on the smallest differences that the plan's seeds can detect, on its smallest and its largest test
     set."""
-    seeds, num_rates, planned = (
-        len(evaluation.seeds_of(0)),
-        plan.num_rates[-1],
-        plan.study.pretraining_seeds,
-    )
+    seeds, num_rates, planned = len(evaluation.seeds_of(0)), plan.num_rates[-1], plan.study.pretraining_seeds
+    pretrainings = Counter(arm.pooled_name for arm in plan.arms.values())
+    fewest = min(pretrainings.values())
     if max(plan.num_seeds, seeds) < 2:
         yield "one seed each: no difference can be distinguished from noise"
         return
+    if fewest < plan.num_seeds:
+        few = first_of([name for name, number in pretrainings.items() if number == fewest])
+        test = "no test beside an arm with several" if fewest == 1 else "less power than arms with more"
+        yield f"{show_count(fewest, 'pretraining seed')} of {few}: {test}, and the differences below are those of {fewest}"
     looks = list_planned_looks(plan, begun)
     level = spend_error(looks[0] if looks else [], planned.up_to or 0) / max(len(plan.hypotheses), 1)
     num_arms = len({model.pooled_name for model in plan.models if model.kind != "random"})
     ends, told = list_tests(evaluation, begun.variances), f"{POWER:.0%} power"
     told += f", corrected for {len(plan.hypotheses)} hypotheses" if len(plan.hypotheses) > 1 else ""
     for who, noise in USUAL_NOISE.items() if ends else ():
-        designs = [Design(plan.num_seeds, seeds, num_rates, *size, noise, num_arms, level) for size, _ in ends]
+        designs = [Design(fewest, seeds, num_rates, *size, noise, num_arms, level) for size, _ in ends]
         sizes = zip(designs, ends, strict=True)
         found = [f"{100 * design.smallest_difference:.1f} points on {name}" for design, (_, name) in sizes]
         moved = f"{100 * noise[0]:g} points between pretraining seeds and {100 * noise[1]:g} between fine-tuning seeds"
@@ -306,8 +308,8 @@ def describe_power(plan: Plan, evaluation: Evaluation, begun: Begun) -> Iterator
         after = f", after looks at {show_list(earlier)}" if earlier else ""
         yield f"looks at each number of seeds share the 5 %: p below {show_list(levels)}{after}"
     if plan.num_seeds == 2:
-        remedy = "take 3 or more, or take 1 for verdicts about these checkpoints alone"
-        yield f"2 pretraining seeds detect less than 1 does: {remedy}"
+        less = "less than 1 does: take 3 or more, or take 1 for verdicts about these checkpoints alone"
+        yield f"2 pretraining seeds detect {less if seeds > 1 else 'little: take 3 or more'}"
 
 
 def list_planned_looks(plan: Plan, begun: Begun) -> list[list[int]]:

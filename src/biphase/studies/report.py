@@ -53,7 +53,8 @@ def collect_results(plan: Plan, scores: dict[str, ScoreSet], sizes: Mapping[str,
     """
     refuse_unlike_scores(scores)
     pooled_names = {model.name: model.pooled_name for model in plan.models}
-    points = Counter((pooled_names[cell.model], task) for cell in plan.cells for task in cell.evaluates)
+    names = {task: find_task(task).name for task in plan.study.evaluation.tasks} if plan.study.evaluation else {}
+    points = Counter((pooled_names[cell.model], names.get(task, task)) for cell in plan.cells for task in cell.evaluates)
     models: dict[str, list[EvaluatedModel]] = {}
     for model in plan.models:
         models.setdefault(model.pooled_name, []).append(model)

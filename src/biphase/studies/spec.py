@@ -244,6 +244,9 @@ class ArmGroup(config.Strict):
             raise ValueError("no group of arms can be named 'evaluation': the plan's table has a row of that name")
         if bool(self.models) == bool(self.parents):
             raise ValueError(f"arms '{self.group}': give either models or parents")
+        if self.pretraining_seeds and self.pretraining_seeds.up_to:
+            remedy = "give it with the study's own pretraining_seeds"
+            raise ValueError(f"arms '{self.group}': looks are those of the whole study, so up_to has no place here; {remedy}")
         return self
 
 
