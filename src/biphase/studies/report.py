@@ -292,7 +292,7 @@ def propose_looks(plan: Plan, findings: Iterable[Finding]) -> Iterator[str]:
     if undecided and plan.num_seeds > 1 and planned.up_to is None:
         form = f"pretraining_seeds: {{count: {plan.num_seeds}, up_to: {2 * plan.num_seeds + 2}}}"
         yield (
-            "More seeds after a report find differences between equals too often: in 14.5 % at looks after 3 to 8 "
+            "More seeds after a report find differences between equals too often: in 14.6 % at looks after 3 to 8 "
             f"seeds, not in 5 %. A study that may grow declares `{form}`; then its looks share the 5 %."
         )
 
