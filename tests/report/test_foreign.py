@@ -352,11 +352,38 @@ def test_what_is_odd_in_a_table_is_told() -> None:
     spelled = [row | {"method": f" {row['method']} "} if index % 2 else row for index, row in enumerate(rows)]
     assert str(biphase.equivalent(spelled)) == str(biphase.equivalent(rows))
     (partial,) = biphase.equivalent(rows[:-1]).notes[-1:]
-    assert partial == "Some seeds lack tasks, so means over tasks leave them out: m1 (1 seed)."
+    assert partial.startswith("Some seeds lack tasks.") and partial.strip().endswith(": m1 (1 seed).")
     cased = [row | {"task": "T1"} if row["task"] == "t1" and row["method"] == "m1" else row for row in rows]
     assert "differ only in case, and count as different: t1." in str(biphase.equivalent(cased))
     assert "Some scores are below 0" in str(biphase.equivalent([rows[0] | {"score": -0.6}, *rows[1:]]))
     assert "below 0" not in str(biphase.equivalent(rows))
+
+
+def test_over_tasks_only_methods_with_all_tasks_are_ranked() -> None:
+    """Counts of tasks do not tell: both of three methods have two tasks, and only some the same."""
+    lacking = {"c": ("t0", "t1"), "d": tuple(f"t{task}" for task in range(11))}
+    rows = [
+        {"method": method, "task": f"t{task}", "score": 0.5 + 0.1 * place + 0.01 * ((7 * task + place) % 5)}
+        for place, method in enumerate("abcd")
+        for task in range(12)
+        if f"t{task}" in lacking.get(method, (f"t{task}",))
+    ]
+    standing = biphase.equivalent(rows, over="tasks")
+    assert [*standing.places] == ["b", "a"]
+    assert "Not ranked, because they lack tasks that others have: c, d." in standing.notes
+    with pytest.raises(InputError, match="no method has scores on all 3 tasks"):
+        biphase.equivalent([{"method": m, "task": t, "score": 0.5} for m, t in ("ax", "ay", "bx", "bz")], over="tasks")
+
+
+def test_budgets_of_equal_flops_and_other_tokens_are_kept_apart() -> None:
+    spent = {("A", 1e9): 0.5, ("A", 2e9): 0.7, ("B", 1e9): 0.6}
+    rows = [
+        {"method": method, "seed": seed, "flops": 1e18, "tokens": tokens, "score": mean + 0.002 * ((7 * seed) % 5)}
+        for (method, tokens), mean in spent.items()
+        for seed in range(4)
+    ]
+    names = {arm.name for arm in biphase.equivalent(rows).results.models}
+    assert names == {"A @ 1e18 FLOPs, 1e9 tokens", "A @ 1e18 FLOPs, 2e9 tokens", "B"}
 
 
 def test_shares_of_one_method_beside_percent_of_another_are_refused() -> None:
@@ -365,5 +392,7 @@ def test_shares_of_one_method_beside_percent_of_another_are_refused() -> None:
     for judged in (biphase.equivalent, lambda table: biphase.judge(table, baseline="m0", candidate="m1")):
         with pytest.raises(InputError, match=r"m1 has scores up to 8\d.*, and m0 none above 1: are these shares"):
             judged(mixed)
+    assert biphase.equivalent(mixed, scale="percent"), "a method that collapsed may have less than 1 %"
+    assert biphase.judge(mixed, baseline="m0", candidate="m1", spread=1.0)
     losses = [row | {"score": 3 * row["score"]} if row["method"] == "m1" else row for row in rows]
     assert biphase.judge(losses, baseline="m0", candidate="m1", lower_is_better=True)

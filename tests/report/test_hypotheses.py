@@ -147,6 +147,12 @@ def test_a_compute_equivalent_asks_for_the_whole_ladder_of_the_baseline() -> Non
         bind(line, far, TASKS)
 
 
+def test_the_ladder_is_of_the_network_of_an_arm_with_a_whole_name() -> None:
+    named = NAMED_ARMS | {"1m-clm-400": {("1m", 400): {"1m-clm-400": "1m-clm-400"}}}
+    ((one,),) = bind("compute_equivalent(1m-clm-400, mlm40) < 0.8 on SC", named, TASKS)
+    assert one.baseline == ("1m-mlm40-400", "1m-mlm40-800")
+
+
 def test_an_equivalence_and_a_loss_are_read() -> None:
     ((one,),) = bind("mlm40 - clm within 2 points on SC at 400 steps for 1m", NAMED_ARMS, TASKS)
     assert (one.is_equivalence, one.bound, one.label) == (True, 0.02, "mlm40 - clm on SC 1m, 400 steps")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from biphase.report.contrasts import with_averages
 from biphase.report.equivalents import (
     AXES,
     PriceList,
@@ -111,7 +112,8 @@ def test_a_difference_at_equal_flops_moves_each_arm_along_the_ladder() -> None:
         times = "1.15" if sign > 0 else "0.87"
         told = f" at equal tokens ({times} times the FLOPs; at equal FLOPs {'+' if sign > 0 else '−'}2.98 points ["
         assert tell_compute(results, terms).startswith(told)
-    assert tell_compute(results, terms, -1.0).startswith(" at equal tokens (1.15 times the FLOPs; at equal FLOPs −2.98")
+    told = " at equal tokens (1.15 times the FLOPs; at equal FLOPs +2.98"
+    assert tell_compute(results, terms, -1.0).startswith(told), "the sign of the difference that was written"
     both = contrast_equal_flops(results, [(1.0, scores["clm-mlm"]), (-1.0, scores["mntp"])])
     assert both and both.estimate == pytest.approx(0.01 - 0.1 * math.log2(230 / 201))
     assert tell_compute(results, [(1.0, scores["mntp"]), (-1.0, scores["mlm-200"])]) == "", "1.005 times the FLOPs"
@@ -125,6 +127,25 @@ def test_a_difference_at_equal_flops_moves_each_arm_along_the_ladder() -> None:
     assert tell_compute(far, terms) == " at equal tokens (4.50 times the FLOPs)"
     unknown = make_results({make_arm("x", 200, flops=None): 0.6, make_arm("y", 200): 0.5}, ("a",))
     assert tell_compute(unknown, [(1.0, unknown.scores["x"]["a"]), (-1.0, unknown.scores["y"]["a"])]) == ""
+
+
+def test_losses_are_not_moved_along_a_ladder_of_another_objective() -> None:
+    clm = {make_arm(f"clm-{steps}", steps, objective="clm", mask_percent=None): 4.7 for steps in (100, 200)}
+    results = make_results({**dict.fromkeys(LADDER, 5.0), **clm}, ("loss",))
+    losses = {name: known["loss"] for name, known in results.scores.items()}
+    assert contrast_equal_flops(results, [(1.0, losses["clm-100"]), (-1.0, losses["clm-200"])]) is None
+
+
+def test_a_rung_that_is_also_an_arm_has_its_spread_once() -> None:
+    """Only means and spreads are known, as in the paper: equal scores on both sides cancel, spreads too."""
+    results = with_averages(read_reference())
+    scores = [results.scores[name]["SC"] for name in ("610m-clm-9k-mlm40-12k", "610m-mlm40-12k", "610m-mlm40-22k")]
+    clm, low, high = scores
+    share = math.log(clm.arm.flops / low.arm.flops) / math.log(high.arm.flops / low.arm.flops)  # type: ignore[operator]
+    gap = contrast_equal_flops(results, [(1.0, clm), (-1.0, low)])
+    weights = (1.0, 1 - share, share)
+    known = sum((weight * score.std) ** 2 / score.num for weight, score in zip(weights, scores, strict=True))
+    assert gap and gap.error == pytest.approx(math.sqrt(known))
 
 
 def test_what_is_compared_with_what() -> None:

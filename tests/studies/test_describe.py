@@ -16,7 +16,7 @@ from biphase.report.formats import format_bytes
 from biphase.studies.cost import estimate, study_machine
 from biphase.studies.describe import Begun, describe_plan, describe_power, draw_plan, order_lanes, plan_json, plot_runs
 from biphase.studies.plan import Plan, plan_study
-from biphase.studies.spec import Study, load_study
+from biphase.studies.spec import PretrainingSeeds, Study, load_study
 
 STUDIES = BUNDLED / "studies"
 
@@ -86,10 +86,29 @@ def test_the_plan_takes_the_noise_of_examples_from_finished_scores() -> None:
     assert points[1] < 0.7 * points[0] and "genre (1,200 examples, variance measured)" in measured
 
 
+def test_the_power_is_that_of_the_arms_with_the_fewest_pretraining_seeds() -> None:
+    study = load_study(STUDIES / "demo.yaml", ["pretraining_seeds=6"])
+    few = study.arms[0].model_copy(update={"curricula": ("40/60",), "pretraining_seeds": PretrainingSeeds(count=3)})
+    many = study.arms[0].model_copy(update={"curricula": ("mlm",)})
+    text = told(plan_study(study.model_copy(update={"arms": (many, few)})))
+    assert "3 pretraining seeds of 1m-40-60-600: less power" in text
+    points = [
+        re.findall(
+            r"about ([\d.]+) points",
+            told(plan_study(load_study(STUDIES / "demo.yaml", [f"pretraining_seeds={number}"]))),
+        )[0]
+        for number in (3, 6)
+    ]
+    assert re.findall(r"about ([\d.]+) points", text)[0] == points[0] != points[1]
+
+
 def test_two_pretraining_seeds_are_warned_of() -> None:
     for num in (1, 2, 3):
         text = told(plan_study(load_study(STUDIES / "demo.yaml", [f"pretraining_seeds={num}"])))
         assert ("2 pretraining seeds detect less than 1 does" in text) == (num == 2)
+        one_tuning = ["evaluation.seeds=1", f"pretraining_seeds={num}"]
+        text_of_one = told(plan_study(load_study(STUDIES / "demo.yaml", one_tuning)))
+        assert ("2 pretraining seeds detect little: take 3 or more" in text_of_one) == (num == 2)
         assert (f"{num} pretraining seeds, each with its own order of the data" in text) == (num > 1)
 
 

@@ -351,6 +351,18 @@ def test_what_was_declared_is_recorded(tmp_path: Path) -> None:
     assert "(stack - mlm40 > 1 point)" in replaced
 
 
+def test_a_task_of_ones_own_is_planned_under_its_name_in_scores(tmp_path: Path) -> None:
+    """A study names it by its file. Scores that lack rates or seeds are found by the name of the task."""
+    keys = {"name": "mine", "family": "sequence_classification", "metric": "accuracy", "classes": ["a", "b"]}
+    file = tmp_path / "reviews.yaml"
+    file.write_text(json.dumps(keys | {"template": "{text}", "files": [{"train": "t.jsonl"}]}))
+    tree = make_plan().study.model_dump(mode="json")
+    tree["evaluation"] |= {"tasks": [str(file), "genre"]}
+    plan = plan_study(parse_config(Study, tree, origin="small.yaml"))
+    found = collect_results(plan, {model.name: ScoreSet(()) for model in plan.models}, measure_sizes(plan))
+    assert {task for _, task in found.planned_runs} == {*found.planned_tasks} == {"mine", "genre"}
+
+
 def plan_seeds(**seeds: int) -> Plan:
     tree = make_plan("stack - mlm40 > 0").study.model_dump(mode="json") | {"pretraining_seeds": seeds}
     return plan_study(parse_config(Study, tree, origin="small.yaml"))
@@ -406,6 +418,22 @@ def test_looks_up_to_a_declared_number_share_the_level(tmp_path: Path) -> None:
     for seeds in ({"count": 9, "up_to": 8}, {"count": 1, "up_to": 8}):
         with pytest.raises(InputError, match="up_to is 8: it needs a count from 2 to 8"):
             plan_seeds(**seeds)
+    tree = plan.study.model_dump(mode="json")
+    tree["arms"][0]["pretraining_seeds"] = {"count": 3, "up_to": 8}
+    with pytest.raises(InputError, match="up_to has no place here"):
+        parse_config(Study, tree, origin="small.yaml")
+
+
+def test_the_hash_has_budgets_that_names_of_arms_do_not_state() -> None:
+    hashes = set()
+    for budget, name in ((400, "long"), (800, "long"), (400, "long-{budget}"), (800, "long-{budget}")):
+        tree = plan_seeds(count=1).study.model_dump(mode="json") | {"hypotheses": [], "intermediate": []}
+        tree["arms"] = [tree["arms"][0] | {"name": name, "budgets": [budget], "models": tree["arms"][0]["models"][:1]}]
+        tree["arms"][0]["curricula"] = tree["arms"][0]["curricula"][:1]
+        arm = name.format(budget=budget)
+        tree["hypotheses"] = [{"name": "h", "says": "it learns", "holds": f"{arm} > 1 point on average"}]
+        hashes.add(hash_hypotheses(plan_study(parse_config(Study, tree, origin="small.yaml"))))
+    assert len(hashes) == 4
 
 
 def test_a_look_at_a_shared_level_decides_less() -> None:

@@ -278,7 +278,7 @@ def score(
     Args:
         model: A folder that `finetune --keep` wrote.
         data: A file of labelled rows, in any format that tasks accept.
-        train: The folder with the model's training data, to compare the model with words alone, trained on the same rows.
+        train: The folder of the training data: the model is then compared with words alone, trained on the same rows.
         picture: Save the confusion matrix to this .png, .svg or .pdf file.
         device: The device; auto uses a GPU if there is one.
     """

@@ -55,7 +55,8 @@ KeyValues = Annotated[
     Sequence[str], Parameter(name="KEY=VALUE", help="Settings to override; `biphase settings` lists them.")
 ]
 DataDir = Annotated[
-    Path | None, Parameter(name="--data-dir", help="The folder with the task's files, also for a table of your own; without it, the Hub.")
+    Path | None,
+    Parameter(name="--data-dir", help="The folder with the task's files (yours, too); without it, the Hub."),
 ]
 Rename = Annotated[list[str] | None, Parameter(help="THEIRS=OURS: read column THEIRS as OURS. May be repeated.")]
 OutFolder = Annotated[Path | None, Parameter(name="--out")]
@@ -587,8 +588,7 @@ def judge(table: Sequence[str], rename: Rename = None, form: Form = "text", **op
     """Judge a candidate in a loop of experiments by the seeds that it has so far: keep it, drop it, or run one more
     seed.
 
-    The probability that any idea is kept although none is better is at most 5 %, with a look after every seed, if all
-    methods scatter alike.
+    If no idea is better and all scatter alike, the probability of keeping any is at most 5 %, with a look at each seed.
 
     Exit codes: 0 keep, 3 drop, 4 one more seed; 2 for a mistake, as everywhere.
 

@@ -163,7 +163,8 @@ def contrast_equal_flops(results: ResultSet, terms: Terms) -> Contrast | None:
         name = score.family if score.dataset == AVERAGE else score.dataset
         rungs = {arm.flops or math.nan: results.scores[arm.name].get(name) for arm in ladder}
         known = {compute: rung for compute, rung in rungs.items() if rung}
-        if name == LOSS or len(known) < max(LEAST_RUNGS, len(ladder)) or not min(known) <= (score.arm.flops or 0) <= max(known):
+        enough = max(LEAST_RUNGS, len(ladder)) if name != LOSS else math.inf
+        if len(known) < enough or not min(known) <= (score.arm.flops or 0) <= max(known):
             return None
         moved += [(-weight * share, rung) for share, rung in interpolate(known, score.arm.flops or 0)]
     return contrast(moved)

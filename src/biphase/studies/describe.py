@@ -283,7 +283,7 @@ def describe_power(plan: Plan, evaluation: Evaluation, begun: Begun) -> Iterator
     if fewest < plan.num_seeds:
         few = first_of([name for name, number in pretrainings.items() if number == fewest])
         test = "no test beside an arm with several" if fewest == 1 else "less power than arms with more"
-        yield f"{show_count(fewest, 'pretraining seed')} of {few}: {test}, and the differences below are those of {fewest}"
+        yield f"{show_count(fewest, 'pretraining seed')} of {few}: {test}; the differences below are for {fewest}"
     looks = list_planned_looks(plan, begun)
     level = spend_error(looks[0] if looks else [], planned.up_to or 0) / max(len(plan.hypotheses), 1)
     num_arms = len({model.pooled_name for model in plan.models if model.kind != "random"})

@@ -41,6 +41,7 @@ from biphase.studies.folder import TRAINING, StudyState, find_text, read_state
 from biphase.studies.plan import EvaluatedModel, Plan, history, plan_study
 from biphase.studies.spec import Study, load_study
 from biphase.tasks.families import KINDS
+from biphase.tasks.spec import find_task
 
 PAPER_METRICS = {kind.code: kind.paper_metric for kind in KINDS.values()}
 
@@ -54,7 +55,8 @@ def collect_results(plan: Plan, scores: dict[str, ScoreSet], sizes: Mapping[str,
     refuse_unlike_scores(scores)
     pooled_names = {model.name: model.pooled_name for model in plan.models}
     names = {task: find_task(task).name for task in plan.study.evaluation.tasks} if plan.study.evaluation else {}
-    points = Counter((pooled_names[cell.model], names.get(task, task)) for cell in plan.cells for task in cell.evaluates)
+    tried = ((pooled_names[cell.model], task) for cell in plan.cells for task in cell.evaluates)
+    points = Counter((model, names.get(task, task)) for model, task in tried)
     models: dict[str, list[EvaluatedModel]] = {}
     for model in plan.models:
         models.setdefault(model.pooled_name, []).append(model)

@@ -245,8 +245,8 @@ class ArmGroup(config.Strict):
         if bool(self.models) == bool(self.parents):
             raise ValueError(f"arms '{self.group}': give either models or parents")
         if self.pretraining_seeds and self.pretraining_seeds.up_to:
-            remedy = "give it with the study's own pretraining_seeds"
-            raise ValueError(f"arms '{self.group}': looks are those of the whole study, so up_to has no place here; {remedy}")
+            problem = "up_to has no place here, because a look is at the whole study"
+            raise ValueError(f"arms '{self.group}': {problem}: give it with the study's own pretraining_seeds")
         return self
 
 
