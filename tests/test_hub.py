@@ -29,6 +29,7 @@ from biphase.hub import (
     count_positions,
     fetch_model,
     longest_text,
+    read_languages,
     refuse_pickles,
     told_by_hub,
 )
@@ -149,6 +150,26 @@ def test_modules_of_an_embedding_model_come_with_it() -> None:
 
     assert fetched("model") == files
     assert fetched("tokenizer") == ["config.json", "modules.json"]
+
+
+@pytest.mark.parametrize(
+    ("card", "known"),
+    [
+        ("---\nlanguage: en\n---\n", ("en",)),
+        ("---\nlanguage: [pt-BR, EU]\nlicense: mit\n---\nA model.\n", ("pt", "eu")),
+        ("---\nlanguage: [en, multilingual]\n---\n", ()),
+        ("---\nlicense: mit\n---\n", ()),
+        ("---\nlanguage: [en\n---\n", ()),
+        ("no facts at all", ()),
+        (None, ()),
+    ],
+)
+def test_the_languages_of_a_card_are_read_where_it_names_some(
+    card: str | None, known: tuple[str, ...], tmp_path: Path
+) -> None:
+    if card is not None:
+        (tmp_path / "README.md").write_text(card)
+    assert read_languages(tmp_path) == known
 
 
 def test_long_rope_reads_texts_as_long_as_its_first_angles() -> None:

@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -169,3 +170,19 @@ def test_the_rate_by_size_is_the_papers_for_its_network() -> None:
             return self.embedding
 
     assert defaults.rates_by_size(Sized(112_000_000)) == [2e-5, 5e-5, 2e-4] != defaults.rates_by_size(Sized(500_000))
+
+
+def test_texts_in_a_language_that_the_card_does_not_name_are_told(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """Of own tables alone; `code` and unknown languages are not told."""
+    basque = "Gaur goizean lankideekin bildu gara, eta hurrengo asteko lanak banatu ditugu euskaraz hitz eginez"
+    rows = [{"text": f"{basque}, {number}. egunean", "label": "ab"[number % 2]} for number in range(40)]
+    model = tmp_path / "model"
+    shutil.copytree(model_folder, model)
+    for card, told in (("en", "own: the texts are in 'eu', and the model's card names 'en' only"), ("[en, eu]", "")):
+        (model / "README.md").write_text(f"---\nlanguage: {card}\n---\n")
+        settings = SETTINGS | {"max_steps": 1, "learning_rate": 1e-3}
+        biphase.finetune(model, "own", data=rows, template="{text}", scores=tmp_path / "scores", **settings)
+        said = " ".join(capsys.readouterr().err.split())
+        assert told in said and ("card names" in said) == bool(told)

@@ -170,7 +170,19 @@ def test_words_alone_are_scored_on_the_task_that_is_given(tmp_path: Path) -> Non
 GERMAN, ENGLISH, CODE = (TextAmount(text_bytes=1e8, language=name) for name in ("de", "en", "code"))
 USES: list[tuple[TextAmount | None, dict[str, Any], str, str]] = [
     (ENGLISH, {"hours": 8, "machine": H100}, "answerdotai/ModernBERT-base", "Continue answerdotai/ModernBERT-base"),
-    (GERMAN, {"hours": 8, "machine": H100}, "jhu-clsp/mmBERT-base", "language 'de'"),
+    (
+        GERMAN,
+        {"hours": 8, "machine": H100},
+        "jhu-clsp/mmBERT-base",
+        "Your text is in the language 'de' (ISO 639). FineWeb2, the source of the encoder's text in this language, has "
+        "1.7 TB.",
+    ),
+    (
+        replace(GERMAN, language="tlh"),
+        {"hours": 8, "machine": H100},
+        "jhu-clsp/mmBERT-base",
+        "'tlh' (ISO 639). Whether the encoder was trained on it, biphase does not know.",
+    ),
     (CODE, {"flops": 1e18}, "EuroBERT/EuroBERT-210m", "program code"),
     (replace(GERMAN, language="unknown"), {"flops": 1e18}, "jhu-clsp/mmBERT-base", "is not recognised"),
     (None, {"flops": 1e18}, "jhu-clsp/mmBERT-base", "No text is given"),
