@@ -4,6 +4,7 @@ truth is known, the files of other programs, and what is refused."""
 import csv
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -373,6 +374,24 @@ def test_over_tasks_only_methods_with_all_tasks_are_ranked() -> None:
     assert "Not ranked, because they lack tasks that others have: c, d." in standing.notes
     with pytest.raises(InputError, match="no method has scores on all 3 tasks"):
         biphase.equivalent([{"method": m, "task": t, "score": 0.5} for m, t in ("ax", "ay", "bx", "bz")], over="tasks")
+
+
+def test_losses_have_as_many_decimals_as_their_noise_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Bits per byte: two decimals would show each half width as 0.00."""
+    rng = np.random.default_rng(5)
+    rows = [
+        {"method": f"m{number}", "seed": seed, "score": 1.06 + 0.01 * number + 0.001 * rng.normal()}
+        for number in range(3)
+        for seed in range(3)
+    ]
+    standing = biphase.equivalent(rows, lower_is_better=True)
+    ranks, pairs = standing.tables
+    mean = np.mean([row["score"] for row in rows[:3]])
+    assert ranks.columns[0] == "score" and ranks.rows[0].cells[0].text == f"{-mean:.4f}"
+    assert all(float(row.cells[0].reach) > 0 and len(row.cells[0].reach) == 6 for row in ranks.rows)
+    assert all(re.fullmatch(r"\+0\.0\d{3}", row.cells[0].text) for row in pairs.rows)
+    usual = biphase.equivalent([row | {"score": 0.1 * row["score"]} for row in rows]).tables[0]
+    assert usual.columns[0] == "score (%)" and re.fullmatch(r"\d+\.\d\d", usual.rows[0].cells[0].text)
 
 
 def test_budgets_of_equal_flops_and_other_tokens_are_kept_apart() -> None:

@@ -5,10 +5,12 @@ averages, prices and the page are the same as for our own studies. Notes say wha
 """
 
 import itertools
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,7 +27,7 @@ from biphase.report.encodeval import CELL, SAME_MEAN, find_grids
 from biphase.report.equivalents import AXES, LEAST_RUNGS, PriceList, list_prices, price_sentence, price_tables
 from biphase.report.formats import MISSING, show_count, show_noise, show_p_value, show_points, show_power
 from biphase.report.page import PageText, write_report
-from biphase.report.results import ALL_TASKS, ReportArm, Result, ResultSet, read_words
+from biphase.report.results import ALL_TASKS, SCORE_DECIMALS, ReportArm, Result, ResultSet, read_words
 from biphase.report.tables import Cell, Table, interval_cell
 from biphase.report.verdicts import TaskComparison, judge_all
 from biphase.tasks.examples import canonical_label
@@ -315,7 +317,14 @@ def make_results(scores: Sequence[ForeignScore], factor: float) -> ResultSet:
             scaled = replace(noise, variance=factor**2 * noise.variance)
             result = replace(result, choice=replace(choice, noise=scaled))
         results.append(result)
-    return ResultSet(tuple(results))
+    return ResultSet(tuple(results), decimals=choose_decimals(results))
+
+
+def choose_decimals(results: Sequence[Result]) -> int:
+    """Choose the decimals of scores: those of the paper, unless they would show the usual half width as zero. Then two
+    of its digits are shown, as of losses in bits per byte."""
+    usual = median([100 * result.interval.half_width for result in results if result.interval.half_width > 0] or [1.0])
+    return SCORE_DECIMALS if usual >= 10**-SCORE_DECIMALS else 1 - math.floor(math.log10(usual))
 
 
 # Results → verdicts
@@ -349,7 +358,9 @@ class Standing:
     def tables(self) -> tuple[Table, ...]:
         """The tables of ranks, of pairs and of shares of compute, without empty ones."""
         prices = itertools.chain(*map(price_tables, self.prices))
-        return tuple(table for table in (rank_table(self), pair_table(self.pairs), *prices) if table.rows)
+        return tuple(
+            table for table in (rank_table(self), pair_table(self.pairs, self.results.decimals), *prices) if table.rows
+        )
 
     @property
     def frames(self) -> "dict[str, pandas.DataFrame]":
@@ -409,7 +420,7 @@ def ranked_names(pairs: Sequence[TaskComparison]) -> list[str]:
     return list(dict.fromkeys(arm.name for pair in pairs for arm in (pair.a.arm, pair.b.arm)))
 
 
-def pair_table(pairs: Sequence[TaskComparison]) -> Table:
+def pair_table(pairs: Sequence[TaskComparison], decimals: int) -> Table:
     """Make a table with a row for every pair, or for neighbours in rank if there are more than `MOST_PAIRS`."""
     rows, names = [], ranked_names(pairs)
     records: list[Sequence[object]] = [PAIR_COLUMNS]
@@ -417,11 +428,12 @@ def pair_table(pairs: Sequence[TaskComparison]) -> Table:
         a, b, gap = pair.a.arm.name, pair.b.arm.name, pair.difference
         assert gap and pair.contrast
         verdict = pair.verdict.replace("A better", f"{a} better")
-        ends = f"{show_points(gap.low)} to {show_points(gap.high)}" if gap.low == gap.low else MISSING
+        value, low, high = (show_points(points, decimals=decimals) for points in (gap.value, gap.low, gap.high))
+        ends = f"{low} to {high}" if gap.low == gap.low else MISSING
         coverage = f"{100 * (1 - gap.level):.4g} %" if gap.low == gap.low else MISSING
         noise = show_noise(pair.contrast.noise) or MISSING
         if len(pairs) <= MOST_PAIRS or names.index(b) == names.index(a) + 1:
-            texts = (show_points(gap.value), ends, coverage, show_p_value(pair.p_value), noise, verdict)
+            texts = (value, ends, coverage, show_p_value(pair.p_value), noise, verdict)
             rows.append(tables.TableRow((f"{a} − {b}",), tuple(map(Cell, texts))))
         points = (100 * gap.value, 100 * gap.low, 100 * gap.high, gap.level)
         records.append((a, b, *points, pair.p_value, verdict, noise, "; ".join(pair.notes)))
@@ -440,14 +452,19 @@ def rank_table(standing: Standing) -> Table:
     records: list[Sequence[object]] = [RANK_COLUMNS]
     means = {name: standing.results.scores[name][ALL_TASKS] for name in standing.places}
     budgets = list(dict.fromkeys(mean.arm.budget_class for mean in means.values()))
-    shows_budgets = len(budgets) > 1
+    shows_budgets, decimals = len(budgets) > 1, standing.results.decimals
     for name, mean in sorted(means.items(), key=lambda item: budgets.index(item[1].arm.budget_class)):
         (low, high), budget = standing.places[name], mean.arm.budget_class
         texts = f"{low}" if low == high else f"{low} to {high}", str(mean.num), *([budget] if shows_budgets else [])
-        rows.append(tables.TableRow((name,), (interval_cell(mean.interval), *map(Cell, texts)), budget))
+        rows.append(tables.TableRow((name,), (interval_cell(mean.interval, decimals), *map(Cell, texts)), budget))
         numbers = 100 * mean.mean, 100 * mean.interval.half_width, low, high, mean.num
         records.append((name, budget, *numbers))
-    heads = ("score (%)", "rank", "seeds", *(["budget"] if shows_budgets else []))
+    heads = (
+        "score (%)" if any(mean.mean > 0 for mean in means.values()) else "score",
+        "rank",
+        "seeds",
+        *(["budget"] if shows_budgets else []),
+    )
     return Table("ranks", "Ranks", ("method",), heads, tuple(rows), (read_words()["ranks_rule"],), records)
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from biphase.corpus.writing import as_inert
-from biphase.report.results import AVERAGE, ResultSet, read_words
+from biphase.report.results import AVERAGE, SCORE_DECIMALS, ResultSet, read_words
 from biphase.report.statistics import SIGNIFICANCE, GapUnit, Interval
 from biphase.tasks.families import KINDS
 
@@ -15,15 +15,15 @@ MISSING = "–"
 """The text for an unknown number."""
 
 
-def show_share(share: float) -> str:
-    """Show a share in percent with two decimals, as the paper does: `81.20`."""
-    return MISSING if math.isnan(share) else f"{100 * share:.2f}"
+def show_share(share: float, decimals: int = SCORE_DECIMALS) -> str:
+    """Show a share in percent: `81.20`."""
+    return MISSING if math.isnan(share) else f"{100 * share:.{decimals}f}"
 
 
-def show_points(value: float, unit: GapUnit = "points") -> str:
+def show_points(value: float, unit: GapUnit = "points", decimals: int = SCORE_DECIMALS) -> str:
     """Show a difference of shares in percentage points with its sign, `+1.20`, or a difference of losses in nats,
     `−0.124`; `0.00` has no sign."""
-    points = f"{100 * value:+.2f}" if unit == "points" else f"{value:+.3f}"
+    points = f"{100 * value:+.{decimals}f}" if unit == "points" else f"{value:+.3f}"
     return MISSING if math.isnan(value) else points[1:] if float(points) == 0 else points.replace("-", "−")
 
 

@@ -227,6 +227,10 @@ class Result:
         return max(self.interval.half_width, PUBLISHED_DIGIT / 2) * math.sqrt(self.num) / NORMAL_QUANTILE
 
 
+SCORE_DECIMALS = 2
+"""The decimals of a score in percent and of a difference in points, as the paper has them."""
+
+
 @dataclass(frozen=True)
 class ResultSet:
     """Results, at most one for each (setup, arm, family, dataset, metric), with the plan of their study."""
@@ -236,6 +240,8 @@ class ResultSet:
     """Task of the study → code of its family; an average needs all of them."""
     planned_runs: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(arm, task) → the planned number of fine-tunings, over all rates and seeds."""
+    decimals: int = SCORE_DECIMALS
+    """The decimals of scores in tables."""
 
     @cached_property
     def scores(self) -> dict[str, dict[str, Result]]:

@@ -22,6 +22,7 @@ from biphase.report.formats import MISSING, csv_text, show_share, tell_measures,
 from biphase.report.results import (
     ALL_TASKS,
     AVERAGE,
+    SCORE_DECIMALS,
     FAMILY_NAMES,
     OBJECTIVE_NAMES,
     ReportArm,
@@ -44,9 +45,10 @@ class Cell:
     score: Result | None = None
 
 
-def interval_cell(interval: Interval) -> Cell:
+def interval_cell(interval: Interval, decimals: int = SCORE_DECIMALS) -> Cell:
     """Show an interval as `81.20 ± 0.93`, or a single value as `81.20 ±    –`."""
-    return Cell(show_share(interval.value), show_share(interval.half_width) if interval.num else "")
+    value, reach = (show_share(share, decimals) for share in (interval.value, interval.half_width))
+    return Cell(value, reach if interval.num else "")
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ def with_words(table: Table, values: Mapping[str, float]) -> Table:
     return replace(table, words=TableRow(stub, cells)) if any(cell.text for cell in cells) else table
 
 
-def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
+def mark_column(scores: Sequence[Result | None], decimals: int) -> list[Cell]:
     """Mark the best of several scores and those within noise of it. Mark none if the best is 0, or predicts the same
     for all examples with every seed. `†` follows a score that has such a seed."""
     measured = [score for score in scores if score is not None]
@@ -190,7 +192,8 @@ def mark_column(scores: Sequence[Result | None]) -> list[Cell]:
         if len(measured) > 1 and best.mean != 0 and not best.is_degenerate():
             mark = "best" if score is best else "" if difference(best, score).side == "above" else "tied"
         sign = "†" if any(part.count_degenerate() for part in score.parts) else ""
-        cells.append(Cell(show_share(score.mean) + sign, show_share(score.interval.half_width), mark, score))
+        value, reach = (show_share(share, decimals) for share in (score.mean, score.interval.half_width))
+        cells.append(Cell(value + sign, reach, mark, score))
     return cells
 
 
@@ -227,7 +230,8 @@ def make_score_table(
     for block in dict.fromkeys(blocks.values()):
         members = [arm for arm in blocks if blocks[arm] == block]
         scores = [results.scores[arm.name] for arm in members]
-        marked = [mark_column([known.get(column) for known in scores]) for column in columns.values()]
+        by_column = ([known.get(column) for known in scores] for column in columns.values())
+        marked = [mark_column(of_column, results.decimals) for of_column in by_column]
         for arm, cells in zip(members, zip(*marked, strict=True), strict=True):
             rows.append(TableRow(tuple(show(arm) for show in stubs.values()), cells, block, arm))
     known = [results.scores[arm.name] for arm in compared]
@@ -261,7 +265,7 @@ def make_record(name: str, arm: ReportArm, column: str, cell: Cell, score: Resul
     """Return the line of a score in a table's CSV file: the values of `CSV_COLUMNS` but the last."""
     told = {"objective": arm.curriculum or arm.objective, "mask_percent": arm.told_masks}
     facts = [told.get(field, getattr(arm, field)) for field in CSV_COLUMNS[2:10]]
-    numbers = (show_share(score.mean), cell.reach.replace(MISSING, ""), score.num, cell.mark)
+    numbers = (cell.text.removesuffix("†"), cell.reach.replace(MISSING, ""), score.num, cell.mark)
     return name, arm.name, *facts, score.family, score.metric, column, *numbers
 
 
