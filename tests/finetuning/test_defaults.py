@@ -9,6 +9,7 @@ from torch import nn
 
 import biphase
 from biphase import console
+from biphase.errors import InputError
 from biphase.finetuning import defaults
 from biphase.finetuning.config import FinetuneConfig, plan_cells
 from biphase.finetuning.fit import choose_items
@@ -108,6 +109,20 @@ def test_the_length_follows_from_the_size_of_the_table(
         assert defaults.choose_length(plan, {given}) is plan
     kept = defaults.choose_length(plan, {"load_best_model_at_end", "early_stopping_patience"}).config
     assert (kept.load_best_model_at_end, kept.early_stopping_patience, kept.epochs) == (False, None, epochs)
+def test_words_alone_read_the_examples_of_the_chosen_length_before_anything_trains(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[FinetuneConfig] = []
+
+    def stop(train: Any, evaluation: Any, configs: list[FinetuneConfig], out: Path) -> None:
+        asked.extend(configs)
+        raise InputError("stopped")
+
+    monkeypatch.setattr("biphase.api.finetuning.score_words", stop)
+    with pytest.raises(InputError, match="stopped"):
+        biphase.finetune(model_folder, "own", data=ROWS, template="{text}", scores=tmp_path, **UNSET)
+    assert [(config.epochs, config.max_steps) for config in asked] == [(20, 4000)]
+    assert not (tmp_path / ".rates").exists()
 
 
 @pytest.mark.slow

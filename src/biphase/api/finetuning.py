@@ -111,17 +111,18 @@ def finetune(
     if keep is not None:
         refuse_filled(Path(keep))
     [plan] = plan_cells(str(model), [task], config, folders)
-    from biphase.finetuning.defaults import fill_in
+    from biphase.finetuning.defaults import fill_in_length, fill_in_rate
     from biphase.finetuning.fit import fit_cells
     from biphase.finetuning.keeping import keep_anew, plan_to_keep
 
     out = Path(scores)
     plan = plan if keep is None else plan_to_keep(plan)
     with console.each_line_once():  # words alone, the encoding and the kept folder all read the rows
+        plan = fill_in_length(plan, config.model_fields_set)  # which decides the examples that both read
         words = score_words(plan.train, plan.evaluation, [plan.config], out / WORD_SCORES)
         for alone in words:
             console.err.print(tell_word_score(alone))
-        plan = fill_in(plan, config.model_fields_set, out)
+        plan = fill_in_rate(plan, config.model_fields_set, out)
         is_old = plan.is_finished(out)
         [score] = fit_cells([plan], out) if keep is None else [keep_anew(plan, out, Path(keep))]
     tell_score(score, keep, is_old, words)
@@ -278,7 +279,7 @@ def score(
     Args:
         model: A folder that `finetune --keep` wrote.
         data: A file of labelled rows, in any format that tasks accept.
-        train: The folder with the model's training data, to compare the model with words alone, trained on the same rows.
+        train: The folder with the model's training data, to compare it with words alone, trained on the same rows.
         picture: Save the confusion matrix to this .png, .svg or .pdf file.
         device: The device; auto uses a GPU if there is one.
     """
@@ -437,11 +438,10 @@ def comparison_records(comparisons: Iterable[verdicts.TaskComparison]) -> list[d
         record: dict[str, Any] = {"task": a.dataset, "metric": a.measure or b.measure}
         record |= {"model_a": a.arm.name, "model_b": b.arm.name}
         record |= {"mean_a": a.mean if a.samples else None, "mean_b": b.mean if b.samples else None}
-        interval = pair.difference
+        gap = pair.difference
         record |= dict.fromkeys(("difference", "low", "high", "level"))
-        if interval is not None:
-            record |= {"difference": interval.value, "low": interval.low, "high": interval.high}
-            record["level"] = interval.level
+        if gap is not None:
+            record |= {"difference": gap.value, "low": gap.low, "high": gap.high, "level": gap.level}
         records.append(record | fields_of(pair, "p_value num_tasks verdict") | {"notes": list(pair.notes)})
     return records
 

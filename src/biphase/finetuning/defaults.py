@@ -49,14 +49,20 @@ FEWEST_VALIDATED, PATIENCE = 500, 3
 """The fewest examples of validation that choose weights, and the checks without a better score that end a training."""
 
 
-def fill_in(plan: CellPlan, given: Collection[str], scores: Path) -> CellPlan:
-    """Plan a cell of a user's own table with a length and a learning rate, unless they are among the settings that are
-    `given`. Cells of biphase's own tasks and of retrieval stay as they are."""
+def fill_in_length(plan: CellPlan, given: Collection[str]) -> CellPlan:
+    """Plan a cell of a user's own table with a length, as far as the settings that are `given` have none. Cells of
+    biphase's own tasks and of retrieval stay as they are."""
     if is_own_task(plan.task) or plan.task.kind.is_search:
         return plan
     tell_languages(plan)
-    plan = choose_length(plan, given)
-    return plan if "learning_rate" in given else search_rate(plan, scores)
+    return choose_length(plan, given)
+
+
+def fill_in_rate(plan: CellPlan, given: Collection[str], scores: Path) -> CellPlan:
+    """Plan a cell of a user's own table with a learning rate, unless it is among the settings that are `given`. Cells
+    of biphase's own tasks and of retrieval stay as they are."""
+    is_set = "learning_rate" in given or is_own_task(plan.task) or plan.task.kind.is_search
+    return plan if is_set else search_rate(plan, scores)
 
 
 def tell_languages(plan: CellPlan) -> None:
