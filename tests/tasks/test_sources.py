@@ -14,7 +14,7 @@ import zstandard
 from biphase.corpus.rows import SHORT_ROW, rows_of_file
 from biphase.errors import InputError
 from biphase.tasks import sources
-from biphase.tasks.sources import HUB, find_source, read_rows
+from biphase.tasks.sources import HUB, definition, find_files, find_source, read_rows
 from biphase.tasks.spec import FileLayout, Hub, HubRows, Splits, Task, task_table
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -83,6 +83,15 @@ def test_shards_are_read_once_in_the_order_of_their_names(tmp_path: Path) -> Non
     for changes in ({}, {"files": [absolute]}):
         source = find_source(changed("ontonotes5", **changes), tmp_path)
         assert [row["n"] for _, row in read_rows(source, "train")] == [0, 1, 2]
+
+
+def test_a_pattern_that_matches_compressed_files_too_reads_each_file_once(tmp_path: Path) -> None:
+    folder_with(tmp_path, ["a.jsonl", "a.jsonl.gz", "b.jsonl.gz", "b.jsonl.zst", "c.jsonl.GZ"])
+    for pattern in ("*", "?.*", "*.jsonl*"):
+        assert [path.name for path in find_files(tmp_path, pattern)] == ["a.jsonl", "b.jsonl.zst", "c.jsonl.GZ"]
+    for name, found in {"*.jsonl": ["a.jsonl", "b.jsonl.zst"], "*.gz": ["a.jsonl.gz", "b.jsonl.gz"]}.items():
+        assert [path.name for path in find_files(tmp_path, name)] == found
+    assert find_files(tmp_path, "b.jsonl") == (tmp_path / "b.jsonl.zst",) and find_files(tmp_path, "d.jsonl") == ()
 
 
 def test_bundled() -> None:

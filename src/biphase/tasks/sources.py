@@ -22,6 +22,7 @@ from biphase.corpus.rows import (
     FileForm,
     ending_of,
     open_table,
+    plain_path,
     renamed,
     rows_of_file,
     saved_tables,
@@ -172,7 +173,10 @@ def find_files(folder: Path, name: str) -> tuple[Path, ...]:
         for path in map(folder.joinpath, names):
             if path.is_file() or saved_tables(path):
                 by_name.setdefault(str(path).removesuffix(ending), path)
-    return tuple(path for _, path in sorted(by_name.items()))
+    by_plain: dict[Path, Path] = {}  # `train*` matches compressed files by itself too; of each, the first is read
+    for _, path in sorted(by_name.items()):
+        by_plain.setdefault(plain_path(path), path)
+    return tuple(by_plain.values())
 
 
 def parts_of(task: spec.Task, layout: spec.FileLayout) -> dict[PartName, str]:
