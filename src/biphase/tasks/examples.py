@@ -262,9 +262,10 @@ def make_examples(
 
 def drop_copies(task: spec.Task, examples: dict[spec.TaskSplit, list[AnyExample]]) -> int:
     """Leave out examples whose input another one has, in place; return and print their number. Of equal inputs, the
-    first one of test stays, else of validation, else of train."""
+    first one of test stays, else of validation, else of train; one of several tests, which share train, comes last."""
     kept, counts, num_other = dict[Any, AnyExample](), dict[spec.TaskSplit, int](), 0
-    for split in reversed(spec.TASK_SPLITS):
+    order: Iterable[spec.TaskSplit] = ("validation", "train", "test") if task.part_of else reversed(spec.TASK_SPLITS)
+    for split in order:
         firsts = [(example, kept.setdefault(input_of(example), example)) for example in examples.get(split, ())]
         copies = [(example, first) for example, first in firsts if example is not first]
         num_other += sum(replace(first, id=example.id, group=example.group) != example for example, first in copies)
