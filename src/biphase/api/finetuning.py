@@ -107,7 +107,7 @@ def finetune(
     if not isinstance(task, str | Path | None):
         raise InputError(f"`task` is a {type(task).__name__}: give a name or a file; rows go to `data`")
     config = parse_config(FinetuneConfig, {**settings}, origin=str(task or "finetune"))
-    task, folders = place_task(task, data, Path(scores), template, label, missing, group)
+    task, folders = place_task(task, data, Path(scores), template=template, label=label, missing=missing, group=group)
     if keep is not None:
         refuse_filled(Path(keep))
     [plan] = plan_cells(str(model), [task], config, folders)
@@ -129,11 +129,13 @@ def finetune(
     return score
 
 
-def place_task(task: str | None, data: Any, folder: Path, *how: Any) -> tuple[str, dict[str, Any]]:
+def place_task(task: str | None, data: Any, folder: Path, **how: Any) -> tuple[str, dict[str, Any]]:
     """Return a task, by name or file, and the folder of its data by name; {} for the package's or the Hub's. Rows are
-    written below `folder`; `how` to read them, as `write_task` takes it."""
+    written below `folder`; `how` to read them, as `write_task` takes it, is an `InputError` for other data."""
     if data is not None and not is_folder(data):
-        task, data = write_task(data, folder / OWN_TASKS, task, *how)
+        task, data = write_task(data, folder / OWN_TASKS, task, **how)
+    elif given := [name for name, value in how.items() if value not in (None, "refuse")]:
+        raise InputError(f"`{given[0]}` is for rows as data: write it into the task file, or leave it out")
     elif task is None:
         remedy = "rows as data" if data is None else f"a file of rows as data, which {data} is not"
         raise InputError(f"which task? Name one, such as snli, or a YAML file, or give {remedy}")
@@ -593,7 +595,5 @@ def evaluation_json(answer: ZeroShot | MissingCells | ScoreSummary) -> dict[str,
         words = [row.words for row in answer.rows if row.words]
         tree |= {"words": words} if words else {}
         return tree | ({"comparison": comparison_records(answer.comparison)} if answer.comparison else {})
-    records = []
-    for task, by_model in answer.items():
-        records += [{"model": model, "task": task, **values} for model, values in by_model.items()]
-    return {"scores": records}
+    pairs = ((task, *pair) for task, by_model in answer.items() for pair in by_model.items())
+    return {"scores": [{"model": model, "task": task, **values} for task, model, values in pairs]}
