@@ -462,3 +462,25 @@ def test_rows_of_a_split_without_labels_are_no_split() -> None:
     task = find_task("mine.yaml")
     data: Any = load_examples(find_source(task, Path()), judged_only=False)
     assert sum(map(len, data.splits.values())) == 30
+
+
+def test_a_label_inside_an_object_is_found_in_all_splits(tmp_path: Path) -> None:
+    """Numbers too; a file of its own for test, or a column of splits."""
+    parts = ("train", "test", "validation", "train")
+    rows = [{"text": f"a b {n}", "meta": {"label": n // 4 % 2 + 1}, "part": parts[n % 4]} for n in range(60)]
+    unlabelled = [{"text": f"b c {n}", "meta": {}} for n in range(9)]
+    for name, part in {"train": rows, "test": rows[:9], "dev": unlabelled, "other": rows}.items():
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    init_task(Path("train.jsonl"), label="meta.label", out=Path("mine.yaml"))
+    assert find_task("mine.yaml").files[0].named == {"train": "train.jsonl", "test": "test.jsonl"}
+    init_task(Path("other.jsonl"), label="meta.label", out=Path("divided.yaml"))
+    divided = find_task("divided.yaml")
+    assert (divided.files[0].split_column, divided.label, divided.classes) == ("part", "meta.label", ("1", "2"))
+    file, folder = write_task({"train": rows, "test": rows[:9]}, tmp_path / "own", "own", label="meta.label")
+    for task, place in ((divided, Path()), (find_task(file), Path(folder))):
+        data: Any = load_examples(find_source(task, place), judged_only=False)
+        assert {example.label for example in data.test} == {0, 1}
+    with pytest.raises(InputError, match="test: its rows have no label: leave the split out"):
+        write_task({"train": rows, "test": unlabelled}, tmp_path / "own", "own", label="meta.label")
+
+

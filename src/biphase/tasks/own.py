@@ -18,10 +18,12 @@ from biphase.config import parse_config, write_value
 from biphase.console import err
 from biphase.corpus.forms import CommaNumber, PlacedRow, Row, is_missing, template_columns
 from biphase.corpus.rows import (
+    ABSENT,
     as_number,
     column,
     excerpt,
     field_names,
+    find_field,
     own_name,
     plain_name,
     plain_path,
@@ -90,7 +92,7 @@ def describe_data(
         err.print("the new task file leaves them out: `missing: drop`")
         keys["missing"] = "drop"
     splits = find_splits(data, needed)
-    splits |= place_splits([row for _, row in rows if not is_missing(row.get(needed))], splits)
+    splits |= place_splits([row for _, row in rows if not is_missing(find_field(row, needed))], splits)
     return keys | {"files.0": splits | names | ({"quotes": True} if form.quotes else {})}
 
 
@@ -323,7 +325,7 @@ def find_splits(train: Path, needed: str | None = None) -> dict[str, str]:
         file = next((name for name in names if name != train.name and (train.parent / name).exists()), None)
         path = train.parent / (file or "")
         first = next(rows_of_file(path, form_of(path)), ("", {}))[1] if file and needed else {}
-        if file and needed and own_name(first, needed) not in first:
+        if file and needed and find_field(first, needed, ABSENT) is ABSENT:
             err.print(f"{path} has no '{needed}': {split} is drawn from train instead")
         elif file:
             splits[split] = file
@@ -391,10 +393,10 @@ def write_task(
     keys, needed = describe_rows(placed["train"], "train", label, template=template)
     keys.pop("labels", None)  # printed; classes of rows in memory are what the rows name
     for split, written in placed.items():
-        if not written or needed not in written[0][1]:
+        if not written or find_field(written[0][1], needed, ABSENT) is ABSENT:
             raise InputError(f"{split}: its rows have no label: leave the split out, or predict its rows")
     layout: dict[str, Any] = {split: f"{split}.jsonl" for split in TASK_SPLITS if split in contents}
-    labelled = [row for _, row in placed["train"] if not is_missing(row.get(needed))]
+    labelled = [row for _, row in placed["train"] if not is_missing(find_field(row, needed))]
     layout |= place_splits(labelled, layout) | keys.pop("files.0")
     metric = next(iter(KINDS[keys.get("problem_type", keys["family"])].metrics))
     tree = {"name": name, "metric": metric, **keys, "template": template or keys.get("template", ""), "files": [layout]}
@@ -418,11 +420,11 @@ def labelled_rows(data: Any, split: str, label: str | None) -> Iterator[PlacedRo
     else:
         placed = ((f"{split}: row {number}", row) for number, row in enumerate(rows_in_memory(data)))
     for location, row in placed:
-        column = find_label(row, label) or "label"
-        value = row.get(column, "none")
+        name = find_label(row, label) or "label"
+        value = find_field(row, name, "none")
         value = float(value) if isinstance(value, CommaNumber) else value
         if is_missing(value):
-            row[column] = None
+            row[name] = None  # a name such as `meta.label` becomes a column of its own
         elif isinstance(value, bool | int | float):
-            row[column] = read_label(value)
+            row[name] = read_label(value)
         yield location, row
