@@ -28,7 +28,7 @@ from biphase.corpus.rows import (
     saved_tables,
 )
 from biphase.errors import InputError, refuse_unknown
-from biphase.files import content_hash, hash_path
+from biphase.files import content_hash, hash_path, reading
 from biphase.hub import load_rows, pin_commit
 from biphase.tasks import spec
 
@@ -95,7 +95,7 @@ def find_source(task: spec.Task, data_dir: str | Path | None) -> TaskSource:
         names = parts_of(task, layout)
         files = {part: find_files(folder, file_name) for part, file_name in names.items()}
         if all(files.values()):
-            hashes = {part: [hash_path(path) for path in paths] for part, paths in files.items()}
+            hashes = {part: [hash_rows(path) for path in paths] for part, paths in files.items()}
             return TaskSource(task, name, hash_source(task, layout, hashes), layout, files, hashes)
         needed.append(" + ".join(names.values()))
     raise InputError(f"{folder}: task '{task.name}' needs {' or '.join(needed)} there")
@@ -146,6 +146,16 @@ def hash_source(task: spec.Task, form: spec.FileLayout | spec.Hub, hashes: PartH
         return content_hash([definition(task), form.model_dump(mode="json")])
     layout = form.model_dump(mode="json", exclude={*spec.TASK_SPLITS, "corpus", "queries"})
     return content_hash([definition(task), layout, hashes])
+
+
+def hash_rows(path: Path) -> str:
+    """Hash a file's bytes, or the files of a data set that `datasets` saved in a folder, but not those that `map` has
+    left beside them. Raises `InputError` for a missing file."""
+    hashes = []
+    for file in sorted(saved_tables(path)) if path.is_dir() else [path]:
+        with reading(file):
+            hashes.append(hash_path(file))
+    return content_hash(hashes) if path.is_dir() else hashes[0]
 
 
 def training_source(source: TaskSource) -> TaskSource:
