@@ -484,3 +484,17 @@ def test_a_label_inside_an_object_is_found_in_all_splits(tmp_path: Path) -> None
         write_task({"train": rows, "test": unlabelled}, tmp_path / "own", "own", label="meta.label")
 
 
+def test_texts_that_only_some_rows_have_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    rows: list[dict[str, Any]] = [{"text": f"a b {n}", "label": "xy"[n % 2], "rare": None} for n in range(40)]
+    for n in (30, 31, 32):
+        rows[n] |= {"note": f"seen by {n} people", "rare": f"it was {n}", "day": "24.12.2025", "id": f"x{n}"}
+    Path("train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    init_task(Path("train.jsonl"), out=Path("mine.yaml"))
+    said = " ".join(capsys.readouterr().err.split())
+    assert "train.jsonl: texts that only some rows have are not read: rare, note; to read a column, give it" in said
+    assert find_task("mine.yaml").template == "{text}"
+    Path("whole.jsonl").write_text("".join(json.dumps({"note": "", **row}) + "\n" for row in rows))
+    init_task(Path("whole.jsonl"), template="{text}\\n{note}", out=Path("whole.yaml"))
+    assert "not read" not in capsys.readouterr().err, "a template is the user's choice"
+    data: Any = load_examples(find_source(find_task("whole.yaml"), Path()), judged_only=False)
+    assert "a b 31\nseen by 31 people" in {input_of(example) for split in data.splits.values() for example in split}

@@ -205,15 +205,19 @@ def describe_texts(
     if may_choose and len(single) > 1 and single != ["A", "B"]:  # A and B are as often two texts to compare
         raise InputError(f"{data}: are {', '.join(single)} choices? If so, give `choices` and `classes` {IN_A_FILE}")
     choices = next((name for name in CHOICE_LISTS if may_choose and isinstance(columns.get(name), list | dict)), None)
-    texts = []
-    for name in columns:
+    texts, unread = list[str](), list[str]()
+    for name in dict.fromkeys(name for _, row in placed for name in row if name not in (label, choices)):
         values = [row.get(name) for _, row in placed]
         # A model must not read a column that only repeats the label in other words ("1 star" for 1).
         pairs = set(zip(map(str, values), map(str, labels), strict=True))
         says_label = len({text for text, _ in pairs}) == len(set(map(str, labels))) == len(pairs) < len(values)
-        is_read = plain_name(name).casefold() == "text" or (is_text(values) and not says_label)
-        if name not in (label, choices) and is_read:
+        if name in columns and (plain_name(name).casefold() == "text" or (is_text(values) and not says_label)):
             texts.append(name)
+        elif not says_label and is_text([value for value in values if not is_missing(value)]):
+            unread.append(name)
+    if unread and template is None:
+        remedy = "to read a column, give it to all rows, where it may be empty, and name it in a template"
+        err.print(f"{data}: texts that only some rows have are not read: {first_of(unread)}; {remedy}")
     # Braces and colons would be signs of the template itself.
     plain: dict[str, str] = {}
     for name in texts:
