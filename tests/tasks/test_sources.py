@@ -109,6 +109,14 @@ def test_what_map_leaves_in_a_saved_data_set_is_not_hashed(tmp_path: Path) -> No
         find_source(task, tmp_path)
 
 
+def test_a_template_that_goes_on_after_its_only_column_has_names_of_its_own() -> None:
+    """Earlier versions cut its end off; all other templates keep their names."""
+    for template in ("{a} so", "so {a}\n", "{a}}}"):
+        assert "cut" in definition(changed("sst2", template=template)), template
+    for template in ("{a}", "so {a}", "{{b}}{a}", "{a}{b} so", "{a} {b}", ""):
+        assert "cut" not in definition(changed("sst2", template=template)), template
+
+
 def test_bundled() -> None:
     source = find_source(task_table()["snli"], None)
     assert source.name == "biphase" and source.splits == ("train", "validation", "test")

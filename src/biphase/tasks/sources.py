@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from glob import glob
 from pathlib import Path
+from string import Formatter
 from typing import Any, Literal
 
 from biphase.config import BUNDLED
@@ -176,6 +177,9 @@ def definition(task: spec.Task) -> dict[str, Any]:
     tree = task.model_dump(mode="json", exclude=elsewhere)
     if task.part_of is not None and task.duplicates == "drop":
         tree["duplicates"] = "drop from the test"
+    names = [name for _, name, _, _ in Formatter().parse(task.template)]
+    if names[-1:] == [None] and len(names) - names.count(None) == 1:
+        tree["cut"] = "the only column, not the text after it"
     return tree
 
 
