@@ -109,6 +109,10 @@ def test_the_length_follows_from_the_size_of_the_table(
         assert defaults.choose_length(plan, {given}) is plan
     kept = defaults.choose_length(plan, {"load_best_model_at_end", "early_stopping_patience"}).config
     assert (kept.load_best_model_at_end, kept.early_stopping_patience, kept.epochs) == (False, None, epochs)
+    told = " ".join(capsys.readouterr().err.split())
+    assert "the last weights are kept; epochs=" in told and "because" not in told, "the user chose that"
+
+
 def test_words_alone_read_the_examples_of_the_chosen_length_before_anything_trains(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,7 +103,8 @@ def choose_length(plan: CellPlan, given: Collection[str]) -> CellPlan:
     length = f"up to {length}" if config.early_stopping_patience is not None else length
     kept = "the weights that score best on validation are kept"
     if not config.load_best_model_at_end:
-        kept = f"the last weights are kept, because validation has only {num_validated:,} examples"
+        reason = f", because validation has only {num_validated:,} examples"
+        kept = f"the last weights are kept{'' if 'load_best_model_at_end' in given else reason}"
     err.print(f"{plan.task.name}: {length} for {len(items):,} examples; {kept}; epochs=… sets another length")
     return plan_cell(plan.model, plan.train, plan.evaluation, config)
 
