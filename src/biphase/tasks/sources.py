@@ -240,7 +240,7 @@ def read_layout(source: TaskSource, layout: spec.FileLayout, part: PartName) -> 
         if form == "mldr":
             form = part if part in PUBLISHED else "mldr"
         elif part in ("corpus", "queries"):
-            form = "jsonl"
+            form = FORMATS.get(ending_of(path), "jsonl")
         elif form is None and task.kind.is_search:
             form = FORMATS.get(ending_of(path), "trec")
             form = "judgements" if form == "tsv" else form
