@@ -336,6 +336,8 @@ BAD_QUESTIONS = [
     ({"answers": "Ann"}, "column 'answers' is \"Ann\""),
     ({"context": None}, "column 'context' is null, not a text"),
     ({"question": 5}, "column 'question' is 5, not a text"),
+    ({"question": " "}, "'q' has an empty question: fill it in, or remove the row"),
+    ({"context": ""}, "'q' has an empty context: fill it in, or remove the row"),
     ({"context": "word " * 1_000_001}, "column 'context' has 5,000,005 characters, more than 5,000,000: cut it"),
 ]
 
