@@ -471,9 +471,7 @@ def hash_stamped(path: Path, _stamp: Stamp) -> str:
 
 
 def hash_path(path: Path) -> str:
-    """Hash a file's bytes, or all data files in a folder that `datasets` saved."""
-    if path.is_dir():
-        return content_hash([hash_path(file) for file in sorted(path.glob("*.arrow"))])
+    """Hash a file's bytes."""
     return hash_stamped(path, stamp_of(path))
 
 

@@ -237,6 +237,14 @@ def test_rows_that_are_no_task(data: Any, said: str, tmp_path: Path) -> None:
         (lambda: biphase.pretrain("tiny", "data.shards=none"), "none is not a shard set"),
         (lambda: biphase.pretrain("tiny", {"schedule.peak_lr": np.float64(1e-3), "a": 1}), "unknown key 'a'"),
         (lambda: biphase.finetune("model", pandas.DataFrame()), "`task` is a DataFrame: .* rows go to `data`"),
+        (
+            lambda: biphase.finetune("model", "snli", group="page"),
+            "`group` is for rows as data: write it into the task",
+        ),
+        (
+            lambda: biphase.finetune("model", "snli", data=".", missing="drop"),
+            "`missing` is for rows as data: write it",
+        ),
         (lambda: biphase.evaluate("model", "snli", seeds=3), "`seeds` is 3: give a list of numbers"),
         (lambda: biphase.evaluate("model", "snli", seeds="0-4"), "`seeds` is '0-4': give a list of numbers"),
         (lambda: biphase.evaluate("model", "snli", learning_rates=1e-4), "`learning_rates` is 0.0001: give a list"),

@@ -10,8 +10,9 @@ import pytest
 
 import biphase.api.finetuning as verbs
 import biphase.cli.app as cli
-from biphase.cli.commands import demo
+from biphase.cli.commands import demo, finetune
 from biphase.cli.show import parse_data_dirs, parse_seeds
+from biphase.config import parse_config
 from biphase.corpus.tokenizer import train_tokenizer
 from biphase.encoder.network import TokenIds, make_model
 from biphase.errors import InputError
@@ -164,6 +165,25 @@ def test_a_missing_model_is_told_before_data_is_fetched(tmp_path: Path, capsys: 
     with pytest.raises(InputError, match="/no/such/model is neither"):
         verbs.evaluate("/no/such/model", ["genre", "squad"], scores=tmp_path, data={"squad": "."})
     assert capsys.readouterr().err == ""
+
+
+def test_a_setting_that_equals_its_default_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a table of the user's own does not get another value instead."""
+    given: dict[str, Any] = {}
+
+    def note(**options: Any) -> None:
+        given.update(options)
+        raise InputError("not run")
+
+    monkeypatch.setattr(verbs, "finetune", note)
+    changes = ("load_best_model_at_end=false", "head=paper", "lora.r=4", "class_weights={b: 2, a: 1}")
+    with pytest.raises(InputError, match="not run"):
+        finetune("model", "snli", *changes)
+    settings = {name: given[name] for name in given.keys() & FinetuneConfig.model_fields.keys()}
+    assert settings.keys() == {"load_best_model_at_end", "head", "lora", "class_weights"}
+    config = parse_config(FinetuneConfig, settings, origin="snli")
+    assert config == parse_config(FinetuneConfig, {}, changes, origin="snli")
+    assert config.model_fields_set == settings.keys()
 
 
 def test_words_of_the_options() -> None:

@@ -462,3 +462,39 @@ def test_rows_of_a_split_without_labels_are_no_split() -> None:
     task = find_task("mine.yaml")
     data: Any = load_examples(find_source(task, Path()), judged_only=False)
     assert sum(map(len, data.splits.values())) == 30
+
+
+def test_a_label_inside_an_object_is_found_in_all_splits(tmp_path: Path) -> None:
+    """Numbers too; a file of its own for test, or a column of splits."""
+    parts = ("train", "test", "validation", "train")
+    rows = [{"text": f"a b {n}", "meta": {"label": n // 4 % 2 + 1}, "part": parts[n % 4]} for n in range(60)]
+    unlabelled = [{"text": f"b c {n}", "meta": {}} for n in range(9)]
+    for name, part in {"train": rows, "test": rows[:9], "dev": unlabelled, "other": rows}.items():
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    init_task(Path("train.jsonl"), label="meta.label", out=Path("mine.yaml"))
+    assert find_task("mine.yaml").files[0].named == {"train": "train.jsonl", "test": "test.jsonl"}
+    init_task(Path("other.jsonl"), label="meta.label", out=Path("divided.yaml"))
+    divided = find_task("divided.yaml")
+    assert (divided.files[0].split_column, divided.label, divided.classes) == ("part", "meta.label", ("1", "2"))
+    file, folder = write_task({"train": rows, "test": rows[:9]}, tmp_path / "own", "own", label="meta.label")
+    for task, place in ((divided, Path()), (find_task(file), Path(folder))):
+        data: Any = load_examples(find_source(task, place), judged_only=False)
+        assert {example.label for example in data.test} == {0, 1}
+    with pytest.raises(InputError, match="test: its rows have no label: leave the split out"):
+        write_task({"train": rows, "test": unlabelled}, tmp_path / "own", "own", label="meta.label")
+
+
+def test_texts_that_only_some_rows_have_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    rows: list[dict[str, Any]] = [{"text": f"a b {n}", "label": "xy"[n % 2], "rare": None} for n in range(40)]
+    for n in (30, 31, 32):
+        rows[n] |= {"note": f"seen by {n} people", "rare": f"it was {n}", "day": "24.12.2025", "id": f"x{n}"}
+    Path("train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    init_task(Path("train.jsonl"), out=Path("mine.yaml"))
+    said = " ".join(capsys.readouterr().err.split())
+    assert "train.jsonl: texts that only some rows have are not read: rare, note; to read a column, give it" in said
+    assert find_task("mine.yaml").template == "{text}"
+    Path("whole.jsonl").write_text("".join(json.dumps({"note": "", **row}) + "\n" for row in rows))
+    init_task(Path("whole.jsonl"), template="{text}\\n{note}", out=Path("whole.yaml"))
+    assert "not read" not in capsys.readouterr().err, "a template is the user's choice"
+    data: Any = load_examples(find_source(find_task("whole.yaml"), Path()), judged_only=False)
+    assert "a b 31\nseen by 31 people" in {input_of(example) for split in data.splits.values() for example in split}

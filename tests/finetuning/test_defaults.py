@@ -10,6 +10,7 @@ from torch import nn
 
 import biphase
 from biphase import console
+from biphase.errors import InputError
 from biphase.finetuning import defaults
 from biphase.finetuning.config import FinetuneConfig, plan_cells
 from biphase.finetuning.fit import choose_items
@@ -105,10 +106,58 @@ def test_the_length_follows_from_the_size_of_the_table(
     assert chosen.config.epochs == epochs and choose_items(splits["train"], chosen.config)[1] == updates
     checks = (True, 3) if validation >= 500 else (False, None)
     assert (chosen.config.load_best_model_at_end, chosen.config.early_stopping_patience) == checks
-    for given in ("epochs", "max_steps", "shots"):
-        assert defaults.choose_length(plan, {given}) is plan
+    for given in ({"shots"}, {"epochs", "max_steps"}, {"epochs", "shots"}):
+        assert defaults.choose_length(plan, given) is plan
     kept = defaults.choose_length(plan, {"load_best_model_at_end", "early_stopping_patience"}).config
     assert (kept.load_best_model_at_end, kept.early_stopping_patience, kept.epochs) == (False, None, epochs)
+    told = " ".join(capsys.readouterr().err.split())
+    assert "the last weights are kept; epochs=" in told and "because" not in told, "the user chose that"
+
+
+@pytest.mark.parametrize(
+    ("train", "given", "length", "told"),
+    [
+        (67_349, {"epochs": 5}, (5, 10_525), "10,525 updates for 67,349 examples; an epoch has 2,105"),
+        (300, {"epochs": 5}, (5, 1000), "50 updates for 300 examples; an epoch has 10"),
+        (300, {"max_steps": 505}, (51, 505), "505 updates for 300 examples; an epoch has 10"),
+        (300, {"max_steps": 7}, (1, 7), "7 updates for 300 examples; an epoch has 10"),
+        (300, {"max_steps": 505, "early_stopping_patience": 2}, (51, 505), "up to 505 updates for 300 examples"),
+    ],
+)
+def test_epochs_or_updates_that_are_given_alone_decide_the_length(
+    train: int,
+    given: dict[str, int],
+    length: tuple[int, int],
+    told: str,
+    model_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    split: Any = SimpleNamespace(num_examples=train, items_of=lambda items: items)
+    monkeypatch.setattr(defaults, "load_encoded", lambda *_: ({"train": split, "validation": split}, 0))
+    [plan] = plan_cells(str(model_folder), ["genre"], FinetuneConfig(device="cpu", precision="fp32", **given), {})
+    chosen = defaults.choose_length(plan, given.keys())
+    assert (chosen.config.epochs, chosen.config.max_steps) == length
+    assert f"genre: {told}" in " ".join(capsys.readouterr().err.split())
+    is_same = (plan.config.epochs, plan.config.max_steps) == length
+    assert (chosen.hash == plan.hash) is is_same, "what trains the same updates as before keeps its name"
+    assert not chosen.config.load_best_model_at_end
+
+
+def test_words_alone_read_the_examples_of_the_chosen_length_before_anything_trains(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[FinetuneConfig] = []
+
+    def stop(train: Any, evaluation: Any, configs: list[FinetuneConfig], out: Path) -> None:
+        asked.extend(configs)
+        raise InputError("stopped")
+
+    monkeypatch.setattr("biphase.api.finetuning.score_words", stop)
+    with pytest.raises(InputError, match="stopped"):
+        biphase.finetune(model_folder, "own", data=ROWS, template="{text}", scores=tmp_path, **UNSET)
+    assert [(config.epochs, config.max_steps) for config in asked] == [(20, 4000)]
+    assert not (tmp_path / ".rates").exists()
 
 
 @pytest.mark.slow

@@ -105,6 +105,17 @@ def test_both_hypotheses_of_a_long_premise_are_seen(encoder: Encoder) -> None:
         assert decoded.endswith("\nHypothesis: " + pair["hypothesis"]) and decoded.startswith("Premise: the dog")
 
 
+def test_the_end_of_a_template_stays_where_its_only_column_is_cut(encoder: Encoder) -> None:
+    filled = [fill_template("Text: {a}\nIt is:", {"a": "the dog sees a cat " * number}) for number in (60, 1)]
+    encoded = encoder.tokenizer.encode_filled(filled, 64)
+    assert encoded.truncated.tolist() == [0] and encoded.lengths_S[0] == 64
+    decoded = encoder.tokenizer.pretrained.decode(encoded.tokens_T[:63])
+    assert decoded.startswith("Text: the dog sees") and decoded.endswith("\nIt is:")
+    plain = [fill_template("Text: {a}", {"a": "the dog sees a cat " * 60})]
+    cut, texts = (encoder.tokenizer.encode_filled(plain, 64), encoder.tokenizer.encode_texts([plain[0][0]], 64))
+    assert (cut.tokens_T == texts.tokens_T).all() and cut.truncated.tolist() == [0]
+
+
 def test_caps_of_columns() -> None:
     spans = np.array([(n, n + 1) for n in range(17)])
     kept = cut_longest(spans, [(0, 9), (9, 11), (11, 17)], 12)

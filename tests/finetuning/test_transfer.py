@@ -1,5 +1,6 @@
 """A task with several tests: one training, a score for each test by its name."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ from biphase.api.finetuning import evaluate
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig, plan_cells
 from biphase.finetuning.grid import Grid, plan_grid
-from biphase.tasks.sources import find_task_sources, name_data_dirs
+from biphase.tasks.examples import input_of, load_examples
+from biphase.tasks.sources import definition, find_task_sources, name_data_dirs
 from biphase.tasks.spec import find_task, name_tests
 
 from .conftest import fit_cell, write_jsonl
@@ -64,3 +66,32 @@ def test_a_test_must_be_named(model_folder: Path, tmp_path: Path) -> None:
         find_task(str(tmp_path / "part.yaml"))
     train, evaluation = find_task_sources(f"{task}:de", {"own": tmp_path})
     assert (train.task.name, evaluation.task.name) == ("own", "own.de") and train.hash != evaluation.hash
+
+
+def test_copies_are_left_out_of_each_test_because_all_share_a_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = write_transfer(tmp_path)
+    [first, second, third, *others] = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    write_jsonl(tmp_path / "train.jsonl", [first, first, second, third, *others])
+    for name, copy in (("en", first), ("de", second)):
+        with open(tmp_path / f"{name}.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(copy) + "\n")
+    dropping = Path(task).read_text().replace("{name: own,", "{name: own, duplicates: drop,")
+    trained = []
+    for mark in ("", "validation: dev.jsonl, "):  # drawn from train, and a file of its own, which has a row of train
+        write_jsonl(tmp_path / "dev.jsonl", [third, *({"text": f"new {n}", "label": n % 2} for n in range(9))])
+        Path(task).write_text(dropping.replace("test: {", f"{mark}test: {{"))
+        by_test: list[Any] = []
+        for name in ("en", "de"):
+            train, evaluation = find_task_sources(f"{task}:{name}", {"own": tmp_path})
+            by_test += [(train.hash, load_examples(train, False)), load_examples(evaluation, False)]
+            assert "1 in test" in " ".join(capsys.readouterr().err.split())
+        (hash_en, en), test_en, (hash_de, de), test_de = by_test
+        assert hash_en == hash_de and (en.train, en.validation) == (de.train, de.validation)
+        for data in (test_en, test_de):
+            assert (data.train, data.validation) == (en.train, en.validation) and len(data.test) == 24
+            assert not {*map(input_of, data.test)} & {*map(input_of, (*en.train, *en.validation))}
+        trained.append({input_of(example) for example in en.train})
+        assert definition(train.task)["duplicates"] == "drop from the test", "other names, as train was another"
+    assert first["text"] in trained[1] and second["text"] in trained[1] and third["text"] not in trained[1]

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,15 @@ from biphase.finetuning import words
 from biphase.finetuning.config import CellPlan, FinetuneConfig, plan_cells
 from biphase.finetuning.fit import draw_shots, fit_cells
 from biphase.finetuning.scores import Score, read_examples, read_scores
-from biphase.finetuning.words import STRENGTHS, WORD_SCORES, find_word_scores, read_word_scores, score_words
+from biphase.finetuning.words import (
+    STRENGTHS,
+    WORD_SCORES,
+    find_word_scores,
+    list_seen,
+    read_word_scores,
+    reduce_config,
+    score_words,
+)
 from biphase.report.results import ReportArm
 from biphase.report.statistics import mean_interval
 from biphase.report.verdicts import add_words, compare, compare_words, print_summary, summarize
@@ -194,6 +203,20 @@ def test_examples_that_a_seed_draws_or_the_steps_do_not_reach_are_the_networks(
         read_items = np.unique(np.concatenate([*training_order(items, config, num_steps)]))
         assert sorted(texts) == sorted(cut_texts(data.train[index] for index in read_items))
     assert len(read[0]) == (15 if "shots" in changes else 24)
+
+
+def test_of_a_large_table_the_baseline_reads_what_the_network_reads() -> None:
+    """Also beyond the 32,000 examples of the default length; a smaller table keeps its names."""
+    split, names = SimpleNamespace(num_examples=40_000, items_of=lambda examples: examples), set[str]()
+    for changes in ({"seed": 1}, {}, {"max_steps": 1250}, {"max_steps": 4000, "epochs": 2, "seed": 2}):
+        config = FinetuneConfig(precision="fp32", **changes)
+        reduced = reduce_config(config, "accuracy", 40_000)
+        read, read_alone = (list_seen(split, SimpleNamespace(config=each)) for each in (config, reduced))
+        assert np.array_equal(read, read_alone) and len(read) == (40_000 if "max_steps" in changes else 32_000)
+        names.add(reduced.model_dump_json())
+    assert len(names) == 3, "two cells read all examples"
+    most = FinetuneConfig(max_steps=4000, seed=3, max_train_examples=32_000)
+    assert reduce_config(most, "accuracy", 40_000) == FinetuneConfig(max_train_examples=32_000)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pandas
 import pytest
 
 from biphase.errors import InputError
@@ -335,6 +336,8 @@ BAD_QUESTIONS = [
     ({"answers": "Ann"}, "column 'answers' is \"Ann\""),
     ({"context": None}, "column 'context' is null, not a text"),
     ({"question": 5}, "column 'question' is 5, not a text"),
+    ({"question": " "}, "'q' has an empty question: fill it in, or remove the row"),
+    ({"context": ""}, "'q' has an empty context: fill it in, or remove the row"),
     ({"context": "word " * 1_000_001}, "column 'context' has 5,000,005 characters, more than 5,000,000: cut it"),
 ]
 
@@ -456,6 +459,22 @@ def test_beir(tmp_path: Path) -> None:
     assert list(data.documents) == ["d1", "d2", "d3", "d4", "d5", "d6"]
     assert data.documents["d1"] == "T text 1" and data.documents["d2"] == "text 2"
     assert list(data.queries) == ["q0", "q1", "q2", "q3"] and data.queries["q3"] == "query 3"
+
+
+def test_documents_and_queries_are_read_by_their_endings(tmp_path: Path) -> None:
+    folder = collection(tmp_path, train=judge(0, 1), dev=judge(2), test=judge(3))
+    documents, queries = (pandas.read_json(folder / f"{name}.jsonl", lines=True) for name in ("corpus", "queries"))
+    expected = load_task("msmarco", folder)
+    documents.to_parquet(folder / "corpus.parquet")
+    queries.to_csv(folder / "queries.csv", index=False)
+    queries.to_json(folder / "queries.json", orient="records")
+    for name in ("queries.csv", "queries.json", "queries.jsonl"):
+        task = find_task("msmarco")
+        layout = task.files[0].model_copy(update={"corpus": "corpus.parquet", "queries": name})
+        source = find_source(task.model_copy(update={"files": (layout,)}), folder)
+        read = load_examples(source, judged_only=True)
+        assert isinstance(read, Collection)
+        assert (read.documents, read.queries, read.train) == (expected.documents, expected.queries, expected.train)
 
 
 def test_judgements_as_jsonl_and_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

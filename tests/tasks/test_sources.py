@@ -13,8 +13,9 @@ import zstandard
 
 from biphase.corpus.rows import SHORT_ROW, rows_of_file
 from biphase.errors import InputError
+from biphase.files import content_hash, file_hash
 from biphase.tasks import sources
-from biphase.tasks.sources import HUB, find_source, read_rows
+from biphase.tasks.sources import HUB, definition, find_files, find_source, read_rows
 from biphase.tasks.spec import FileLayout, Hub, HubRows, Splits, Task, task_table
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -83,6 +84,37 @@ def test_shards_are_read_once_in_the_order_of_their_names(tmp_path: Path) -> Non
     for changes in ({}, {"files": [absolute]}):
         source = find_source(changed("ontonotes5", **changes), tmp_path)
         assert [row["n"] for _, row in read_rows(source, "train")] == [0, 1, 2]
+
+
+def test_a_pattern_that_matches_compressed_files_too_reads_each_file_once(tmp_path: Path) -> None:
+    folder_with(tmp_path, ["a.jsonl", "a.jsonl.gz", "b.jsonl.gz", "b.jsonl.zst", "c.jsonl.GZ"])
+    for pattern in ("*", "?.*", "*.jsonl*"):
+        assert [path.name for path in find_files(tmp_path, pattern)] == ["a.jsonl", "b.jsonl.zst", "c.jsonl.GZ"]
+    for name, found in {"*.jsonl": ["a.jsonl", "b.jsonl.zst"], "*.gz": ["a.jsonl.gz", "b.jsonl.gz"]}.items():
+        assert [path.name for path in find_files(tmp_path, name)] == found
+    assert find_files(tmp_path, "b.jsonl") == (tmp_path / "b.jsonl.zst",) and find_files(tmp_path, "d.jsonl") == ()
+
+
+def test_what_map_leaves_in_a_saved_data_set_is_not_hashed(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        datasets.Dataset.from_list([{"text": split, "label": 1}]).save_to_disk(str(tmp_path / split))
+    task = changed("genre", files=(FileLayout(train="train", test="test"),))
+    before = find_source(task, tmp_path)
+    [file] = (tmp_path / "train").glob("*.arrow")
+    assert before.hashes["train"] == [content_hash([file_hash(file)])]
+    (tmp_path / "train" / "cache-1a2b.arrow").write_bytes(file.read_bytes())
+    assert find_source(task, tmp_path).hash == before.hash
+    file.unlink()
+    with pytest.raises(InputError, match=r"data-00000-of-00001\.arrow does not exist"):
+        find_source(task, tmp_path)
+
+
+def test_a_template_that_goes_on_after_its_only_column_has_names_of_its_own() -> None:
+    """Earlier versions cut its end off; all other templates keep their names."""
+    for template in ("{a} so", "so {a}\n", "{a}}}"):
+        assert "cut" in definition(changed("sst2", template=template)), template
+    for template in ("{a}", "so {a}", "{{b}}{a}", "{a}{b} so", "{a} {b}", ""):
+        assert "cut" not in definition(changed("sst2", template=template)), template
 
 
 def test_bundled() -> None:

@@ -107,32 +107,35 @@ def finetune(
     if not isinstance(task, str | Path | None):
         raise InputError(f"`task` is a {type(task).__name__}: give a name or a file; rows go to `data`")
     config = parse_config(FinetuneConfig, {**settings}, origin=str(task or "finetune"))
-    task, folders = place_task(task, data, Path(scores), template, label, missing, group)
+    task, folders = place_task(task, data, Path(scores), template=template, label=label, missing=missing, group=group)
     if keep is not None:
         refuse_filled(Path(keep))
     [plan] = plan_cells(str(model), [task], config, folders)
-    from biphase.finetuning.defaults import fill_in
+    from biphase.finetuning.defaults import fill_in_length, fill_in_rate
     from biphase.finetuning.fit import fit_cells
     from biphase.finetuning.keeping import keep_anew, plan_to_keep
 
     out = Path(scores)
     plan = plan if keep is None else plan_to_keep(plan)
     with console.each_line_once():  # words alone, the encoding and the kept folder all read the rows
+        plan = fill_in_length(plan, config.model_fields_set)  # which decides the examples that both read
         words = score_words(plan.train, plan.evaluation, [plan.config], out / WORD_SCORES)
         for alone in words:
             console.err.print(tell_word_score(alone))
-        plan = fill_in(plan, config.model_fields_set, out)
+        plan = fill_in_rate(plan, config.model_fields_set, out)
         is_old = plan.is_finished(out)
         [score] = fit_cells([plan], out) if keep is None else [keep_anew(plan, out, Path(keep))]
     tell_score(score, keep, is_old, words)
     return score
 
 
-def place_task(task: str | None, data: Any, folder: Path, *how: Any) -> tuple[str, dict[str, Any]]:
+def place_task(task: str | None, data: Any, folder: Path, **how: Any) -> tuple[str, dict[str, Any]]:
     """Return a task, by name or file, and the folder of its data by name; {} for the package's or the Hub's. Rows are
-    written below `folder`; `how` to read them, as `write_task` takes it."""
+    written below `folder`; `how` to read them, as `write_task` takes it, is an `InputError` for other data."""
     if data is not None and not is_folder(data):
-        task, data = write_task(data, folder / OWN_TASKS, task, *how)
+        task, data = write_task(data, folder / OWN_TASKS, task, **how)
+    elif given := [name for name, value in how.items() if value not in (None, "refuse")]:
+        raise InputError(f"`{given[0]}` is for rows as data: write it into the task file, or leave it out")
     elif task is None:
         remedy = "rows as data" if data is None else f"a file of rows as data, which {data} is not"
         raise InputError(f"which task? Name one, such as snli, or a YAML file, or give {remedy}")
@@ -278,7 +281,7 @@ def score(
     Args:
         model: A folder that `finetune --keep` wrote.
         data: A file of labelled rows, in any format that tasks accept.
-        train: The folder of the training data: the model is then compared with words alone, trained on the same rows.
+        train: The folder with the model's training data, to compare it with words alone, trained on the same rows.
         picture: Save the confusion matrix to this .png, .svg or .pdf file.
         device: The device; auto uses a GPU if there is one.
     """
@@ -437,11 +440,10 @@ def comparison_records(comparisons: Iterable[verdicts.TaskComparison]) -> list[d
         record: dict[str, Any] = {"task": a.dataset, "metric": a.measure or b.measure}
         record |= {"model_a": a.arm.name, "model_b": b.arm.name}
         record |= {"mean_a": a.mean if a.samples else None, "mean_b": b.mean if b.samples else None}
-        interval = pair.difference
+        gap = pair.difference
         record |= dict.fromkeys(("difference", "low", "high", "level"))
-        if interval is not None:
-            record |= {"difference": interval.value, "low": interval.low, "high": interval.high}
-            record["level"] = interval.level
+        if gap is not None:
+            record |= {"difference": gap.value, "low": gap.low, "high": gap.high, "level": gap.level}
         records.append(record | fields_of(pair, "p_value num_tasks verdict") | {"notes": list(pair.notes)})
     return records
 
@@ -593,7 +595,5 @@ def evaluation_json(answer: ZeroShot | MissingCells | ScoreSummary) -> dict[str,
         words = [row.words for row in answer.rows if row.words]
         tree |= {"words": words} if words else {}
         return tree | ({"comparison": comparison_records(answer.comparison)} if answer.comparison else {})
-    records = []
-    for task, by_model in answer.items():
-        records += [{"model": model, "task": task, **values} for model, values in by_model.items()]
-    return {"scores": records}
+    pairs = ((task, *pair) for task, by_model in answer.items() for pair in by_model.items())
+    return {"scores": [{"model": model, "task": task, **values} for task, model, values in pairs]}

@@ -344,7 +344,8 @@ def finetune(
 
     Example: `biphase finetune runs/tiny-1a2b3c4d snli learning_rate=1e-4 seed=3 --keep snli-model`
     """
-    settings = parse_config(FinetuneConfig, {}, changes, origin=task).model_dump(exclude_unset=True)
+    given = parse_config(FinetuneConfig, {}, changes, origin=task)
+    settings: Any = {name: getattr(given, name) for name in given.model_fields_set}  # also one that equals its default
     score = finetuning.finetune(task=task, data=data, scores=scores, **options, **settings)
     assert score.folder is not None
     return folders.inspect(score.folder)
@@ -456,8 +457,7 @@ def study_plan(
     ] = None,
     **options: Any,
 ) -> RenderableType:
-    """Show what a study trains and evaluates, what it costs, and how much compute shared runs save.
-    Trains nothing.
+    """Show what a study trains and evaluates, what it costs, and how much compute shared runs save. Trains nothing.
 
     Example: `biphase study plan paper --device MI250X`
     """
@@ -560,10 +560,7 @@ def report_paper(out: Path, **options: Any) -> None:
 
 @like(studies.equivalent, arguments="table")
 def report_results(
-    table: Sequence[str],
-    rename: Rename = None,
-    out: Path = Path("results-report"),
-    **options: Any,
+    table: Sequence[str], rename: Rename = None, out: Path = Path("results-report"), **options: Any
 ) -> None:
     """Report on results from files: which methods differ by more than noise, how they rank, and how much
     compute a given score takes.

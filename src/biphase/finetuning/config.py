@@ -77,7 +77,7 @@ class FinetuneConfig(Strict):
     """The most updates."""
     epochs: PositiveCount = 1
     """The most epochs. Training ends after `max_steps` or this many epochs, whichever comes first. With `shots`, 1 sets
-    no limit. If neither is given, `finetune` chooses both for a task of your own."""
+    no limit. For a task of your own, `finetune` chooses both if neither is given; one that is given alone decides."""
     warmup_ratio: Share = 0.1
     """The share of the updates in which the rate rises from 0."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)

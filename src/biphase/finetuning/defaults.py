@@ -49,14 +49,20 @@ FEWEST_VALIDATED, PATIENCE = 500, 3
 """The fewest examples of validation that choose weights, and the checks without a better score that end a training."""
 
 
-def fill_in(plan: CellPlan, given: Collection[str], scores: Path) -> CellPlan:
-    """Plan a cell of a user's own table with a length and a learning rate, unless they are among the settings that are
-    `given`. Cells of biphase's own tasks and of retrieval stay as they are."""
+def fill_in_length(plan: CellPlan, given: Collection[str]) -> CellPlan:
+    """Plan a cell of a user's own table with a length, as far as the settings that are `given` have none. Cells of
+    biphase's own tasks and of retrieval stay as they are."""
     if is_own_task(plan.task) or plan.task.kind.is_search:
         return plan
     tell_languages(plan)
-    plan = choose_length(plan, given)
-    return plan if "learning_rate" in given else search_rate(plan, scores)
+    return choose_length(plan, given)
+
+
+def fill_in_rate(plan: CellPlan, given: Collection[str], scores: Path) -> CellPlan:
+    """Plan a cell of a user's own table with a learning rate, unless it is among the settings that are `given`. Cells
+    of biphase's own tasks and of retrieval stay as they are."""
+    is_set = "learning_rate" in given or is_own_task(plan.task) or plan.task.kind.is_search
+    return plan if is_set else search_rate(plan, scores)
 
 
 def tell_languages(plan: CellPlan) -> None:
@@ -80,12 +86,15 @@ def choose_length(plan: CellPlan, given: Collection[str]) -> CellPlan:
 
     The weights that score best on validation are kept, and training stops when that score no longer rises. If
     validation is too small to tell epochs apart, training runs to its end. Settings whose names are `given` stay as
-    they are, and so does a cell whose length is given, by `epochs`, `max_steps` or `shots`.
+    they are. Of `epochs` and `max_steps`, one that is given alone decides; a cell with both, or with `shots`, stays as
+    it is.
     """
-    if {"epochs", "max_steps", "shots"} & {*given}:
+    if "shots" in given or {"epochs", "max_steps"} <= {*given}:
         return plan
     splits, _ = load_encoded(plan.train, open_encoder(plan.model), plan.config)
     items, _ = choose_items(splits["train"], plan.config)
+    if {"epochs", "max_steps"} & {*given}:
+        return complete_length(plan, given, len(items))
     steps, num_validated = math.ceil(len(items) / plan.config.batch_size), splits["validation"].num_examples
     epochs = int(np.clip(round(TABLE_STEPS / steps), *TABLE_EPOCHS))
     chosen: dict[str, Any] = {"epochs": epochs, "max_steps": MOST_TABLE_STEPS}
@@ -97,8 +106,23 @@ def choose_length(plan: CellPlan, given: Collection[str]) -> CellPlan:
     length = f"up to {length}" if config.early_stopping_patience is not None else length
     kept = "the weights that score best on validation are kept"
     if not config.load_best_model_at_end:
-        kept = f"the last weights are kept, because validation has only {num_validated:,} examples"
+        reason = f", because validation has only {num_validated:,} examples"
+        kept = f"the last weights are kept{'' if 'load_best_model_at_end' in given else reason}"
     err.print(f"{plan.task.name}: {length} for {len(items):,} examples; {kept}; epochs=… sets another length")
+    return plan_cell(plan.model, plan.train, plan.evaluation, config)
+
+
+def complete_length(plan: CellPlan, given: Collection[str], num_items: int) -> CellPlan:
+    """Plan the cell so that `epochs` or `max_steps`, whichever is given, decides its length, and print that length."""
+    config, steps = plan.config, math.ceil(num_items / plan.config.batch_size)
+    if "epochs" in given:
+        longer = {"max_steps": max(config.max_steps, config.epochs * steps)}
+    else:
+        longer = {"epochs": max(config.epochs, math.ceil(config.max_steps / steps))}
+    config = config.model_copy(update=longer)
+    most = "up to " if config.early_stopping_patience is not None else ""
+    length = f"{most}{min(config.max_steps, config.epochs * steps):,} updates"
+    err.print(f"{plan.task.name}: {length} for {num_items:,} examples; an epoch has {steps:,}")
     return plan_cell(plan.model, plan.train, plan.evaluation, config)
 
 

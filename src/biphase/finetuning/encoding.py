@@ -142,7 +142,10 @@ class HashedTokenizer:
         but not the text around them."""
         room = self.room(max_length)
         parts = [ids for ids, _ in self.tokenize([text for text, _ in filled])]
-        long = [index for index, ids in enumerate(parts) if len(ids) > room and len(filled[index][1]) > 1]
+        long = []
+        for index, (ids, (text, columns)) in enumerate(zip(parts, filled, strict=True)):
+            if len(ids) > room and (len(columns) > 1 or columns[-1][1] < len(text)):
+                long.append(index)
         tokenized = self.tokenize([filled[index][0] for index in long], with_spans=True)
         for index, (ids, spans_T2) in zip(long, tokenized, strict=True):
             parts[index] = ids[cut_longest(spans_T2, filled[index][1], room)]

@@ -9,6 +9,7 @@ in the form of a cell:
 Letters: N examples, F features, C classes or 1 for a number, W words of a split.
 """
 
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -78,14 +79,18 @@ def score_words(train: TaskSource, evaluation: TaskSource, configs: Iterable[Fin
 
 def reduce_config(config: FinetuneConfig, metric: str, num_train: int) -> FinetuneConfig:
     """Reduce the settings of a cell with this metric and size of the train split to those that decide which examples it
-    reads. The seed is one of them only if it draws them."""
-    names = ["max_eval_examples", "judged_only"]
+    reads. The seed is one of them only if it draws them. With the default batch size, a cell that reads all of them has
+    the steps of one epoch, or the default if that is more."""
+    names, all_read = ["max_eval_examples", "judged_only"], FinetuneConfig()
     if metric not in KINDS["retrieval"].metrics:
         names[1:] = ["max_train_examples", "shots"]
-        num_seen = config.max_steps * config.batch_size
-        if config.shots or num_seen < min(num_train, config.max_train_examples or num_train):
+        num_examples = min(num_train, config.max_train_examples or num_train)
+        if config.shots or config.max_steps * config.batch_size < num_examples:
             names += ["seed", "batch_size", "max_steps", "epochs"]
-    return FinetuneConfig(**{name: getattr(config, name) for name in names})
+        else:
+            steps = max(all_read.max_steps, math.ceil(num_examples / all_read.batch_size))
+            all_read = all_read.model_copy(update={"max_steps": steps})
+    return all_read.model_copy(update={name: getattr(config, name) for name in names})
 
 
 def find_word_scores(cells: Iterable[Score], stored: Iterable[Score]) -> list[Score]:

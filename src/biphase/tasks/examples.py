@@ -262,9 +262,10 @@ def make_examples(
 
 def drop_copies(task: spec.Task, examples: dict[spec.TaskSplit, list[AnyExample]]) -> int:
     """Leave out examples whose input another one has, in place; return and print their number. Of equal inputs, the
-    first one of test stays, else of validation, else of train."""
+    first one of test stays, else of validation, else of train; one of several tests, which share train, comes last."""
     kept, counts, num_other = dict[Any, AnyExample](), dict[spec.TaskSplit, int](), 0
-    for split in reversed(spec.TASK_SPLITS):
+    order: Iterable[spec.TaskSplit] = ("validation", "train", "test") if task.part_of else reversed(spec.TASK_SPLITS)
+    for split in order:
         firsts = [(example, kept.setdefault(input_of(example), example)) for example in examples.get(split, ())]
         copies = [(example, first) for example, first in firsts if example is not first]
         num_other += sum(replace(first, id=example.id, group=example.group) != example for example, first in copies)
@@ -576,16 +577,16 @@ def words_of(task: spec.Task, location: str, row: Row) -> tuple[str, ...]:
 def make_question(task: spec.Task, location: str, row: Row) -> Question | None:
     """Make a question. None for one about candidates without a known answer."""
     id = id_of(location, row)
-    context = text_column(location, row, "context")
-    if not context.strip():
-        raise InputError(f"{location}: question '{id}' has an empty context")
+    question, context = text_column(location, row, "question"), text_column(location, row, "context")
+    if not (question.strip() and context.strip()):
+        lack = "context" if question.strip() else "question"
+        raise InputError(f"{location}: '{id}' has an empty {lack}: fill it in, or remove the row")
     locate = partial(find_answer, f"{location}: question '{id}'", context)
     gold: list[Answer] = []
     if not row.get("is_impossible"):
         gold = read_spans(location, "answers", column(location, row, "answers", LABEL_REMEDY))
     if "candidates" not in row:
-        answers = tuple(dict.fromkeys(locate(text, start) for text, start in gold))
-        return Question(id, text_column(location, row, "question"), context, answers)
+        return Question(id, question, context, tuple(dict.fromkeys(locate(*answer) for answer in gold)))
     candidates = {locate(text, start) for text, start in read_spans(location, "candidates", row["candidates"])}
     if not gold:
         return None
@@ -593,5 +594,4 @@ def make_question(task: spec.Task, location: str, row: Row) -> Question | None:
     mentions = {(text, start) for text, start in candidates if text in dict(gold)}
     mentions |= {locate(text, start) for text, start in gold if text not in dict(mentions)}
     ordered = sorted(candidates | mentions, key=lambda answer: (answer[1], len(answer[0])))
-    answers = tuple(answer for answer in ordered if answer in mentions)
-    return Question(id, text_column(location, row, "question"), context, answers, tuple(ordered))
+    return Question(id, question, context, tuple(filter(mentions.__contains__, ordered)), tuple(ordered))

@@ -18,10 +18,12 @@ from biphase.config import parse_config, write_value
 from biphase.console import err
 from biphase.corpus.forms import CommaNumber, PlacedRow, Row, is_missing, template_columns
 from biphase.corpus.rows import (
+    ABSENT,
     as_number,
     column,
     excerpt,
     field_names,
+    find_field,
     own_name,
     plain_name,
     plain_path,
@@ -90,7 +92,7 @@ def describe_data(
         err.print("the new task file leaves them out: `missing: drop`")
         keys["missing"] = "drop"
     splits = find_splits(data, needed)
-    splits |= place_splits([row for _, row in rows if not is_missing(row.get(needed))], splits)
+    splits |= place_splits([row for _, row in rows if not is_missing(find_field(row, needed))], splits)
     return keys | {"files.0": splits | names | ({"quotes": True} if form.quotes else {})}
 
 
@@ -203,15 +205,19 @@ def describe_texts(
     if may_choose and len(single) > 1 and single != ["A", "B"]:  # A and B are as often two texts to compare
         raise InputError(f"{data}: are {', '.join(single)} choices? If so, give `choices` and `classes` {IN_A_FILE}")
     choices = next((name for name in CHOICE_LISTS if may_choose and isinstance(columns.get(name), list | dict)), None)
-    texts = []
-    for name in columns:
+    texts, unread = list[str](), list[str]()
+    for name in dict.fromkeys(name for _, row in placed for name in row if name not in (label, choices)):
         values = [row.get(name) for _, row in placed]
         # A model must not read a column that only repeats the label in other words ("1 star" for 1).
         pairs = set(zip(map(str, values), map(str, labels), strict=True))
         says_label = len({text for text, _ in pairs}) == len(set(map(str, labels))) == len(pairs) < len(values)
-        is_read = plain_name(name).casefold() == "text" or (is_text(values) and not says_label)
-        if name not in (label, choices) and is_read:
+        if name in columns and (plain_name(name).casefold() == "text" or (is_text(values) and not says_label)):
             texts.append(name)
+        elif not says_label and is_text([value for value in values if not is_missing(value)]):
+            unread.append(name)
+    if unread and template is None:
+        remedy = "to read a column, give it to all rows, where it may be empty, and name it in a template"
+        err.print(f"{data}: texts that only some rows have are not read: {first_of(unread)}; {remedy}")
     # Braces and colons would be signs of the template itself.
     plain: dict[str, str] = {}
     for name in texts:
@@ -323,7 +329,7 @@ def find_splits(train: Path, needed: str | None = None) -> dict[str, str]:
         file = next((name for name in names if name != train.name and (train.parent / name).exists()), None)
         path = train.parent / (file or "")
         first = next(rows_of_file(path, form_of(path)), ("", {}))[1] if file and needed else {}
-        if file and needed and own_name(first, needed) not in first:
+        if file and needed and find_field(first, needed, ABSENT) is ABSENT:
             err.print(f"{path} has no '{needed}': {split} is drawn from train instead")
         elif file:
             splits[split] = file
@@ -391,10 +397,10 @@ def write_task(
     keys, needed = describe_rows(placed["train"], "train", label, template=template)
     keys.pop("labels", None)  # printed; classes of rows in memory are what the rows name
     for split, written in placed.items():
-        if not written or needed not in written[0][1]:
+        if not written or find_field(written[0][1], needed, ABSENT) is ABSENT:
             raise InputError(f"{split}: its rows have no label: leave the split out, or predict its rows")
     layout: dict[str, Any] = {split: f"{split}.jsonl" for split in TASK_SPLITS if split in contents}
-    labelled = [row for _, row in placed["train"] if not is_missing(row.get(needed))]
+    labelled = [row for _, row in placed["train"] if not is_missing(find_field(row, needed))]
     layout |= place_splits(labelled, layout) | keys.pop("files.0")
     metric = next(iter(KINDS[keys.get("problem_type", keys["family"])].metrics))
     tree = {"name": name, "metric": metric, **keys, "template": template or keys.get("template", ""), "files": [layout]}
@@ -418,11 +424,11 @@ def labelled_rows(data: Any, split: str, label: str | None) -> Iterator[PlacedRo
     else:
         placed = ((f"{split}: row {number}", row) for number, row in enumerate(rows_in_memory(data)))
     for location, row in placed:
-        column = find_label(row, label) or "label"
-        value = row.get(column, "none")
+        name = find_label(row, label) or "label"
+        value = find_field(row, name, "none")
         value = float(value) if isinstance(value, CommaNumber) else value
         if is_missing(value):
-            row[column] = None
+            row[name] = None  # a name such as `meta.label` becomes a column of its own
         elif isinstance(value, bool | int | float):
-            row[column] = read_label(value)
+            row[name] = read_label(value)
         yield location, row

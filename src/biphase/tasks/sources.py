@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from glob import glob
 from pathlib import Path
+from string import Formatter
 from typing import Any, Literal
 
 from biphase.config import BUNDLED
@@ -22,12 +23,13 @@ from biphase.corpus.rows import (
     FileForm,
     ending_of,
     open_table,
+    plain_path,
     renamed,
     rows_of_file,
     saved_tables,
 )
 from biphase.errors import InputError, refuse_unknown
-from biphase.files import content_hash, hash_path
+from biphase.files import content_hash, hash_path, reading
 from biphase.hub import load_rows, pin_commit
 from biphase.tasks import spec
 
@@ -94,7 +96,7 @@ def find_source(task: spec.Task, data_dir: str | Path | None) -> TaskSource:
         names = parts_of(task, layout)
         files = {part: find_files(folder, file_name) for part, file_name in names.items()}
         if all(files.values()):
-            hashes = {part: [hash_path(path) for path in paths] for part, paths in files.items()}
+            hashes = {part: [hash_rows(path) for path in paths] for part, paths in files.items()}
             return TaskSource(task, name, hash_source(task, layout, hashes), layout, files, hashes)
         needed.append(" + ".join(names.values()))
     raise InputError(f"{folder}: task '{task.name}' needs {' or '.join(needed)} there")
@@ -147,6 +149,16 @@ def hash_source(task: spec.Task, form: spec.FileLayout | spec.Hub, hashes: PartH
     return content_hash([definition(task), layout, hashes])
 
 
+def hash_rows(path: Path) -> str:
+    """Hash a file's bytes, or the files of a data set that `datasets` saved in a folder, but not those that `map` has
+    left beside them. Raises `InputError` for a missing file."""
+    hashes = []
+    for file in sorted(saved_tables(path)) if path.is_dir() else [path]:
+        with reading(file):
+            hashes.append(hash_path(file))
+    return content_hash(hashes) if path.is_dir() else hashes[0]
+
+
 def training_source(source: TaskSource) -> TaskSource:
     """Return the source to train on for one of several tests. Its hash ignores the test, because all tests share a
     training."""
@@ -159,9 +171,16 @@ def training_source(source: TaskSource) -> TaskSource:
 
 
 def definition(task: spec.Task) -> dict[str, Any]:
-    """Return the keys of a task that decide its examples and their use, but not their place, for hashes."""
+    """Return the keys of a task that decide its examples and their use, but not their place, for hashes. Two entries
+    tell tasks that are read in another way than earlier versions read them."""
     elsewhere = {"name", "bundled", "files", "hub", "size", "licence", "citation", "note"}
-    return task.model_dump(mode="json", exclude=elsewhere)
+    tree = task.model_dump(mode="json", exclude=elsewhere)
+    if task.part_of is not None and task.duplicates == "drop":
+        tree["duplicates"] = "drop from the test"
+    names = [name for _, name, _, _ in Formatter().parse(task.template)]
+    if names[-1:] == [None] and len(names) - names.count(None) == 1:
+        tree["cut"] = "the only column, not the text after it"
+    return tree
 
 
 def find_files(folder: Path, name: str) -> tuple[Path, ...]:
@@ -172,7 +191,10 @@ def find_files(folder: Path, name: str) -> tuple[Path, ...]:
         for path in map(folder.joinpath, names):
             if path.is_file() or saved_tables(path):
                 by_name.setdefault(str(path).removesuffix(ending), path)
-    return tuple(path for _, path in sorted(by_name.items()))
+    by_plain: dict[Path, Path] = {}  # `train*` matches compressed files by itself too; of each, the first is read
+    for _, path in sorted(by_name.items()):
+        by_plain.setdefault(plain_path(path), path)
+    return tuple(by_plain.values())
 
 
 def parts_of(task: spec.Task, layout: spec.FileLayout) -> dict[PartName, str]:
@@ -218,7 +240,7 @@ def read_layout(source: TaskSource, layout: spec.FileLayout, part: PartName) -> 
         if form == "mldr":
             form = part if part in PUBLISHED else "mldr"
         elif part in ("corpus", "queries"):
-            form = "jsonl"
+            form = FORMATS.get(ending_of(path), "jsonl")
         elif form is None and task.kind.is_search:
             form = FORMATS.get(ending_of(path), "trec")
             form = "judgements" if form == "tsv" else form

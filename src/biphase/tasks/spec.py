@@ -147,7 +147,8 @@ class Task(Strict):
     way, they are counted."""
     duplicates: Literal["keep", "drop"] = "keep"
     """Tasks of rows: whether exact copies of an input are left out, and counted, before splits are drawn. Of equal
-    inputs, the first one of test stays, else of validation, else of train."""
+    inputs, the first one of test stays, else of validation, else of train. With several tests, copies in a test are
+    left out, because all tests share one training."""
     stratified: bool = False
     """Classification: whether each class has its share of train in drawn splits."""
     group: str | None = None

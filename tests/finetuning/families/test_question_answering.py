@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from biphase.encoder.models import Encoder
+from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import TokenizedTexts, pack
 from biphase.finetuning.families import question_answering
@@ -259,3 +260,11 @@ def test_segment_logsumexp() -> None:
     wanted = torch.stack([logits[a:b].logsumexp(0) for a, b in pairwise(bounds.tolist())])
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(*(torch.autograd.grad(x.sum(), logits)[0] for x in (found, wanted)))
+
+
+@pytest.mark.parametrize("name", ["question", "context"])
+def test_neither_question_nor_context_may_be_empty(name: str) -> None:
+    nothing: Any = None  # no model is needed to see it
+    row = {"question": "who?", "context": "it is Ann"} | {name: " "}
+    with pytest.raises(InputError, match=rf"^rows\.csv:2: the {name} is empty: fill it in, or remove the row"):
+        question_answering.predict(nothing, nothing, nothing, [("rows.csv:2", row)])

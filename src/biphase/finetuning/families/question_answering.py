@@ -373,8 +373,9 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
     inputs = []
     for index, (location, row) in enumerate(rows):
         question, context = text_column(location, row, "question"), text_column(location, row, "context")
-        if not context.strip():
-            raise InputError(f"{location}: the context is empty")
+        for name, text in {"question": question, "context": context}.items():
+            if not text.strip():
+                raise InputError(f"{location}: the {name} is empty: fill it in, or remove the row")
         spans = read_spans(location, "candidates", row["candidates"]) if "candidates" in row else []
         candidates = tuple(find_answer(location, context, text, start) for text, start in spans)
         inputs.append(Question(str(index), question, context, (), candidates))
