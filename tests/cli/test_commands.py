@@ -193,7 +193,11 @@ def test_words_of_the_options() -> None:
     assert len(parse_seeds("5-1004")) == 1000
     with pytest.raises(InputError, match=r"0-1000000000000: give numbers .* of at most 1,000,"):
         parse_seeds("0-1000000000000")
-    assert parse_data_dirs(["snli=a=b"]) == [("snli", "a=b")]
+    assert parse_data_dirs(["snli=a=b"], ["snli"]) == [("snli", "a=b")]
+    assert parse_data_dirs(["a"], ["snli"]) == [("snli", "a")]
+    for tasks in (["snli", "nq"], ["paper"]):
+        with pytest.raises(InputError, match="--data-dir a must be TASK=FOLDER"):
+            parse_data_dirs(["a"], tasks)
 
 
 def test_which_tasks_data_is_given_for(tmp_path: Path) -> None:
@@ -204,7 +208,7 @@ def test_which_tasks_data_is_given_for(tmp_path: Path) -> None:
     tasks = ["nq", str(own)]
 
     def named(*pairs: str) -> dict[str, str]:
-        return name_data_dirs(parse_data_dirs(pairs), tasks, "data")
+        return name_data_dirs(parse_data_dirs(pairs, tasks), tasks, "data")
 
     assert named("own=x", "nq=y", "msmarco=z") == {"own": "x", "nq": "y", "msmarco": "z"}
     assert named(f"{own}=x") == {"own": "x"}

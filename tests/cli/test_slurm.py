@@ -37,8 +37,8 @@ def test_a_failed_run_holds_nothing_up_but_a_stop_does(
     command = ["bash", str(script), "a.yaml", "/shared/a", "seeds=2"]
     assert subprocess.run(command, cwd=tmp_path, env=os.environ | slurm, check=False).returncode == expected
     calls = [
-        "64 110 biphase study run a.yaml seeds=2 --out /shared/a --unit train --processes 8",
-        "64 110 biphase study run a.yaml seeds=2 --out /shared/a --unit cells --workers-per-gpu 4",
+        "64 110 biphase study run a.yaml seeds=2 --folder /shared/a --unit train --processes 8",
+        "64 110 biphase study run a.yaml seeds=2 --folder /shared/a --unit cells --workers-per-gpu 4",
     ]
     assert (tmp_path / "calls").read_text().splitlines() == calls[:num_calls]
 

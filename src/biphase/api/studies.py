@@ -66,7 +66,7 @@ def study(
         settings = settings.model_copy(update={"evaluation": evaluation.model_copy(update=added)})
     planned = plan_study(settings)
     words = (str(study_folder / "study.yaml"),) if keys is not None or rows else (str(file), *overrides)
-    return OpenStudy(planned, study_folder, words if folder is None else (*words, "--out", str(folder)))
+    return OpenStudy(planned, study_folder, words if folder is None else (*words, "--folder", str(folder)))
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ DataDir = Annotated[
     Parameter(name="--data-dir", help="The folder with the task's files (yours, too); without it, the Hub."),
 ]
 Rename = Annotated[list[str] | None, Parameter(help="THEIRS=OURS: read column THEIRS as OURS. May be repeated.")]
-OutFolder = Annotated[Path | None, Parameter(name="--out")]
+OutFolder = Annotated[Path | None, Parameter(name=["--folder", "--out"])]
 ScoresFolder = Annotated[Path, Parameter(name="--out")]
 
 
@@ -388,7 +388,7 @@ def evaluate(
     tasks: Annotated[list[str] | None, in_one_word(by_commas, TASKS)],
     data: Annotated[
         list[str] | None,
-        Parameter(name="--data-dir", help="TASK=FOLDER: the task's original data files. May be repeated."),
+        Parameter(name="--data-dir", help="TASK=FOLDER: the task's files; for a single task, FOLDER. May be repeated."),
     ],
     learning_rates: Annotated[tuple[float, ...], in_one_word(parse_rates, "Learning rates, separated by commas.")],
     seeds: Annotated[tuple[int, ...], in_one_word(parse_seeds, "Seeds, separated by commas, or ranges such as 0-4.")],
@@ -414,7 +414,7 @@ def evaluate(
     refuse_doubles("key", [setting.partition("=")[0] for setting in settings])
     config = parse_config(FinetuneConfig, {}, settings, origin="evaluate")
     grid = Grid(tuple(names), tuple(tasks or ["paper"]), config, Path(scores), learning_rates, seeds)
-    answer = finetuning.run_evaluation(grid, show.parse_data_dirs(data or ()), pair=compare, **options)
+    answer = finetuning.run_evaluation(grid, show.parse_data_dirs(data or (), grid.tasks), pair=compare, **options)
     if form == "json":
         console.out.print(to_json(finetuning.evaluation_json(answer)))
     else:

@@ -154,7 +154,7 @@ def init_study(
     if shards and has_shards(Path(shards)) and "planning" in tree:  # the shards have a vocabulary size of their own
         changes["planning"] = {key: value for key, value in tree["planning"].items() if key != "vocab_size"}
     text = with_values(text, changes)
-    pairs = parse_data_dirs(data_dir or ())
+    pairs = parse_data_dirs(data_dir or (), names)
     name_data_dirs(pairs, names, "--data-dir")
     if pairs:
         folders = write_value(dict(pairs))

@@ -15,7 +15,7 @@ from biphase.finetuning.class_report import ClassReport, print_report
 from biphase.finetuning.grid import MissingCells
 from biphase.report import verdicts
 from biphase.tasks.families import KINDS
-from biphase.tasks.spec import task_table
+from biphase.tasks.spec import find_task, task_table
 
 LONG_CHARACTERS = 60
 """The most characters in a part of a fact; if a part is longer, each part gets its own line."""
@@ -161,12 +161,14 @@ def print_passages(passages: list[dict[str, Any]]) -> None:
         out.prose(f"    {text[:PASSAGE_CHARACTERS]}{' …' if len(text) > PASSAGE_CHARACTERS else ''}")
 
 
-def parse_data_dirs(pairs: Sequence[str]) -> list[tuple[str, str]]:
-    """Split each pair such as `snli=path` into ("snli", "path")."""
+def parse_data_dirs(pairs: Sequence[str], tasks: Sequence[str]) -> list[tuple[str, str]]:
+    """Split each pair such as `snli=path` into ("snli", "path"); a folder alone is that of a single task."""
     folders = []
     for pair in pairs:
         task, _, folder = pair.partition("=")
-        if not folder:
+        if "=" not in pair and len(tasks) == 1 and tasks[0] != "paper":
+            task, folder = find_task(tasks[0]).name, pair
+        elif not folder:
             raise InputError(f"--data-dir {pair} must be TASK=FOLDER, such as snli=data")
         folders.append((task, folder))
     return folders

@@ -3,7 +3,7 @@
 # and waits (keeping its GPUs) while only work that other jobs are doing is left. Submit it again to continue; a job that
 # is preempted saves and stops.
 #   sbatch --array=0-7 slurm.sh studies/paper.yaml /shared/study-paper [key=value ...]
-#   biphase study status studies/paper.yaml --out /shared/study-paper
+#   biphase study status studies/paper.yaml --folder /shared/study-paper
 # The study, its shards and task data, the environment and BIPHASE_CACHE must be on storage that all nodes see.
 #SBATCH --job-name=biphase
 #SBATCH --nodes=1
@@ -23,8 +23,8 @@ export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # by default, srun uses one 
 export BIPHASE_GRACE_SECONDS=110 # seconds to save in, out of the 120 of --signal
 
 # 1. Training runs, each over all GPUs of the node. If one fails, still evaluate the others; after a stop, do not.
-srun biphase study run "$study" "$@" --out "$folder" --unit train --processes "$gpus" || code=$?
+srun biphase study run "$study" "$@" --folder "$folder" --unit train --processes "$gpus" || code=$?
 case $code in 130 | 143) exit "$code" ;; esac
 # 2. Fine-tunings of the trained models, four per GPU, because they are small.
-srun biphase study run "$study" "$@" --out "$folder" --unit cells --workers-per-gpu 4 || code=$((code ? code : $?))
+srun biphase study run "$study" "$@" --folder "$folder" --unit cells --workers-per-gpu 4 || code=$((code ? code : $?))
 exit "$code"
