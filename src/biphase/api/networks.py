@@ -22,7 +22,7 @@ from biphase.hub import fetch_model
 from biphase.machine import needs_extra
 from biphase.presets import find_preset
 from biphase.recipe import Recipe
-from biphase.run import find_checkpoint, name_run, split_reference
+from biphase.run import find_checkpoint, is_run_folder, name_run, split_reference
 from biphase.studies.cost import refuse_lack_of_memory
 from biphase.tasks.bm25 import check_language
 
@@ -178,7 +178,7 @@ def export(
     refuse_filled(Path(folder))
     run = name_run(str(run))
     onnx = onnx or int8
-    is_run = not (onnx or as_ or gguf) or (Path(split_reference(run)[0]) / "config.yaml").exists()
+    is_run = not (onnx or as_ or gguf) or is_run_folder(Path(split_reference(run)[0]))
     if is_run and (Path(run) / "config.json").exists():
         raise InputError(f"{run} is a model folder already: with `onnx`, `gguf` or `as_`, copy it for other programs")
     source = find_checkpoint(run) if is_run else find_folder(run)
