@@ -206,6 +206,8 @@ class CheckpointManifest:
     """The run's own name (`read_own_name`)."""
     files: dict[str, str] = field(default_factory=dict)
     """The SHA-256 of each file."""
+    order_step: int = 0
+    """The step, over all parents, at which the data order of this run began; 0 in the records of earlier versions."""
 
     @property
     def is_causal(self) -> bool:
@@ -263,10 +265,10 @@ def find_checkpoint(reference: str) -> Path:
     path, step = split_reference(reference)
     run = open_run(Path(path))
     steps = whole_steps(run)
-    if not steps:
-        raise InputError(f"{path} has no whole checkpoint yet")
     if not steps and (run.path / "stages").is_dir():
         raise InputError(f"{path} is a run of biphase embed: give its model, the folder `out` in its config.yaml")
+    if not steps:
+        raise InputError(f"{path} has no whole checkpoint yet")
     if not step:
         done = read_done(run)
         if done is not None and done.get("step") != steps[-1]:

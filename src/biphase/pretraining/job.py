@@ -222,6 +222,7 @@ def save_state(job: Job, state: State, done: int, phase: Phase) -> None:
         run_step=done,
         tokens_seen=state.tokens_seen,
         data_position=origin.data_position + job.tokens_before(done),
+        order_step=origin.order_step,
         data_fingerprint=job.text.fingerprint,
         texts=job.text.contents,
         run=run.path.name,
