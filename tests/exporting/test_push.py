@@ -1,6 +1,7 @@
 """What goes to the hub and what stays, told by the simulated hub."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -122,6 +123,17 @@ def test_what_is_refused_before_anything_is_sent(hub: SimulatedHub, folder: Path
     with pytest.raises(InputError, match=r"local paths are named in .*README\.md \(/data/mine/corpus"):
         push(folder, "me/encoder", license="mit", language="en")
     assert hub.asked == []
+
+
+def test_a_run_that_has_lost_its_end_does_not_replace_main(hub: SimulatedHub, run: Run, tmp_path: Path) -> None:
+    lost = shutil.copytree(run.path, tmp_path / run.path.name)
+    shutil.rmtree(lost / "steps" / "2")
+    with pytest.raises(InputError, match="is done at step 2, whose checkpoint is damaged or was removed"):
+        push(lost, "me/encoder", license="mit", language="en")
+    assert not hub.repositories
+    push(f"{lost}@1", "me/encoder", license="mit", language="en")
+    assert "model.safetensors" in sent_to(hub, "me/encoder", "step-1")
+    assert "model.safetensors" not in sent_to(hub, "me/encoder")
 
 
 def test_a_public_repository_is_asked_for(hub: SimulatedHub, folder: Path) -> None:

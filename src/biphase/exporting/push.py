@@ -16,7 +16,7 @@ from biphase.console import out as console
 from biphase.errors import InputError, told_as
 from biphase.files import files_below
 from biphase.hub import told_by_hub
-from biphase.run import Run, name_run, split_reference, whole_steps
+from biphase.run import Run, find_checkpoint, is_run_folder, name_run, read_done, split_reference, whole_steps
 
 CARD_NAME = "README.md"
 MODEL_FILES = re.compile(
@@ -174,3 +174,4 @@ def complete_card(text: str, path: Path, license: str | None, languages: list[st
             raise InputError(f"{path} says {name} {old}, not {value}: leave one out, or change the other at its top")
         setattr(card.data, name, old or value)
     return str(card)
+    find_checkpoint(source)  # refuses a run without it, or one that has lost its end
