@@ -454,6 +454,21 @@ def test_an_index_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         search(str(tmp_path / "texts" / "*.jsonl"), "flow")
 
 
+def test_documents_may_have_an_index_of_their_own(tmp_path: Path) -> None:
+    """A file of this name in a folder of texts, as websites have one; a damaged index stays one."""
+    pytest.importorskip("bm25s")
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    write_rows(texts / "a.jsonl", [{"text": "A flow."}])
+    (texts / "index.json").write_text("[]")
+    assert len(search(texts, "flow")) == 1
+    with pytest.raises(InputError, match="search index"):
+        search(texts / "a.jsonl", "flow", index=texts)
+    (tmp_path / "texts.index" / "passages.jsonl").unlink()
+    with pytest.raises(InputError, match=r"passages\.jsonl is .*delete the index and build it again"):
+        search(f"{texts}.index", "flow")
+
+
 def test_an_update_in_another_language_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("bm25s")
     rows = [{"text": "Der Hund läuft schnell durch den Garten. " * 10}]
