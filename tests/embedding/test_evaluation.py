@@ -227,7 +227,8 @@ def test_passages_that_were_cut_in_another_way_are_refused(
     monkeypatch.setattr("biphase.embedding.passages.PASSAGE_WORDS", 60)
     with pytest.raises(InputError, match=r"passages that were cut in another way: rebuild it \(--rebuild\)$"):
         search(text, "Tip")
-    with pytest.raises(InputError, match=rf"--rebuild\) from its text, {text}"):
+    assert str(told.value).endswith(f"--model {encoder_folder})"), "without it, embeddings would be lost"
+    with pytest.raises(InputError, match=rf"--rebuild --model {encoder_folder}\) from its text, {text}"):
         search(index, "Tip")
     found = search(text, "Tip", model=encoder_folder, rebuild=True)
     assert search(index, "Tip").equals(found)

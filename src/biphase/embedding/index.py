@@ -129,7 +129,7 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str,
     elif manifest.cutting != cutting_hash():
         difference = "of passages that were cut in another way"
     if difference is not None:
-        remedy = "rebuild it (--rebuild)" + ("" if text else f" from its text, {manifest.text}")
+        remedy = tell_rebuild(model_path if manifest.model else "") + ("" if text else f" from its text, {name}")
         raise InputError(f"{path} was made {difference}: {remedy}")
     # 3. Differences that an update removes.
     is_other_language = language not in (None, manifest.language)
@@ -178,7 +178,7 @@ def build_index(
         if not num_passages:
             raise InputError(f"{text} holds no text to search")
         if old is not None and num_new == num_passages:
-            raise InputError(f"{index} was made from other text than {text} holds now: rebuild it (--rebuild)")
+            raise InputError(f"{index} was made from other text than {text} holds now: {tell_rebuild(model)}")
         # 2. BM25's words.
         if language is None:
             language = find_words_language(part, num_passages, old)
@@ -212,6 +212,11 @@ def build_index(
     alone = "" if model else "; words alone rank them until you name an embedding model (--model)"
     console.err.print(f"{index}: {num_passages:,} passages{change}; BM25 language: {language}{alone}")
     return Index(index, manifest, model, stamp, embedder)
+
+
+def tell_rebuild(model: str) -> str:
+    """Write the remedy for an index that cannot be updated. Without its model, it would lose its embeddings."""
+    return f"rebuild it (--rebuild{f' --model {model}' if model else ''})"
 
 
 def tell_change(num_before: int, num_passages: int, num_new: int) -> str:
