@@ -330,12 +330,14 @@ class SimulatedHub:
         return answer_json({"transfer": "basic", "objects": objects})
 
     def receive(self, name: list[str], revision: str, body: bytes) -> Answer:
-        files: dict[str, bytes] = {}
+        files: dict[str, bytes | None] = {}
         for line in map(json.loads, body.splitlines()):
             if line["key"] == "file":
                 files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
             elif line["key"] == "lfsFile":
                 files[line["value"]["path"]] = self.blobs[line["value"]["oid"]]
+            elif line["key"] == "deletedFile":
+                files[line["value"]["path"]] = None
         id = "/".join(name[1:])
         commit = self.commit(id, files, revision, "datasets" if name[0] == "datasets" else "models")
         said = {"commitOid": commit, "commitUrl": f"{self.url}/{id}/commit/{commit}"}

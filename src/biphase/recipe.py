@@ -90,6 +90,10 @@ class Init(Strict):
         named = [key for key in ("preset", "checkpoint", "model") if getattr(self, key) is not None]
         if len(named) != 1:
             raise ValueError(f"give exactly one of preset, checkpoint and model (given: {', '.join(named) or 'none'})")
+        if self.architecture and self.preset is None:
+            raise ValueError(f"architecture changes a preset: leave it out, because the {named[0]} has its own")
+        if self.revision is not None and self.model is None:
+            raise ValueError(f"revision is that of init.model: leave it out with {named[0]}")
         if self.new_head and self.model is None:
             raise ValueError("new_head needs init.model: presets and checkpoints have a head")
         if self.lora is not None and self.preset is not None:

@@ -99,6 +99,11 @@ def claim_run(run: Run, config: dict[str, Any], environment: dict[str, Any]) -> 
             raise
 
 
+def is_run_folder(path: Path) -> bool:
+    """Tell whether a folder is a run. A model folder may have a config.yaml of its own beside its config.json."""
+    return (path / "config.yaml").exists() and not (path / "config.json").exists()
+
+
 def open_run(path: Path) -> Run:
     """Open an existing run for reading. Raises `InputError` for another folder."""
     if not (path / "config.yaml").exists():
@@ -201,6 +206,8 @@ class CheckpointManifest:
     """The run's own name (`read_own_name`)."""
     files: dict[str, str] = field(default_factory=dict)
     """The SHA-256 of each file."""
+    order_step: int = 0
+    """The step, over all parents, at which the data order of this run began; 0 in the records of earlier versions."""
 
     @property
     def is_causal(self) -> bool:
@@ -258,6 +265,8 @@ def find_checkpoint(reference: str) -> Path:
     path, step = split_reference(reference)
     run = open_run(Path(path))
     steps = whole_steps(run)
+    if not steps and (run.path / "stages").is_dir():
+        raise InputError(f"{path} is a run of biphase embed: give its model, the folder `out` in its config.yaml")
     if not steps:
         raise InputError(f"{path} has no whole checkpoint yet")
     if not step:
@@ -293,7 +302,6 @@ def read_checkpoint_manifest(folder: Path, *, check_files: bool = True) -> Check
 
 def find_model(reference: str) -> str:
     """Return a name that transformers can load: the model folder of `RUN[@STEP]`, else the reference itself."""
-    path = Path(split_reference(reference)[0])
-    if (path / "config.yaml").exists():
+    if is_run_folder(Path(split_reference(reference)[0])):
         return str(find_checkpoint(reference) / "model")
     return reference

@@ -155,8 +155,10 @@ def test_links_that_are_not_gone_into_are_told(tmp_path: Path, capsys) -> None:
     (tmp_path / "links" / "a.txt").symlink_to(tmp_path / "a" / "a.txt")
     (tmp_path / "links" / "folder").symlink_to(tmp_path / "a")
     (tmp_path / "links" / "lost.txt").symlink_to("nowhere")
-    assert [Path(source.name).name for source in find_text_sources([tmp_path / "links"])] == ["a.txt", "b.txt"]
-    assert "2 of 4 files are not text sources" in capsys.readouterr().err
+    (tmp_path / "links" / "named.txt").symlink_to(tmp_path / "c.txt")
+    (tmp_path / "c.txt").write_text("text")
+    assert [d.id for d in read(tmp_path / "links")] == ["a.txt", "b.txt", "named.txt"], "by the names of links"
+    assert "2 of 5 files are not text sources" in capsys.readouterr().err
 
 
 def test_a_link_is_read_as_its_own_ending_says(tmp_path: Path) -> None:

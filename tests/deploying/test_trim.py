@@ -322,7 +322,9 @@ def test_refusals(wordpiece: Any, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
     (tmp_path / "thai.txt").write_text("ภาษาไทย สวัสดี ขอบคุณ", encoding="utf-8")
     (tmp_path / "one.txt").write_text("Tip", encoding="utf-8")
-    slow, words, wide = (make_model(tmp_path / name, wordpiece, "bert") for name in ("slow", "words", "wide"))
+    names = ("slow", "words", "wide", "stale")
+    slow, words, wide, stale = (make_model(tmp_path / name, wordpiece, "bert") for name in names)
+    (stale / "model.gguf").touch()
     (slow / "tokenizer.json").rename(slow / "vocab.txt")
     level = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     PreTrainedTokenizerFast(tokenizer_object=level).save_pretrained(words)
@@ -350,6 +352,7 @@ def test_refusals(wordpiece: Any, tmp_path: Path) -> None:
         (slow, TEXTS, {}, "has no fast tokenizer"),
         (words, TEXTS, {}, "has a WordLevel tokenizer"),
         (wide, TEXTS, {}, "it has token ids up to"),
+        (stale, TEXTS, {}, r"has a GGUF file already \(in model\.gguf\): give the folder it was made from"),
     ):
         with pytest.raises(InputError, match=said):
             biphase.trim(model, text, **{"out": tmp_path / "out"} | settings)

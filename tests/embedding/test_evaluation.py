@@ -225,9 +225,12 @@ def test_passages_that_were_cut_in_another_way_are_refused(
     text.write_text(documents[1], encoding="utf-8")
     search(text, "Tip", model=encoder_folder)
     monkeypatch.setattr("biphase.embedding.passages.PASSAGE_WORDS", 60)
-    with pytest.raises(InputError, match=r"passages that were cut in another way: rebuild it \(--rebuild\)$"):
+    with pytest.raises(
+        InputError, match=r"passages that were cut in another way: rebuild it \(--rebuild --model "
+    ) as told:
         search(text, "Tip")
-    with pytest.raises(InputError, match=rf"--rebuild\) from its text, {text}"):
+    assert str(told.value).endswith(f"--model {encoder_folder})"), "without it, embeddings would be lost"
+    with pytest.raises(InputError, match=rf"--rebuild --model {encoder_folder}\) from its text, {text}"):
         search(index, "Tip")
     found = search(text, "Tip", model=encoder_folder, rebuild=True)
     assert search(index, "Tip").equals(found)
@@ -452,6 +455,49 @@ def test_an_index_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert f"{file}.index: written by biphase, and left out" in " ".join(capsys.readouterr().err.split())
     with pytest.raises(InputError, match=r"\*\.jsonl names several files: name the folder of their index"):
         search(str(tmp_path / "texts" / "*.jsonl"), "flow")
+
+
+def test_documents_may_have_an_index_of_their_own(tmp_path: Path) -> None:
+    """A file of this name in a folder of texts, as websites have one; a damaged index stays one."""
+    pytest.importorskip("bm25s")
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    write_rows(texts / "a.jsonl", [{"text": "A flow."}])
+    (texts / "index.json").write_text("[]")
+    assert len(search(texts, "flow")) == 1
+    with pytest.raises(InputError, match="search index"):
+        search(texts / "a.jsonl", "flow", index=texts)
+    (tmp_path / "texts.index" / "passages.jsonl").unlink()
+    with pytest.raises(InputError, match=r"passages\.jsonl is .*delete the index and build it again"):
+        search(f"{texts}.index", "flow")
+
+
+def test_texts_behind_a_glob_are_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By their names too, and from an index that is named in another working directory, where the glob was relative."""
+    pytest.importorskip("bm25s")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("A flow of words.")
+    (tmp_path / "texts" / "b.txt").write_text("A wing.")
+    monkeypatch.chdir(tmp_path)
+    pattern, index = "texts/*.txt", tmp_path / "my.index"
+    assert list(search(pattern, "flow", index=index)["id"]) == ["a.txt#0"]
+    assert json.loads((index / "index.json").read_text())["text"] == f"{tmp_path}/{pattern}"
+    monkeypatch.chdir("/")
+    search(index, "flow")
+    search(f"{tmp_path}/{pattern}", "flow", index=index)
+    assert "has changed" not in capsys.readouterr().err
+    (tmp_path / "texts" / "a.txt").rename(tmp_path / "texts" / "c.txt")
+    assert list(search(index, "flow")["id"]) == ["a.txt#0"]
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"{tmp_path}/{pattern} has changed since {index} was built" in told
+    assert list(search(f"{tmp_path}/{pattern}", "flow", index=index)["id"]) == ["c.txt#0"]
+    # An earlier version wrote the name as it was given.
+    record = json.loads((index / "index.json").read_text())
+    (index / "index.json").write_text(json.dumps(record | {"text": pattern}))
+    (index / MARK).unlink()
+    assert list(search(index, "flow")["id"]) == ["c.txt#0"]
 
 
 def test_an_update_in_another_language_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

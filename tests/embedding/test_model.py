@@ -4,6 +4,8 @@ Not here: losses that reach into its own Transformer module by its class (Adapti
 decoder (DenoisingAutoEncoder) or a second model (GIST).
 """
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,11 @@ from sentence_transformers.sentence_transformer import losses
 from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import batch_to_device
 
-from biphase.embedding.model import load_for_inference, make_embedder
+from biphase.embedding.model import PackedTransformer, load_embedder, load_for_inference, make_embedder
 from biphase.encoder import attention
 from biphase.encoder.attention import sdpa_attention
 from biphase.errors import InputError
+from biphase.files import MARK
 
 
 def padded(folder: Path, pooling: str) -> SentenceTransformer:
@@ -175,6 +178,36 @@ def test_a_checkpoint_comes_back(encoder_folder: Path, pairs: list[dict[str, str
     assert again.max_seq_length == 48
     for one, other in zip(model[0].network.parameters(), again.network.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("sentence_bert_config.json", {"document_length": 5}),
+        ("sentence_bert_config.json", {"query_length": 40}),
+        ("sentence_bert_config.json", {"processing_kwargs": {"text": {"max_length": 40}}}),
+        ("1_Pooling/config.json", {"include_prompt": False}),
+        ("README.md", None),
+    ],
+)
+def test_settings_that_packing_lacks_are_obeyed(
+    file: str, content: Any, encoder_folder: Path, pairs: list[dict[str, str]], tmp_path: Path, capsys: Any
+) -> None:
+    """Documents, which have a prompt, and queries are embedded as sentence-transformers does; packed where it can."""
+    folder = shutil.copytree(encoder_folder, tmp_path / "model")
+    (folder / MARK).unlink()
+    for path, changes in (
+        ("config_sentence_transformers.json", {"prompts": {"document": "a text: "}}),
+        (file, content),
+    ):
+        if changes:
+            record = json.loads((folder / path).read_text()) if (folder / path).exists() else {}
+            (folder / path).write_text(json.dumps(record | changes))
+    model, plain, texts = load_embedder(str(folder)), SentenceTransformer(str(folder)), [row["anchor"] for row in pairs]
+    assert isinstance(model[0], PackedTransformer) == (content is None)
+    assert ("sentence-transformers alone runs it" in " ".join(capsys.readouterr().err.split())) == (content is not None)
+    for ours, theirs in ((model.encode_query, plain.encode_query), (model.encode_document, plain.encode_document)):
+        np.testing.assert_allclose(ours(texts), theirs(texts), atol=1e-5)
 
 
 def test_lengths_beyond_the_positions_are_refused(encoder_folder: Path) -> None:

@@ -75,7 +75,15 @@ def test_a_folder_is_known_from_wherever_it_is_named(
         (tmp_path / "texts" / f"{number}.txt").write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     places = (str(tmp_path / "texts"), "texts", "texts/", "linked")
-    assert len({read_pairs(PairSource(from_text=one, passage_words=40), seed=0).hash for one in places}) == 1
+
+    def hashes() -> set[str]:
+        return {read_pairs(PairSource(from_text=one, passage_words=40), seed=0).hash for one in places}
+
+    before = hashes()
+    assert len(before) == 1
+    (tmp_path / "texts" / "8.txt").rename(tmp_path / "elsewhere.txt")
+    (tmp_path / "texts" / "8.txt").symlink_to(tmp_path / "elsewhere.txt")
+    assert hashes() == before, "a link to a file outside of the folder"
 
 
 def test_files_that_stay_out_are_told_once(

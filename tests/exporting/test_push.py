@@ -1,8 +1,10 @@
 """What goes to the hub and what stays, told by the simulated hub."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -16,7 +18,7 @@ from biphase.pretraining.loop import train
 from biphase.recipe import Recipe
 from biphase.run import Run
 
-from ..simulated_hub import TOKEN, SimulatedHub
+from ..simulated_hub import TOKEN, Fault, SimulatedHub
 
 
 @pytest.fixture
@@ -58,7 +60,8 @@ def test_a_model_goes_without_what_is_not_meant(hub: SimulatedHub, folder: Path,
     (folder / "pytorch_model.bin").symlink_to("/etc/passwd")
     biphase.push(folder, "me/encoder", license="apache-2.0", language="en,de", dry_run=True)
     told = capsys.readouterr().out
-    assert hub.asked == [] and "nothing sent" in told and "model.safetensors" in told
+    assert {request.partition(" ")[0] for request in hub.asked} == {"GET"}, "only for what is there"
+    assert "nothing sent" in told and "model.safetensors" in told
     assert "stays here: " + ", ".join(sorted(stays)) in told
     biphase.push(folder, "me/encoder", license="apache-2.0", language="en,de")
     assert {id: found.private for (_, id), found in hub.repositories.items()} == {"me/encoder": True}
@@ -108,7 +111,9 @@ def test_what_is_refused_before_anything_is_sent(hub: SimulatedHub, folder: Path
         push(tmp_path, "me/encoder", license="mit", language="en")
     card = (folder / "README.md").read_text()
     (folder / "README.md").write_text(card.replace("---\n", "---\nlicense: mit\nlanguage: en\n", 1))
+    assert hub.asked == []
     push(folder, "me/encoder", license="mit", language="en", dry_run=True)
+    hub.asked.clear()
     with pytest.raises(InputError, match=r"says license mit, not apache-2\.0: leave one out"):
         push(folder, "me/encoder", license="apache-2.0")
     for place in ("file:///data", r"\\server\share"):
@@ -122,6 +127,60 @@ def test_what_is_refused_before_anything_is_sent(hub: SimulatedHub, folder: Path
     with pytest.raises(InputError, match=r"local paths are named in .*README\.md \(/data/mine/corpus"):
         push(folder, "me/encoder", license="mit", language="en")
     assert hub.asked == []
+
+
+def test_no_push_leaves_model_files_of_another_one(
+    hub: SimulatedHub, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is deleted either: what a user added besides stays. A dry run tells it, if the hub answers."""
+    given: Any = {"license": "mit", "language": "en"}
+    hub.commit("me/encoder", {"model.gguf": b"old", "2_Dense/config.json": b"{}", "LICENSE": b"", "notes.txt": b""})
+    hub.repositories["models", "me/encoder"].private = True
+    before, told = (
+        sent_to(hub, "me/encoder"),
+        r"revision main of me/encoder has .* \(2_Dense/config\.json, model\.gguf\)",
+    )
+    for dry_run in (True, False):
+        with pytest.raises(InputError, match=rf"{told}: delete them on the Hub, or push to another repository"):
+            push(folder, "me/encoder", dry_run=dry_run, **given)
+        assert sent_to(hub, "me/encoder") == before
+    hub.faults.append(Fault("GET", status=500))
+    push(folder, "me/encoder", dry_run=True, **given)
+    out, err = capsys.readouterr()
+    assert "the files that me/encoder has now are not known" in err and "nothing sent" in out
+    hub.commit("me/encoder", {"model.gguf": None, "2_Dense/config.json": None})
+    push(folder, "me/encoder", **given)
+    push(folder, "me/encoder", **given)
+    assert sent_to(hub, "me/encoder").keys() > {"LICENSE", "notes.txt", "model.safetensors"}
+
+
+def test_a_new_branch_has_no_model_files_of_main(hub: SimulatedHub, run: Run) -> None:
+    """With which the hub begins it; on main they stay, and what is added to a branch later is refused as anywhere."""
+    given: Any = {"license": "mit", "language": "en"}
+    hub.commit("me/encoder", {"modules.json": b"[]", "1_Pooling/config.json": b"{}", "notes.txt": b"n"}, private=True)
+    push(f"{run.path}@1", "me/encoder", **given)
+    first = sent_to(hub, "me/encoder", "step-1")
+    assert first.keys() > {"notes.txt", "model.safetensors"} and not first.keys() & {
+        "modules.json",
+        "1_Pooling/config.json",
+    }
+    assert "modules.json" in sent_to(hub, "me/encoder")
+    push(f"{run.path}@1", "me/encoder", **given)
+    hub.commit("me/encoder", {"model.gguf": b"old"}, "step-1")
+    with pytest.raises(InputError, match="revision step-1 of me/encoder has model files that are not sent now"):
+        push(f"{run.path}@1", "me/encoder", **given)
+    assert "model.gguf" in sent_to(hub, "me/encoder", "step-1")
+
+
+def test_a_run_that_has_lost_its_end_does_not_replace_main(hub: SimulatedHub, run: Run, tmp_path: Path) -> None:
+    lost = shutil.copytree(run.path, tmp_path / run.path.name)
+    shutil.rmtree(lost / "steps" / "2")
+    with pytest.raises(InputError, match="is done at step 2, whose checkpoint is damaged or was removed"):
+        push(lost, "me/encoder", license="mit", language="en")
+    assert not hub.repositories
+    push(f"{lost}@1", "me/encoder", license="mit", language="en")
+    assert "model.safetensors" in sent_to(hub, "me/encoder", "step-1")
+    assert "model.safetensors" not in sent_to(hub, "me/encoder")
 
 
 def test_a_public_repository_is_asked_for(hub: SimulatedHub, folder: Path) -> None:

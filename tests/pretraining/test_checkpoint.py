@@ -231,6 +231,14 @@ def test_references(run: Run, tmp_path: Path) -> None:
             find_checkpoint(f"{run.path}{wanted}")
     with pytest.raises(InputError, match="is not a run folder"):
         find_checkpoint(str(tmp_path / "nothing"))
+    (tmp_path / "model").mkdir()
+    for name in ("config.yaml", "config.json"):
+        (tmp_path / "model" / name).write_text("{}")
+    assert find_model(str(tmp_path / "model")) == str(tmp_path / "model"), "a model with a config.yaml of its own"
+    (tmp_path / "embedding" / "stages").mkdir(parents=True)
+    (tmp_path / "embedding" / "config.yaml").write_text("out: embedder")
+    with pytest.raises(InputError, match="is a run of biphase embed: give its model, the folder `out`"):
+        find_model(str(tmp_path / "embedding"))
     empty = Run(tmp_path / "empty")
     empty.path.mkdir()
     (empty.path / "config.yaml").write_text("name: tiny\n")

@@ -101,7 +101,9 @@ def trained(tiny_recipe: Callable[..., Recipe], tmp_path_factory: pytest.TempPat
     for name in ("resumed-ddp", "resumed-fsdp", "resumed-muon"):
         begin(recipes[name], folder / name)
     jobs = [{"root": str(folder / name), "recipe": recipe.model_dump(mode="json")} for name, recipe in recipes.items()]
+    jobs.append({"root": str(folder / "unlike"), "recipe": masked.model_dump(mode="json")})
     run_script(jobs, folder)
+    assert not (folder / "unlike").exists()
     alone = {
         "alone": train(recipes["ddp"], folder / "alone"),
         "masked": train(masked, folder / "masked"),
@@ -320,6 +322,7 @@ def train_as_told(jobs: list[dict[str, Any]]) -> None:
         "stopped": (StoppedError, "stopped at step 5"),
         "full": (InputError, "No space left") if is_first else elsewhere,
         "unlogged": (OSError, "No space left") if is_first else elsewhere,
+        "unlike": (InputError, r"the processes would train different runs \(\w{8}, \w{8}\)"),
     }
     kept = []
     for job in jobs:
@@ -334,6 +337,8 @@ def train_as_told(jobs: list[dict[str, Any]]) -> None:
             kept.append(caught)
             if name == "stopped":
                 patch.setattr(loop, "update", update_and_stop)
+            elif name == "unlike":
+                recipe = recipe.model_copy(update={"seed": int(os.environ["RANK"])})
             elif name == "full":
                 patch.setattr(checkpoint, "write_tensors", full)
             else:

@@ -211,6 +211,21 @@ def always_causal(bounds_S1: np.ndarray, **options: Any) -> Any:
     return lay_out(bounds_S1, **options | {"causal": True})
 
 
+def test_processes_that_would_train_different_runs_end(
+    tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of two, and what the other one sends. `test_distributed.py` starts two."""
+    world, recipe = World(0, 2, torch.device("cpu")), tiny_recipe()
+    alone = open_job(recipe, tmp_path, World(0, 1, torch.device("cpu")))
+    own = alone.run.path.name[-8:]
+    sent = torch.tensor([0, int(own, 16)])
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda total: total.add_(sent))
+    assert open_job(recipe, tmp_path, world).run == alone.run
+    sent[1] = 0xFFFFFFFF
+    with pytest.raises(InputError, match=rf"different runs \({own}, ffffffff\): give all machines the same recipe"):
+        open_job(recipe, tmp_path, world)
+
+
 def test_objectives_mixed_by_batch(tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second step is CLM, on the same samples; a branch keeps the rhythm, and the model counts as masked."""
     proved: list[bool] = []
@@ -248,8 +263,11 @@ def test_two_passes_over_each_text(tiny_recipe: MakeRecipe, tmp_path: Path) -> N
     whole = train(recipe, tmp_path)
     branch = train(tiny_recipe(*flat, phase.format(4), f"init={{checkpoint: {whole.path}@3}}", "name=branch"), tmp_path)
     assert losses(branch) == losses(whole)[3:]
-    anew = ["data.order_seed=1", "name=anew", f"init={{checkpoint: {whole.path}@3}}"]
-    assert len(losses(train(tiny_recipe(*flat, phase.format(2), *anew), tmp_path))) == 2
+    # Another order begins with a first pass, and its branch goes on in the middle of two passes, too.
+    order = [*flat, "data.order_seed=1", "checkpoints.every_steps=3"]
+    anew = train(tiny_recipe(*order, phase.format(5), "name=anew", f"init={{checkpoint: {whole.path}@3}}"), tmp_path)
+    later = train(tiny_recipe(*order, phase.format(2), "name=later", f"init={{checkpoint: {anew.path}@6}}"), tmp_path)
+    assert losses(later) == losses(anew)[3:]
 
 
 def test_every_objective_sees_the_same_samples(tiny_recipe: MakeRecipe) -> None:

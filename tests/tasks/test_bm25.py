@@ -1,5 +1,7 @@
 """Word search: words between spaces, and where a script puts none, pairs of characters."""
 
+from typing import Any
+
 import pytest
 
 from biphase.tasks.bm25 import index_bm25, query_bm25, score_some, searched_words, stems_of
@@ -46,6 +48,21 @@ def test_some_documents_have_the_scores_that_all_have() -> None:
 def test_bm25_finds_nothing_where_there_is_no_word() -> None:
     pytest.importorskip("bm25s")
     assert query_bm25(index_bm25(["a b", "!!!"]), ["a", "word"], 5) == [[], []]
+
+
+def test_bm25s_is_not_asked_for_what_has_no_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With numba, it fails there. The answers have the order of the questions."""
+    pytest.importorskip("bm25s")
+    index = index_bm25(["a wing", "a flow"])
+    retrieve = index.retrieve
+
+    def refuse_empty(queries: list[list[str]], **settings: Any) -> Any:
+        assert all(word in index.vocab_dict for query in queries for word in query) and all(queries)
+        return retrieve(queries, **settings)
+
+    monkeypatch.setattr(index, "retrieve", refuse_empty)
+    found = query_bm25(index, ["?", "flow", "unknown", "wing", ""], 2)
+    assert [[row for row, _ in hits] for hits in found] == [[], [1], [], [0], []]
 
 
 @pytest.mark.parametrize(

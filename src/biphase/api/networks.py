@@ -13,6 +13,7 @@ from biphase import console
 from biphase.config import AnyPath, Changes, ModelName, OnCommandLine, read_settings
 from biphase.corpus.packing import open_text
 from biphase.corpus.text import TxtDocuments, are_names, check_place, find_text_sources, name_sources, sample_texts
+from biphase.embedding.passages import is_index
 from biphase.embedding.questions import By, read_request
 from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names
 from biphase.encoder.models import Stamps, find_folder, stamp_model, unreplaced
@@ -22,7 +23,7 @@ from biphase.hub import fetch_model
 from biphase.machine import needs_extra
 from biphase.presets import find_preset
 from biphase.recipe import Recipe
-from biphase.run import find_checkpoint, name_run, split_reference
+from biphase.run import find_checkpoint, is_run_folder, name_run, split_reference
 from biphase.studies.cost import refuse_lack_of_memory
 from biphase.tasks.bm25 import check_language
 
@@ -178,7 +179,7 @@ def export(
     refuse_filled(Path(folder))
     run = name_run(str(run))
     onnx = onnx or int8
-    is_run = not (onnx or as_ or gguf) or (Path(split_reference(run)[0]) / "config.yaml").exists()
+    is_run = not (onnx or as_ or gguf) or is_run_folder(Path(split_reference(run)[0]))
     if is_run and (Path(run) / "config.json").exists():
         raise InputError(f"{run} is a model folder already: with `onnx`, `gguf` or `as_`, copy it for other programs")
     source = find_checkpoint(run) if is_run else find_folder(run)
@@ -394,7 +395,7 @@ def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refu
     for path in paths:
         if not Path(path).exists():
             raise InputError(f"{path} does not exist")
-    indexes = [model for model in models if (Path(model) / "index.json").exists()]
+    indexes = [model for model in models if is_index(Path(model))]
     if indexes and published:
         raise InputError(
             f"{indexes[0]} is an index, which can be judged on zero-shot:FOLDER; MTEB's tasks need a model"
@@ -518,7 +519,7 @@ def find_index(
     if len(names) != 1:
         raise InputError(f"search takes one source, and {len(names)} are given: give their folder, a glob, or texts")
     name = str(names[0])
-    text = None if (Path(name) / "index.json").exists() else name
+    text = None if is_index(Path(name)) else name
     if text is not None:
         check_place(text)
     elif rebuild:
@@ -529,7 +530,7 @@ def find_index(
     embedder = None if model is None else str(model)
     if embedder is not None:
         find_folder(embedder)
-    has_index = (folder / "index.json").exists() and not rebuild
+    has_index = is_index(folder) and not rebuild
     if not has_index:
         refuse_foreign(folder, "search index")
     with needs_extra("embeddings", "biphase search"):

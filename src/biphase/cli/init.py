@@ -22,7 +22,7 @@ from biphase.errors import InputError, nearest
 from biphase.files import new_file, parse_yaml, refuse_existing
 from biphase.presets import PRESETS
 from biphase.recipe import Recipe
-from biphase.run import find_checkpoint, name_run, split_reference
+from biphase.run import find_checkpoint, is_run_folder, name_run, split_reference
 from biphase.tasks.families import KINDS, Family, ProblemType
 from biphase.tasks.own import describe_data
 from biphase.tasks.sources import form_of, name_data_dirs
@@ -243,7 +243,7 @@ def origin_of(model: str, is_run: bool) -> dict[str, str]:
     that does not exist."""
     model = name_run(model) if is_run else model
     path, version = split_reference(model)
-    if is_run or version.isdecimal() or (Path(path) / "config.yaml").exists():
+    if is_run or version.isdecimal() or is_run_folder(Path(path)):
         find_checkpoint(model)
         return {"checkpoint": model}
     if version and path.count("/") == 1 and path[0] not in "./~" and not Path(path).exists():

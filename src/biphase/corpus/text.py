@@ -386,7 +386,7 @@ def read_documents(
     """
     refuse_unknown("unknown txt_documents", txt_documents, get_args(TxtDocuments))
     if source.path is not None and kind_of(Path(source.name)) == "text":
-        documents = read_txt(source.path, txt_documents)
+        documents = read_txt(source.path, source.record_name, txt_documents)
     else:
         documents = read_fields(source, text_field, id_fields, with_columns)
     first = next(documents, Document(document_id(source), ""))
@@ -394,13 +394,13 @@ def read_documents(
     yield from documents
 
 
-def read_txt(path: Path, txt_documents: TxtDocuments) -> Iterator[Document]:
-    """Stream the documents of a .txt or .md file."""
+def read_txt(path: Path, name: str, txt_documents: TxtDocuments) -> Iterator[Document]:
+    """Stream the documents of a .txt or .md file, whose name may be that of a link to it."""
     lines: list[str] = []  # of the current document
     first = num_bytes = num_chars = 0
     for number, line, num_bytes in read_text_lines(path):
         if txt_documents == "lines":
-            yield Document(f"{path.name}:{number}", line.rstrip("\r\n"), num_bytes)
+            yield Document(f"{name}:{number}", line.rstrip("\r\n"), num_bytes)
         elif txt_documents == "file" or line.strip(string.whitespace):  # ASCII spaces only: others make no blank line
             first, num_chars = (first, num_chars + len(line)) if lines else (number, len(line))
             lines.append(line)
@@ -408,12 +408,12 @@ def read_txt(path: Path, txt_documents: TxtDocuments) -> Iterator[Document]:
                 problem = f"{path}:{number}: the document has more than {MAX_LINE_BYTES:,} characters"
                 raise InputError(f"{problem}; split it into paragraphs or lines by txt_documents (--txt-documents)")
         elif lines:
-            yield Document(f"{path.name}:{first}", "".join(lines).rstrip("\r\n"), num_bytes)
+            yield Document(f"{name}:{first}", "".join(lines).rstrip("\r\n"), num_bytes)
             lines = []
     if lines and txt_documents == "file":
-        yield Document(path.name, "".join(lines), num_bytes)
+        yield Document(name, "".join(lines), num_bytes)
     elif lines:
-        yield Document(f"{path.name}:{first}", "".join(lines).rstrip("\r\n"), num_bytes)
+        yield Document(f"{name}:{first}", "".join(lines).rstrip("\r\n"), num_bytes)
 
 
 def read_fields(

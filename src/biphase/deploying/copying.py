@@ -24,8 +24,9 @@ from biphase.files import (
 def copy_model(source: Path, folder: Path, complete: Callable[[Path], None]) -> None:
     """Copy the model files of a folder, and let `complete` add to the copy. Raises `InputError` for a target that is
     not empty, and for a link that leaves the folder, except into its own repository in the Hub's cache."""
-    if (source / "onnx").exists():
-        raise InputError(f"{source} has ONNX files already (in onnx/): give the folder it was made from")
+    for place, form in {"onnx": "ONNX files", "model.gguf": "a GGUF file"}.items():
+        if (source / place).exists():
+            raise InputError(f"{source} has {form} already (in {place}): give the folder it was made from")
     places = [source.resolve()]
     if places[0].parent.name == "snapshots":
         places.append((places[0].parents[1] / "blobs").resolve())

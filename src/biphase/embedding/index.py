@@ -11,10 +11,12 @@ Letters: Q questions, N passages, D width.
 """
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache, partial
+from glob import glob
 from itertools import compress, islice
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -28,7 +30,7 @@ from transformers import AutoModelForSequenceClassification
 from biphase import console
 from biphase.config import Strict
 from biphase.corpus.forms import Row
-from biphase.corpus.text import cut_words, find_text_sources, join_words, sample_language
+from biphase.corpus.text import TextSource, cut_words, find_text_sources, join_words, sample_language
 from biphase.corpus.tokenizer import load_auto_tokenizer
 from biphase.embedding import model as embedders
 from biphase.embedding.pairs import hash_text
@@ -46,7 +48,7 @@ from biphase.encoder.models import find_folder, find_ranker, unreplaced
 from biphase.encoder.network import load_weights
 from biphase.errors import InputError, clipped, first_of, told_as
 from biphase.exporting.plain import list_module_files, read_embedder_file
-from biphase.files import Stamp, own_folder, read_json_as, reading, refuse_damaged, stamp_of, write_json
+from biphase.files import Stamp, content_hash, own_folder, read_json_as, reading, refuse_damaged, stamp_of, write_json
 from biphase.run import split_reference
 from biphase.tasks.bm25 import FindWords, Hit, index_bm25, open_bm25, query_bm25, score_some, searched_words, stems_of
 
@@ -72,6 +74,7 @@ class IndexManifest(Strict):
     """The name of the embedding model; empty for an index of words alone."""
     model_hash: str
     text: str
+    """The path or the glob of the text, which earlier versions wrote as the user did, or a Hub data set."""
     text_hash: str
     num_passages: int
     width: int
@@ -117,8 +120,8 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str,
     model_path = model or (manifest.model_place if is_here(manifest.model_place) else manifest.model)
     name = text or manifest.text
     text_hash = manifest.text_hash
-    if text or (not manifest.sources and Path(name).exists()):
-        text_hash = hash_text(name, find_text_sources([name], manifest.sources))
+    if text or (not manifest.sources and (Path(name).exists() or glob(name, recursive=True))):
+        text_hash = hash_named(name, find_text_sources([name], manifest.sources))
     # 2. Differences that only a rebuild removes.
     difference = None
     if manifest.model and embedders.hash_embedder(model_path) != manifest.model_hash:
@@ -129,7 +132,7 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str,
     elif manifest.cutting != cutting_hash():
         difference = "of passages that were cut in another way"
     if difference is not None:
-        remedy = "rebuild it (--rebuild)" + ("" if text else f" from its text, {manifest.text}")
+        remedy = tell_rebuild(model_path if manifest.model else "") + ("" if text else f" from its text, {name}")
         raise InputError(f"{path} was made {difference}: {remedy}")
     # 3. Differences that an update removes.
     is_other_language = language not in (None, manifest.language)
@@ -168,17 +171,16 @@ def build_index(
     if target.is_relative_to(folder) and not any(name.startswith(".") for name in target.relative_to(folder).parts):
         raise InputError(f"{index} is inside {text}, and would be searched too: give an index beside it")
     sources = find_text_sources([text])
-    text_hash = hash_text(text, sources)  # hashed before it is read, so that a change in between counts as another text
+    text_hash = hash_named(text, sources)  # hashed before it is read: a change in between counts as another text
     with own_folder(index, "search index") as part:
         # 1. Passages.
         model_hash, embedder = open_model(model) if model else ("", None)
-        root = next(place for place in (named, *named.parents) if place.is_dir())
-        old_rows_N, columns = write_passages(part, sources, text_field, root, old.folder if old else None)
+        old_rows_N, columns = write_passages(part, sources, text_field, root_of(text), old.folder if old else None)
         num_passages, num_new = len(old_rows_N), int((old_rows_N < 0).sum())
         if not num_passages:
             raise InputError(f"{text} holds no text to search")
         if old is not None and num_new == num_passages:
-            raise InputError(f"{index} was made from other text than {text} holds now: rebuild it (--rebuild)")
+            raise InputError(f"{index} was made from other text than {text} holds now: {tell_rebuild(model)}")
         # 2. BM25's words.
         if language is None:
             language = find_words_language(part, num_passages, old)
@@ -194,7 +196,7 @@ def build_index(
         manifest = IndexManifest(
             model=old.manifest.model if old is not None and old.manifest.model else model,
             model_hash=model_hash,
-            text=text,
+            text=str(named.absolute()) if all(source.path for source in sources) else text,
             text_hash=text_hash,
             num_passages=num_passages,
             width=width,
@@ -212,6 +214,25 @@ def build_index(
     alone = "" if model else "; words alone rank them until you name an embedding model (--model)"
     console.err.print(f"{index}: {num_passages:,} passages{change}; BM25 language: {language}{alone}")
     return Index(index, manifest, model, stamp, embedder)
+
+
+def root_of(text: str) -> Path:
+    """Find the folder of a text: itself, that of the file, or that in which a glob begins."""
+    named = Path(text).expanduser()
+    return next(place for place in (named, *named.parents) if place.is_dir())
+
+
+def hash_named(text: str, sources: Sequence[TextSource]) -> str:
+    """Hash a text, and behind a glob the names of its files too, because documents without an id are called by them."""
+    content = hash_text(text, sources)
+    if Path(text).expanduser().exists() or not all(source.path for source in sources):
+        return content
+    return content_hash([content, *(os.path.relpath(source.name, root_of(text)) for source in sources)])
+
+
+def tell_rebuild(model: str) -> str:
+    """Write the remedy for an index that cannot be updated. Without its model, it would lose its embeddings."""
+    return f"rebuild it (--rebuild{f' --model {model}' if model else ''})"
 
 
 def tell_change(num_before: int, num_passages: int, num_new: int) -> str:

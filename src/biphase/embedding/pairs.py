@@ -176,7 +176,7 @@ def hash_text(name: str, sources: Sequence[TextSource]) -> str:
     """Hash a file, the text files of a folder, the files that a glob matches, or commits."""
     path = Path(name).expanduser()
     if path.exists():
-        return hash_files(path.resolve(), {source.path for source in sources if source.path})
+        return hash_files(path, [Path(source.name) for source in sources])
     return content_hash([file_hash(text.path) if text.path else text.fingerprint for text in sources])
 
 

@@ -23,7 +23,7 @@ from biphase.config import plain_value
 from biphase.corpus.forms import Row
 from biphase.corpus.text import Document, TextSource, cut_words, join_words, read_documents
 from biphase.errors import first_of
-from biphase.files import content_hash, reading
+from biphase.files import MARK, content_hash, reading
 from biphase.tasks.bm25 import searched_words
 
 PASSAGES, LINES = "passages.jsonl", "lines.npy"
@@ -39,6 +39,12 @@ def cut_document(document: Document, first: int = 0) -> Iterator[Row]:
     columns = {"columns": document.columns} if document.columns else {}
     for number, words in enumerate(cut_words(document.text, PASSAGE_WORDS), first):
         yield {"id": f"{document.id}#{number}", "text": join_words(words), **columns}
+
+
+def is_index(folder: Path) -> bool:
+    """Tell whether a folder is a search index, perhaps a damaged one, and not documents with an index.json of their
+    own."""
+    return (folder / "index.json").exists() and any((folder / name).exists() for name in (PASSAGES, MARK))
 
 
 def document_of(passage: Row) -> str:

@@ -2,21 +2,22 @@
 
 In: a folder that `export`, `--keep` or `embed` wrote, or RUN[@STEP], which is exported first. Out: a commit on `main`;
 checkpoints before a run's end go to branches `step-N`. `push` sends only model files, card and curves (no moments, logs
-or predictions), and only after every check has passed.
+or predictions), only after every check has passed, and never beside model files of another push.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 from biphase.config import ModelName, OnCommandLine, by_commas
-from biphase.console import out as console
-from biphase.errors import InputError, told_as
+from biphase.console import err, out
+from biphase.errors import InputError, first_of, told_as
 from biphase.files import files_below
 from biphase.hub import told_by_hub
-from biphase.run import Run, name_run, split_reference, whole_steps
+from biphase.run import Run, find_checkpoint, is_run_folder, name_run, read_done, split_reference, whole_steps
 
 CARD_NAME = "README.md"
 MODEL_FILES = re.compile(
@@ -35,6 +36,9 @@ LOCAL_PATH = re.compile(
 PARENT_PATH = re.compile(r"(?<![\w./~-])(?:\.\./)+[\w.-]+(?:/[\w.-]+)*")
 """A path in a text that begins at a parent folder: ../data/mine."""
 HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
+PUSH_REMEDY = "is the name right, and are you signed in (`hf auth login`)?"
+LISTING_SECONDS = 10.0
+"""The longest wait for the list of the files of a repository."""
 WORDS_OF_A_TOKENIZER = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")
 
 
@@ -65,10 +69,10 @@ def push(
         dry_run: List the files; upload nothing.
 
     Raises:
-        InputError: before sending, for a folder or card that is not fit to send; or with the reason that the Hub
-            states.
+        InputError: before sending, for a folder or card that is not fit to send, and for a revision with model files
+            that are not sent now; or with the reason that the Hub states.
     """
-    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub import HfApi
 
     languages = by_commas(language) if isinstance(language, str) else list(language or ())
     check_repository(repo)
@@ -87,20 +91,69 @@ def push(
             card = files[CARD_NAME].read_text(encoding="utf-8").replace(f'("{folder.name}"', f'("{repo}"')
             card = complete_card(card, files[CARD_NAME], license, languages)
             uploads[revision] = {**files, CARD_NAME: card.encode()}
+        told = partial(told_by_hub, f"{repo} cannot be sent to", PUSH_REMEDY)
+        new = refuse_left(api, repo, uploads, told, dry_run=dry_run)
         if not dry_run:
-            remedy = "is the name right, and are you signed in (`hf auth login`)?"
-            with told_by_hub(f"{repo} cannot be sent to", remedy):
-                api.create_repo(repo, private=not public, exist_ok=True)
-                if not public and not api.model_info(repo).private:
-                    raise InputError(f"{repo} already exists, and is public; send to it with `public`")
-                for revision, contents in uploads.items():
-                    if revision != "main":
-                        api.create_branch(repo, branch=revision, exist_ok=True)
-                    operations = [CommitOperationAdd(name, content) for name, content in contents.items()]
-                    message = f"biphase push ({revision})"
-                    commit = api.create_commit(repo, operations, commit_message=message, revision=revision)
-                    report.append(commit.commit_url)
-    console.print("\n".join(report))
+            with told():
+                report += commit_uploads(api, repo, uploads, new, public=public)
+    out.print("\n".join(report))
+
+
+def refuse_left(
+    api: Any, repo: str, uploads: Mapping[str, Collection[str]], told: Callable[[], Any], *, dry_run: bool
+) -> set[str]:
+    """Raise `InputError` for revisions with model files that are not sent now. Returns the revisions that do not exist
+    yet. In a dry run, a Hub that does not answer is only told."""
+    left: dict[str, list[str] | None] = {}
+    try:
+        with told():
+            left = {revision: find_left(api, repo, revision, sent) for revision, sent in uploads.items()}
+    except InputError as error:
+        if not dry_run:
+            raise
+        err.print(f"the files that {repo} has now are not known: {error}")
+    for revision, names in left.items():
+        if names:
+            files = f"revision {revision} of {repo} has model files that are not sent now ({first_of(names)})"
+            raise InputError(f"{files}: delete them on the Hub, or push to another repository")
+    return {revision for revision, names in left.items() if names is None}
+
+
+def find_left(api: Any, repo: str, revision: str, sent: Collection[str]) -> list[str] | None:
+    """List the model files of a revision that a push does not replace, without a licence that someone added there; None
+    for a revision that does not exist."""
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    try:
+        info = api.model_info(repo, revision=revision, timeout=LISTING_SECONDS)
+    except (RepositoryNotFoundError, RevisionNotFoundError):
+        return None
+    names = [file.rfilename for file in info.siblings if file.rfilename not in sent]
+    return sorted(name for name in names if MODEL_FILES.fullmatch(name) and name != "LICENSE")
+
+
+def commit_uploads(
+    api: Any, repo: str, uploads: Mapping[str, Mapping[str, Any]], new: Collection[str], *, public: bool
+) -> list[str]:
+    """Make the repository if there is none, and send the files of each revision in one commit. Returns the addresses of
+    the commits.
+
+    A branch of the Hub begins as a copy of `main`. So the commit of a `new` one deletes the other model files there.
+    """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    api.create_repo(repo, private=not public, exist_ok=True)
+    if not public and not api.model_info(repo).private:
+        raise InputError(f"{repo} already exists, and is public; send to it with `public`")
+    addresses = []
+    for revision, files in uploads.items():
+        operations: list[Any] = [CommitOperationAdd(name, content) for name, content in files.items()]
+        if revision in new and revision != "main":
+            api.create_branch(repo, branch=revision)
+            operations += map(CommitOperationDelete, find_left(api, repo, revision, files) or ())
+        message = f"biphase push ({revision})"
+        addresses.append(api.create_commit(repo, operations, commit_message=message, revision=revision).commit_url)
+    return addresses
 
 
 def check_push(to_hub: str | None, license: str | None, language: object) -> None:
@@ -122,17 +175,16 @@ def check_repository(repo: str) -> None:
 def folders_to_send(source: str, repo: str, scratch: Path) -> Iterator[tuple[str, Path]]:
     """Yield each branch with its folder; checkpoints are exported into `scratch`."""
     path, step = split_reference(source)
-    if not (Path(path) / "config.yaml").exists():
+    if not is_run_folder(Path(path)):
         yield "main", Path(source)
         return
+    find_checkpoint(source)  # refuses a run without it, or one that has lost its end
     run = Run(Path(path))
-    steps = whole_steps(run)
-    if not steps or (step and step not in map(str, steps)):
-        raise InputError(f"{source} has no whole checkpoint")
+    end = (read_done(run) or {}).get("step")
     from biphase.exporting.model import export_checkpoint  # imports torch, which a folder does not need
 
-    for sent in [int(step)] if step else steps:
-        revision = "main" if run.is_done and sent == steps[-1] else f"step-{sent}"
+    for sent in [int(step)] if step else whole_steps(run):
+        revision = "main" if sent == end else f"step-{sent}"
         folder = scratch / revision / repo.partition("/")[2]
         export_checkpoint(f"{path}@{sent}", folder)
         yield revision, folder

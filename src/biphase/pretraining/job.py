@@ -55,7 +55,7 @@ def open_job(
     recipe: Recipe, root: Path, world: World, text: TrainingText | None = None, model: Path | None = None
 ) -> Job:
     """Open the recipe's run under `root`, named by everything that decides its weights. Writes nothing and loads no
-    weights.
+    weights. Every process must call it; all raise `InputError` if they open different runs.
 
     Args:
         text: the opened texts of `data`, if the caller has them.
@@ -72,6 +72,12 @@ def open_job(
     if init.checkpoint is not None:
         origin = world.on_first(lambda: find_branch(recipe, text, root, run_from))
     run = run_from(origin)
+    # Each process has a place in the sums for the hash in the name of its run.
+    number = int(run.path.name[-8:], 16)
+    hashes = {f"{int(each):08x}" for each in world.sum(*(number * (world.rank == rank) for rank in range(world.size)))}
+    if len(hashes) > 1:
+        remedy = "give all machines the same recipe, text, model and precision"
+        raise InputError(f"the processes would train different runs ({', '.join(sorted(hashes))}): {remedy}")
     if (name := read_own_name(run)) != run.path.name:
         raise InputError(f"{run.path} holds the run {name}: rename the folder back, or delete it")
     return Job(recipe, run, world, text, origin)
@@ -216,6 +222,7 @@ def save_state(job: Job, state: State, done: int, phase: Phase) -> None:
         run_step=done,
         tokens_seen=state.tokens_seen,
         data_position=origin.data_position + job.tokens_before(done),
+        order_step=origin.order_step,
         data_fingerprint=job.text.fingerprint,
         texts=job.text.contents,
         run=run.path.name,

@@ -78,7 +78,7 @@ def make_steps(job: Job, batches: Batches, steps: range) -> Iterator[Step]:
     for index in steps:
         phase_index, phase = phase_of_step(job.recipe.curriculum, index, job.origin.step)
         # A later pass reads the text of the first pass again, even if that was a parent's step in the same order.
-        before = job.origin.step if job.origin.data_position else 0
+        before = job.origin.step - job.origin.order_step if job.origin.data_position else 0
         mask_pass = (before + index) % phase.mask_passes
         microbatches = make_microbatches(job, batches, phase, index - mask_pass, mask_pass)
         yield Step(index, phase_index, phase, microbatches)

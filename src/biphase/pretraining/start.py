@@ -27,6 +27,8 @@ class Start:
     tokens_seen: int = 0
     data_position: int = 0
     """The tokens of the data order before the first batch."""
+    order_step: int = 0
+    """The step, over all runs, at which that order began."""
     parent: str | None = None
     """The content hash of the checkpoint or model that it begins with."""
     carried: tuple[str, ...] = ()
@@ -105,6 +107,7 @@ def find_branch(recipe: Recipe, text: TrainingText, root: Path, run_from: Callab
         step=manifest.step,
         tokens_seen=manifest.tokens_seen,
         data_position=manifest.data_position if goes_on else 0,
+        order_step=manifest.order_step if goes_on else manifest.step,
         parent=manifest.content,
         carried=tuple(part for part, is_carried in carried.items() if is_carried),
         model_folder=str(folder / "model"),

@@ -103,15 +103,17 @@ def query_bm25(
         find_words: the function that built the index.
         is_searched_N: whether to search each document; by default, search all.
     """
-    if retriever is None:
-        return [[] for _ in queries]
-    words = [find_words(query) for query in queries]
-    most = min(top, retriever.scores["num_docs"])
-    mask_N = None if is_searched_N is None else is_searched_N.astype(np.float32)
-    documents_QK, scores_QK = retriever.retrieve(words, k=most, show_progress=False, weight_mask=mask_N)
-    hits = []
-    for documents, scores in zip(documents_QK.tolist(), scores_QK.tolist(), strict=True):
-        hits.append([(document, score) for document, score in zip(documents, scores, strict=True) if score > 0])
+    hits: list[list[Hit]] = [[] for _ in queries]
+    vocab = {} if retriever is None else retriever.vocab_dict
+    known = [[word for word in find_words(query) if word in vocab] for query in queries]
+    asked = [index for index, words in enumerate(known) if words]  # with numba, bm25s takes no query without words
+    if asked:
+        most = min(top, retriever.scores["num_docs"])
+        mask_N = None if is_searched_N is None else is_searched_N.astype(np.float32)
+        searching: dict[str, Any] = {"k": most, "show_progress": False, "weight_mask": mask_N}
+        found = retriever.retrieve([known[index] for index in asked], **searching)
+        for index, documents, scores in zip(asked, *(array.tolist() for array in found), strict=True):
+            hits[index] = [hit for hit in zip(documents, scores, strict=True) if hit[1] > 0]
     return hits
 
 
