@@ -144,7 +144,7 @@ class HashedTokenizer:
         parts = [ids for ids, _ in self.tokenize([text for text, _ in filled])]
         long = []
         for index, (ids, (text, columns)) in enumerate(zip(parts, filled, strict=True)):
-            if len(ids) > room and (len(columns) > 1 or columns[-1][1] < len(text)):
+            if len(ids) > room and columns and (len(columns) > 1 or columns[-1][1] < len(text)):
                 long.append(index)
         tokenized = self.tokenize([filled[index][0] for index in long], with_spans=True)
         for index, (ids, spans_T2) in zip(long, tokenized, strict=True):
