@@ -36,9 +36,9 @@ PATHS = {
 }
 """Path → the module and the function where it begins."""
 CAPS = {
-    "code": 26_606,
+    "code": 26_805,
     "modules": 147,
-    "import lines": 2_852,
+    "import lines": 2_875,
     "longest function": 53,
     "a recipe into train": 87,
     "a cell into its score": 75,
