@@ -503,8 +503,14 @@ def test_what_says_the_label_is_not_read(tmp_path: Path) -> None:
     file, _ = write_task(rows, tmp_path, "mine")
     assert find_task(file).template == "{text}" and find_task(file).label == "stars"
     missing = [*rows, {"text": "a film without", "said": "no stars"}]
-    with pytest.raises(InputError, match="row 30: there is no column 'stars'"):
-        write_task(missing, tmp_path, "other")
+    file, folder = write_task(missing, tmp_path, "other")
+    with pytest.raises(InputError, match="train.jsonl:31: there is no column 'stars'"):
+        load_examples(find_source(find_task(file), Path(folder)), judged_only=False)
+    file, folder = write_task(missing, tmp_path, "other", missing="drop")
+    read: Any = load_examples(find_source(find_task(file), Path(folder)), judged_only=False)
+    assert (read.left_out, sum(map(len, read.splits.values()))) == (1, 30)
+    with pytest.raises(InputError, match="row 0: there is no column 'star'"):
+        write_task(missing, tmp_path, "other", label="star")
     for missing_label in (None, float("nan"), " "):
         for missing_text in (None, ""):
             more = [*rows, rows[0] | {"stars": missing_label}, rows[1] | {"text": missing_text}]
@@ -512,12 +518,13 @@ def test_what_says_the_label_is_not_read(tmp_path: Path) -> None:
             with pytest.raises(InputError, match=r"1 row has no label \(.*:31\), 1 row has no text .*missing='drop'"):
                 load_examples(find_source(find_task(file), Path(folder)), judged_only=False)
             file, folder = write_task(more, tmp_path, "gaps", missing="drop")
-            read: Any = load_examples(find_source(find_task(file), Path(folder)), judged_only=False)
+            read = load_examples(find_source(find_task(file), Path(folder)), judged_only=False)
             assert (read.left_out, sum(map(len, read.splits.values()))) == (2, 30)
     kept = tmp_path / "mine.jsonl"
     kept.write_text("".join(json.dumps(row) + "\n" for row in missing))
-    with pytest.raises(InputError, match=r"mine\.jsonl:31: there is no column 'stars'; the columns are: "):
-        write_task(kept, tmp_path, "other")
+    file, folder = write_task(kept, tmp_path, "other", missing="drop")
+    read = load_examples(find_source(find_task(file), Path(folder)), judged_only=False)
+    assert (read.left_out, sum(map(len, read.splits.values()))) == (1, 30)
 
 
 def test_what_a_grid_decides_is_no_setting() -> None:

@@ -146,7 +146,7 @@ def test_failed_cells_are_exit_code_two(call: Any, models: Path, tmp_path: Path)
         (["MODEL", "batch_size=8", "batch_size=9"], "key batch_size is named twice"),
         (["MODEL", "--learning-rates", "3e-3"], "rate 0.003 is named twice"),
         (["MODEL", "--part", "9/3"], "must be NUMBER/TOTAL"),
-        (["MODEL", "--data-dir", "wnut17"], "must be TASK=FOLDER"),
+        (["MODEL", "--data-dir", "wnut17="], "must be TASK=FOLDER"),
         (["MODEL", "--data-dir", "wnut=x"], "--data-dir: unknown task 'wnut'; did you mean 'wnut17'?"),
     ],
 )

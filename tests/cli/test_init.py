@@ -132,9 +132,14 @@ def test_a_study_of_tasks_and_text_that_are_here() -> None:
     assert study.evaluation is not None and study.evaluation.data_dirs == {"own.yaml": "data"}
     assert (study.planning.devices, study.planning.vocab_size) == (2, None)
     assert "# short cells" in Path("mine.yaml").read_text()
-    for given, message in (("other.yaml", "must be TASK=FOLDER"), ("snli=data", "unknown task 'snli'")):
+    for given, tasks, message in (
+        ("other.yaml", "own.yaml,genre", "must be TASK=FOLDER"),
+        ("snli=data", "own.yaml", "unknown task 'snli'"),
+    ):
         with pytest.raises(InputError, match=message):
-            init_study("demo", shards="s", tasks="own.yaml", data_dir=[given], out=Path("b.yaml"))
+            init_study("demo", shards="s", tasks=tasks, data_dir=[given], out=Path("b.yaml"))
+    init_study("demo", shards="s", tasks="own.yaml", data_dir=["data"], out=Path("one.yaml"))
+    assert "data_dirs: {own: data}" in Path("one.yaml").read_text()
 
 
 def test_a_study_by_flags() -> None:
@@ -498,3 +503,21 @@ def test_texts_that_only_some_rows_have_are_told(capsys: pytest.CaptureFixture[s
     assert "not read" not in capsys.readouterr().err, "a template is the user's choice"
     data: Any = load_examples(find_source(find_task("whole.yaml"), Path()), judged_only=False)
     assert "a b 31\nseen by 31 people" in {input_of(example) for split in data.splits.values() for example in split}
+
+
+@pytest.mark.parametrize("label", ["label", "meta.label"])
+def test_rows_without_the_key_of_the_label_are_left_out(
+    label: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name that no row has is a slip, and no label of none."""
+    rows: list[dict[str, Any]] = []
+    for number in range(60):
+        value = {} if number % 9 == 1 else {"label": "ab"[number % 2]}
+        rows.append({"text": f"a text about {number}", "meta": value} | (value if label == "label" else {}))
+    (tmp_path / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    task = tmp_path / "own.yaml"
+    init_task(tmp_path / "train.jsonl", label=label, out=task)
+    assert "left out: 7 rows have no label (the first:" in " ".join(capsys.readouterr().err.split())
+    assert "missing: drop" in task.read_text() and check_task(str(task), data_dir=tmp_path)["left_out"] == 7
+    with pytest.raises(InputError, match="there is no column 'labl'"):
+        init_task(tmp_path / "train.jsonl", label="labl", out=tmp_path / "x.yaml")

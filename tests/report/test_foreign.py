@@ -394,6 +394,26 @@ def test_losses_have_as_many_decimals_as_their_noise_needs(capsys: pytest.Captur
     assert usual.columns[0] == "score (%)" and re.fullmatch(r"\d+\.\d\d", usual.rows[0].cells[0].text)
 
 
+def test_a_ladder_that_falls_and_losses_that_are_given_as_they_are() -> None:
+    """A method below the ladder's mean may lie above one of its budgets. Losses of any size are no percent."""
+    spent = {("mlm", 1e15): 0.70, ("mlm", 2e15): 0.62, ("mlm", 4e15): 0.66, ("new", 2e15): 0.645}
+    rows = [
+        {"method": method, "seed": seed, "flops": flops, "score": mean + 0.001 * ((7 * seed) % 5)}
+        for (method, flops), mean in spent.items()
+        for seed in range(4)
+    ]
+    told = str(biphase.equivalent(rows))
+    assert "new lies below the ladder of mlm, whose scores do not rise with each budget" in told
+    assert "at all of its budgets" not in told
+    steady = [row | {"score": row["score"] - 0.05} if row["method"] == "new" else row for row in rows]
+    assert "new scores below mlm at all of its budgets" in str(biphase.equivalent(steady))
+    losses = [
+        {"method": m, "task": t, "score": v} for m in "ab" for t, v in (("wiki", 0.95), ("code", 1.35), ("x", 310))
+    ]
+    standing = biphase.equivalent([row | {"seed": s} for s in (0, 1) for row in losses], lower_is_better=True)
+    assert {100 * mean.mean for mean in (scores["x"] for scores in standing.results.scores.values())} == {-310.0}
+
+
 def test_budgets_of_equal_flops_and_other_tokens_are_kept_apart() -> None:
     spent = {("A", 1e9): 0.5, ("A", 2e9): 0.7, ("B", 1e9): 0.6}
     rows = [
@@ -412,6 +432,6 @@ def test_shares_of_one_method_beside_percent_of_another_are_refused() -> None:
         with pytest.raises(InputError, match=r"m1 has scores up to 8\d.*, and m0 none above 1: are these shares"):
             judged(mixed)
     assert biphase.equivalent(mixed, scale="percent"), "a method that collapsed may have less than 1 %"
-    assert biphase.judge(mixed, baseline="m0", candidate="m1", spread=1.0)
+    assert biphase.judge(mixed, baseline="m0", candidate="m1", scale="percent")
     losses = [row | {"score": 3 * row["score"]} if row["method"] == "m1" else row for row in rows]
     assert biphase.judge(losses, baseline="m0", candidate="m1", lower_is_better=True)

@@ -205,7 +205,7 @@ class OpenStudy:
 
         report_folder = self.folder / "report" if out is None else Path(out)
         written = report_study(self.planned, self.folder, report_folder, self.list_commands())
-        notes = [f"note: {note}" for note in written.text.notes]
+        notes = [f"note: {note}" for note in (*written.text.missing, *written.text.notes)]
         declared = written.text.hypotheses[1] if written.text.hypotheses else ()
         print_results(written.table, [*notes, *written.sentences, *declared])
         console.out.print(str(written.page))
@@ -359,6 +359,7 @@ def judge(
     spread: float | None = None,
     up_to: int = 8,
     lower_is_better: bool = False,
+    scale: Literal["share", "percent"] | None = None,
     rename: Mapping[str, str] | None = None,
 ) -> "Ruling":
     """Judge a candidate in a loop of experiments by the seeds that it has so far: keep it, drop it, or run one more
@@ -378,11 +379,12 @@ def judge(
         up_to: The most seeds that a candidate may get, and the same for all candidates of a loop. Further ones are not
             read.
         lower_is_better: Treat scores as losses.
+        scale: Says that all scores have this scale, even if some look like shares beside percent.
         rename: The table's column names → ours.
     """
     from biphase.report.referee import judge_candidate
 
-    return judge_candidate(table, baseline, candidate, spread, up_to, lower_is_better, rename or {})
+    return judge_candidate(table, baseline, candidate, spread, up_to, lower_is_better, scale, rename or {})
 
 
 def report_paper(*, results: AnyPath | None = None, out: str | Path = "paper-report") -> Path:

@@ -16,6 +16,7 @@ from typing import get_args
 
 import numpy as np
 
+from biphase.errors import first_of
 from biphase.report.contrasts import Contrast, Noise, tell_carriers, what_decides
 from biphase.report.formats import show_count, show_difference, show_list, show_noise, show_points, tell_p_value
 from biphase.report.statistics import SIGNIFICANCE, Interval, holm, holm_level, is_significant, spend_error
@@ -342,7 +343,8 @@ def tell_finding(finding: Finding) -> str:
     told = f"{tell_verdict(finding.verdict, finding.inequalities).capitalize()}{scope}: {finding.statement}"
     least, num_measured = finding.least, sum(not math.isnan(one.estimate) for one in finding.inequalities)
     if least is None:
-        return f"{told}."
+        needs = first_of(finding.needs, 2)
+        return f"{told}: {needs}." if needs else f"{told}."
     side = ("within" if least.margin > 0 else "outside") if least.is_equivalence else "against"
     bound = f" {side} {least.told_bound}" if least.bound else ""
     beside = f" beside {least.beside}" if least.beside else ""

@@ -311,6 +311,8 @@ class PriceList:
     """The arms that the study's hypotheses compare with this baseline; the headline prefers them to `compared`."""
     without: Mapping[str, Equivalent] = field(default_factory=dict)
     """Data set → the equivalent of the headline's first arm without that data set; empty with a single data set."""
+    decimals: int = 2
+    """The decimals of scores in tables."""
 
     @property
     def label(self) -> str:
@@ -379,7 +381,7 @@ def head_prices(
     for name in datasets if len(datasets) > 1 else ():
         rest = [dataset for dataset in datasets if dataset != name]
         without[name] = compute_equivalent(results, first.score.arm, baseline, first.axis, rest)
-    return PriceList(baseline, tuple(prices), compared, chosen, without)
+    return PriceList(baseline, tuple(prices), compared, chosen, without, results.decimals)
 
 
 def choose_baseline(arms: Sequence[ReportArm]) -> tuple[ReportArm, ...]:
@@ -447,9 +449,8 @@ def tell_kinds(price_list: PriceList) -> str:
         beside = first_of([f"{arm.name} has {shares[arm]}" for arm in controls])
         told = show_list([shares[arm] for arm in declared])
         told_kinds.append(f"on {FAMILY_NAMES[family]} {told}{beside and f', where {beside}'}")
-    names, verb = show_list([arm.name for arm in declared]), "have" if len(declared) > 1 else "has"
-    unit = f"these shares of its {AXES[first.axis]}"
-    return f"{names} {verb} the score of {price_list.alone} at {unit}: {'; '.join(told_kinds)}"
+    have = f"{show_list([arm.name for arm in declared])} {'have' if len(declared) > 1 else 'has'}"
+    return f"{have} the score of {price_list.alone} at these shares of its {AXES[first.axis]}: {'; '.join(told_kinds)}"
 
 
 def price_sentence(price_list: PriceList) -> str:
@@ -460,8 +461,7 @@ def price_sentence(price_list: PriceList) -> str:
     ` Without genre, the share of A is 0.93.` It says so if that task accounts for more than half of the share's
     logarithm. Declared arms with several kinds of task get a share for each kind (`tell_kinds`).
     """
-    chosen = price_list.declared or price_list.compared
-    alone = price_list.alone
+    chosen, alone = price_list.declared or price_list.compared, price_list.alone
     first, last = chosen[0], chosen[-1]
     name, cells = first.score.arm.name, first.score.cells
     # 1. Units, tasks and notes.
@@ -480,7 +480,10 @@ def price_sentence(price_list: PriceList) -> str:
         sentence = f"For the same score as {alone}, {len(chosen)} models need shares {unit} from {reach}"
     elif first.beyond or first.is_level:
         sentence = f"{name} reaches the score of {alone} where its ladder is level"
-        sentence = f"{name} scores {first.beyond} {alone} at all of its budgets" if first.beyond else sentence
+        if first.beyond:
+            is_so = len({rung.mean < first.score.mean for rung in first.ladder.values()}) == 1
+            sentence = f"{name} lies {first.beyond} the ladder of {alone}, whose scores do not rise with each budget"
+            sentence = f"{name} scores {first.beyond} {alone} at all of its budgets" if is_so else sentence
         sentence += f": {ends} {unit}" if ends not in ("", "no bound") else ""
     else:
         sentence = f"{name} reaches the score of {alone} at {show_multiple(first)} {unit}"
@@ -502,8 +505,7 @@ def price_sentence(price_list: PriceList) -> str:
 def ladder_panel(price_list: PriceList) -> Panel:
     """Plot the baseline's score against its compute, and the distance of the compared arms to that ladder."""
     compared = price_list.compared[: len(SERIES)]
-    first = compared[0]
-    marks, distances = [], []
+    first, marks, distances = compared[0], [], []
     for (compute, score), height in zip(first.ladder.items(), first.heights, strict=True):
         # Where the curve was made monotone, the interval is still that of the measured score.
         marks.append((compute, replace(score.interval, value=height), MARKER_SIZE))
@@ -545,7 +547,8 @@ def price_tables(price_list: PriceList) -> list[Table]:
         score = price.mean[0].score
         shares = {mean.axis: show_multiple(mean) for mean in price.mean}
         steps = [f"{score.arm.pretrain_steps:,}", relative_flops(score.arm, baseline, mask)] if has_steps else []
-        cells = (*map(Cell, steps), interval_cell(score.interval), *(Cell(shares.get(axis, MISSING)) for axis in axes))
+        mean, told = interval_cell(score.interval, price_list.decimals), (shares.get(axis, MISSING) for axis in axes)
+        cells = (*map(Cell, steps), mean, *map(Cell, told))
         rows.append(TableRow((score.arm.name,), cells, arm=score.arm))
         cells = (*map(Cell, steps), *(Cell(show_multiple(price.by_part[part])) for part in parts))
         rows_by_part.append(TableRow((score.arm.name,), cells, arm=score.arm))
@@ -568,7 +571,7 @@ def price_tables(price_list: PriceList) -> list[Table]:
         title = f"Compute-equivalents, {size}: baseline {label} alone with {budgets} steps"
     known = ("steps", RELATIVE) if has_steps else ()
     rule += f" {read_words()['flops_rule']}" if has_steps else ""
-    heads = (*known, "score (%)", *(f"share of {AXES[axis]}" for axis in axes))
+    heads = (*known, "score (%)" if compared.score.mean > 0 else "score", *(f"share of {AXES[axis]}" for axis in axes))
     tables = [Table(name, title, ("model",), heads, tuple(rows), (rule,), records)]
     if parts:
         title = f"{title}. Share of {AXES[axes[0]]} by task"
@@ -587,7 +590,7 @@ task. An open or unknown end of the interval is empty; on a level ladder the sha
 def price_record(price_list: PriceList, part: str, equivalent: Equivalent) -> Sequence[object]:
     """Return the CSV record of an equivalent; `part` is `mean`, a family or a data set."""
     score = equivalent.score
-    mean = interval_cell(score.interval)
+    mean = interval_cell(score.interval, price_list.decimals)
     point = ("level", "") if equivalent.is_level else (equivalent.beyond, f"{equivalent.share:.4f}")
     ends = [f"{end:.4f}" if 0 < end < math.inf else "" for end in (equivalent.low, equivalent.high)]
     return (

@@ -228,9 +228,8 @@ UNLIKE_SCALES = 20
 """The factor between the largest scores of two methods from which shares beside percent are likelier."""
 
 
-def refuse_unlike_scales(scores: Sequence[ForeignScore], argument: str) -> None:
-    """Raise `InputError` if one method seems to have shares where another has percent. `argument`: the one that says
-    that all scores have the same scale."""
+def refuse_unlike_scales(scores: Sequence[ForeignScore]) -> None:
+    """Raise `InputError` if one method seems to have shares where another has percent."""
     largest = dict[str, float]()
     for score in scores:
         largest[score.method] = max(largest.get(score.method, 0.0), abs(score.value))
@@ -238,7 +237,7 @@ def refuse_unlike_scales(scores: Sequence[ForeignScore], argument: str) -> None:
     small = [method for method, most in largest.items() if 0 < most <= 1 and UNLIKE_SCALES * most <= largest[top]]
     if small and largest[top] > 1:
         beside = f"{top} has scores up to {largest[top]:g}, and {first_of(small)} none above 1"
-        remedy = f"Give all scores in one scale; if they are in one, give `{argument}`"
+        remedy = "Give all scores in one scale; if they are in one, give `scale`"
         raise InputError(f"{beside}: are these shares, and those percent? {remedy}")
 
 
@@ -266,14 +265,16 @@ def mean_by_task(scores: Sequence[ForeignScore]) -> tuple[list[ForeignScore], li
     for score in scores:
         values[score.method, score.compute][score.task].append(score.value)
     tasks = {score.task for score in scores}
-    means = []
+    means, left_out = [], list[str]()
     for (method, compute), by_task in values.items():
+        if by_task.keys() != tasks:
+            left_out.append(f"{method} @ {tell_budget(compute)}" if any(compute) else method)
         for task, of_task in by_task.items() if by_task.keys() == tasks else ():
             name = f"mean over {len(tasks)} tasks"
             means.append(ForeignScore("", method, name, compute, (None, task), float(np.mean(of_task)), None))
     if not means:
         raise InputError(f"no method has scores on all {len(tasks)} tasks: give only tasks that the methods share")
-    return means, list(dict.fromkeys(method for (method, _), by_task in values.items() if by_task.keys() != tasks))
+    return means, left_out
 
 
 def tell_budget(compute: BudgetKey, most: int = 1) -> str:
@@ -344,6 +345,7 @@ class Standing:
     notes: tuple[str, ...]
     """Sentences about how scores were read, and about what they leave unknown."""
     baseline: str = ""
+    over: Over = "seeds"
 
     @property
     def sentences(self) -> list[str]:
@@ -359,7 +361,9 @@ class Standing:
         """The tables of ranks, of pairs and of shares of compute, without empty ones."""
         prices = itertools.chain(*map(price_tables, self.prices))
         return tuple(
-            table for table in (rank_table(self), pair_table(self.pairs, self.results.decimals), *prices) if table.rows
+            table
+            for table in (rank_table(self), pair_table(self.pairs, self.results.decimals, self.over), *prices)
+            if table.rows
         )
 
     @property
@@ -420,7 +424,7 @@ def ranked_names(pairs: Sequence[TaskComparison]) -> list[str]:
     return list(dict.fromkeys(arm.name for pair in pairs for arm in (pair.a.arm, pair.b.arm)))
 
 
-def pair_table(pairs: Sequence[TaskComparison], decimals: int) -> Table:
+def pair_table(pairs: Sequence[TaskComparison], decimals: int, over: Over) -> Table:
     """Make a table with a row for every pair, or for neighbours in rank if there are more than `MOST_PAIRS`."""
     rows, names = [], ranked_names(pairs)
     records: list[Sequence[object]] = [PAIR_COLUMNS]
@@ -431,7 +435,7 @@ def pair_table(pairs: Sequence[TaskComparison], decimals: int) -> Table:
         value, low, high = (show_points(points, decimals=decimals) for points in (gap.value, gap.low, gap.high))
         ends = f"{low} to {high}" if gap.low == gap.low else MISSING
         coverage = f"{100 * (1 - gap.level):.4g} %" if gap.low == gap.low else MISSING
-        noise = show_noise(pair.contrast.noise) or MISSING
+        noise = "tasks" if over == "tasks" else show_noise(pair.contrast.noise) or MISSING
         if len(pairs) <= MOST_PAIRS or names.index(b) == names.index(a) + 1:
             texts = (value, ends, coverage, show_p_value(pair.p_value), noise, verdict)
             rows.append(tables.TableRow((f"{a} − {b}",), tuple(map(Cell, texts))))
@@ -462,7 +466,7 @@ def rank_table(standing: Standing) -> Table:
     heads = (
         "score (%)" if any(mean.mean > 0 for mean in means.values()) else "score",
         "rank",
-        "seeds",
+        standing.over,
         *(["budget"] if shows_budgets else []),
     )
     return Table("ranks", "Ranks", ("method",), heads, tuple(rows), (read_words()["ranks_rule"],), records)
@@ -508,8 +512,8 @@ def judge_table(
     """Judge the methods of a table, with the arguments of `biphase.equivalent`."""
     scores, joined = parse_rows(table, rename)
     if not lower_is_better and scale is None:
-        refuse_unlike_scales(scores, "scale")
-    factor, told = find_factor(scores, scale)
+        refuse_unlike_scales(scores)
+    factor, told = find_factor(scores, scale) if scale or not lower_is_better else (0.01, "")
     signed = read_words()["unknown"]["sign"] if lower_is_better else ""
     if over == "tasks":
         scores, left_out = mean_by_task(scores)
@@ -523,4 +527,4 @@ def judge_table(
     if len(ladders) > 1 and not chosen:
         lacking = [f"No shares of compute: {first_of(ladders)} have {LEAST_RUNGS} budgets or more; name a `baseline`."]
     notes = filter(None, (told, signed, *joined, *tell_unknown(results, over), *lacking))
-    return Standing(results, *compare_methods(results), tuple(prices), tuple(notes), chosen)
+    return Standing(results, *compare_methods(results), tuple(prices), tuple(notes), chosen, over)

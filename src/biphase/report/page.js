@@ -5,6 +5,8 @@
 const UNITS = { k: 1e3, m: 1e6, b: 1e9 };
 const valueOf = (cell) => {
   const text = (cell.dataset.value ?? cell.textContent).replaceAll(",", "").replaceAll("−", "-");
+  const clock = text.match(/^(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?$/);
+  if (text && clock) return 3600 * (clock[1] ?? 0) + 60 * (clock[2] ?? 0) + Number(clock[3] ?? 0);
   const [, number, unit] = text.match(/^(-?[0-9.]+(?:e[+-]?[0-9]+)?)([kmb]?)( %)?$/i) ?? [];
   if (number) return number * (UNITS[unit.toLowerCase()] ?? 1);
   if (cell.classList.contains("num")) return text.match(/-?[0-9]+([.][0-9]+)?/)?.[0] ?? "";

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from scipy import special
 
 from biphase.errors import InputError, refuse_unknown
-from biphase.report.foreign import ForeignScore, parse_rows, refuse_unlike_scales
+from biphase.report.foreign import ForeignScore, Scale, parse_rows, refuse_unlike_scales
 from biphase.report.formats import show_count
 from biphase.report.statistics import ROUNDING, SIGNIFICANCE, list_levels
 
@@ -164,6 +164,7 @@ def judge_candidate(
     spread: float | None,
     up_to: int,
     lower_is_better: bool,
+    scale: Scale | None,
     rename: Mapping[str, str],
 ) -> Ruling:
     """Judge a candidate, with the arguments of `biphase.judge`: by the first look that keeps it, or else by the last
@@ -184,8 +185,8 @@ def judge_candidate(
         raise InputError(f"{candidate} does not begin below the baseline {baseline} in the table: {remedy}")
     if lower_is_better:
         scores = [score._replace(value=-score.value) for score in scores]
-    elif spread is None:
-        refuse_unlike_scales([score for score in scores if score.method in (baseline, candidate)], "spread")
+    elif scale is None:
+        refuse_unlike_scales([score for score in scores if score.method in (baseline, candidate)])
     rulings = list(list_looks(average_tasks(scores), baseline, candidate, idea, up_to, spread))
     if not rulings:
         remedy = f"add seeds of {baseline} above {candidate}, or give `spread`"

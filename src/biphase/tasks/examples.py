@@ -19,7 +19,7 @@ import numpy as np
 
 from biphase.console import err
 from biphase.corpus.forms import PlacedRow, Row, is_missing, template_columns
-from biphase.corpus.rows import SHORT_ROW, TASK_REMEDY, column, excerpt, read_number, text_column
+from biphase.corpus.rows import ABSENT, SHORT_ROW, TASK_REMEDY, column, excerpt, find_field, read_number, text_column
 from biphase.corpus.text import WORD
 from biphase.errors import InputError, first_of, refuse_doubles
 from biphase.tasks import spec
@@ -378,6 +378,8 @@ def why_left_out(task: spec.Task, location: str, row: Row) -> Literal["answer", 
     Takes rows of biphase's own tasks as published."""
     if task.kind.is_answering:
         return None
+    if task.missing == "drop" and find_field(row, task.label, ABSENT) is ABSENT:
+        return "label"
     label = column(location, row, task.label, LABEL_REMEDY)
     if canonical_label(label) in map(canonical_label, task.unlabelled):  # -1 may be written as -1.0
         return "answer"

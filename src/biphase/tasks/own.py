@@ -123,7 +123,9 @@ def describe_rows(
     label = find_label(columns, label)
     if label is None:
         raise InputError(f"which column of {data} is the label? Name it as `label`: {', '.join(columns)}")
-    filled = [pair for pair in placed if not is_missing(column(*pair, label, "name one as `label`"))]
+    if all(find_field(row, label, ABSENT) is ABSENT for _, row in placed):
+        column(*placed[0], label, "name one as `label`")
+    filled = [(location, row) for location, row in placed if not is_missing(find_field(row, label))]
     placed = placed if family == "multi_label_classification" else filled  # with several labels a row may have none
     if not placed:
         raise InputError(f"{data}: no row has a label in '{label}': name another column as `label`")
