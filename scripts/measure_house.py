@@ -36,7 +36,7 @@ PATHS = {
 }
 """Path → the module and the function where it begins."""
 CAPS = {
-    "code": 26_805,
+    "code": 26_830,
     "modules": 147,
     "import lines": 2_875,
     "longest function": 53,

@@ -504,7 +504,7 @@ def test_what_says_the_label_is_not_read(tmp_path: Path) -> None:
     assert find_task(file).template == "{text}" and find_task(file).label == "stars"
     missing = [*rows, {"text": "a film without", "said": "no stars"}]
     file, folder = write_task(missing, tmp_path, "other")
-    with pytest.raises(InputError, match="train.jsonl:31: there is no column 'stars'"):
+    with pytest.raises(InputError, match=r"train\.jsonl:31: there is no column 'stars'"):
         load_examples(find_source(find_task(file), Path(folder)), judged_only=False)
     file, folder = write_task(missing, tmp_path, "other", missing="drop")
     read: Any = load_examples(find_source(find_task(file), Path(folder)), judged_only=False)

@@ -521,3 +521,16 @@ def test_rows_without_the_key_of_the_label_are_left_out(
     assert "missing: drop" in task.read_text() and check_task(str(task), data_dir=tmp_path)["left_out"] == 7
     with pytest.raises(InputError, match="there is no column 'labl'"):
         init_task(tmp_path / "train.jsonl", label="labl", out=tmp_path / "x.yaml")
+
+
+def test_documents_and_queries_of_other_endings_are_named(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    (data / "qrels").mkdir(parents=True)
+    (data / "corpus.csv").write_text("_id,text\n" + "".join(f"d{n},word{n} text\n" for n in range(40)))
+    (data / "queries.jsonl").write_text("".join(f'{{"_id": "q{n}", "text": "word{n}"}}\n' for n in range(40)))
+    for split, numbers in (("train", range(30)), ("test", range(30, 40))):
+        rows = "".join(f"q{n}\td{n}\t1\n" for n in numbers)
+        (data / "qrels" / f"{split}.tsv").write_text(f"query-id\tcorpus-id\tscore\n{rows}")
+    init_task(data, out=tmp_path / "own.yaml")
+    assert "corpus: corpus.csv}" in (tmp_path / "own.yaml").read_text()
+    assert check_task(str(tmp_path / "own.yaml"), data_dir=data)["rows"]

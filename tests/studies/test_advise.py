@@ -175,7 +175,7 @@ USES: list[tuple[TextAmount | None, dict[str, Any], str, str]] = [
         {"hours": 8, "machine": H100},
         "jhu-clsp/mmBERT-base",
         "Your text is in the language 'de' (ISO 639). FineWeb2, the source of the encoder's text in this language, has "
-        "1.7 TB.",
+        "1.7 TB of it.",
     ),
     (
         replace(GERMAN, language="tlh"),

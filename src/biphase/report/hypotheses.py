@@ -322,6 +322,8 @@ def find_baseline(asked: AskedInequality, named_arms: Mapping[str, ArmsBySpot], 
     model = model or (of_arm.pop() if len(of_arm) == 1 else "")
     by_budget = {budget: arms for (size, budget), arms in named_arms[name].items() if model in ("", size)}
     rungs = [(budget, arm) for budget in sorted(by_budget) for arm in by_budget[budget].values()]
+    if not rungs:
+        raise InputError(f"'{name}' has no arm of the network {model}: a ladder has that of the arm")
     if len(rungs) < 2:
         raise InputError(f"'{name}' has one budget; a baseline's ladder has two or more")
     refuse_gaps(rungs)

@@ -75,7 +75,9 @@ def describe_data(
         named = {split: f"qrels/{name}" for split, name in find_splits(data / "qrels" / "train.tsv").items()}
         if "test" not in named:
             raise InputError(f"{data}: retrieval needs qrels/test.tsv, the judgements of its queries")
-        return {"family": "retrieval", "files.0": named}
+        texts = {key: next(iter(sorted(data.glob(f"{key}.*"))), data).name for key in ("corpus", "queries")}
+        others = {key: file for key, file in texts.items() if not file.startswith(f"{key}.jsonl") and file != data.name}
+        return {"family": "retrieval", "files.0": named | others}
     form = form_of(data)
     rows = list(rows_of_file(data, form))
     keys, needed = describe_rows(rows, str(data), label, family, template)
