@@ -17,7 +17,7 @@ import torch
 from biphase.console import err, prefix_bars
 from biphase.corpus.text import SEVERAL, sample_language
 from biphase.device import choose_device, choose_dtype
-from biphase.errors import memory_told
+from biphase.errors import first_of, memory_told
 from biphase.files import read_json_as, write_json
 from biphase.finetuning.choosing import choose_rate
 from biphase.finetuning.config import CellPlan, plan_cell
@@ -73,7 +73,7 @@ def tell_languages(plan: CellPlan) -> None:
     inputs = inputs_of(load_examples(plan.train, bool(plan.config.judged_only)), "train")
     texts = [each if isinstance(each, str) else " ".join(each) for each in inputs]
     found = sample_language(texts, len(texts))
-    named = ", ".join(f"'{code}'" for code in known)
+    named = first_of([f"'{code}'" for code in known], 8)
     alike = [code for code in known if len(code) == len(found)]  # a card may have codes of three letters
     if (found == SEVERAL and len(known) == 1) or (alike and found not in alike):
         what = "several languages" if found == SEVERAL else f"'{found}'"
