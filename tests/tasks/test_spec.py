@@ -176,7 +176,7 @@ BAD_TASKS = [
     ({"template": "{a!r}"}, "only names of columns may be in braces; `rename` changes them"),
     ({"template": "{a: b}"}, "only names of columns may be in braces"),
     ({"template": "{a"}, "a brace that is text is doubled"),
-    ({"query_template": "Query:"}, "query_template must have {text} once"),
+    ({"query_template": "Query:"}, "query_template must have {text} once, and no other column"),
     ({"trained_on": "msmarco"}, "trained_on is for retrieval"),
     ({"labels": {"a": "yess"}}, "labels: 'yess' is not a class; did you mean 'yes'"),
     ({"labels": {"yes": "no way"}}, "labels: 'yes' is a class itself; take it out of the classes"),

@@ -233,12 +233,8 @@ class Task(Strict):
             (is_retrieval and lacks_texts, "hub: retrieval needs corpus and queries"),
         ]
         for key in ("query_template", "document_template"):
-            table.append(
-                (
-                    template_columns(getattr(self, key)) != ("text",),
-                    f"{key} must have {{text}} once, and no other column",
-                )
-            )
+            columns_of = template_columns(getattr(self, key))
+            table.append((columns_of != ("text",), f"{key} must have {{text}} once, and no other column"))
         for splits in (form.splits for form in self.forms):
             may_lack_train = is_retrieval and (self.trained_on is not None or splits.validation is None)
             table += [
