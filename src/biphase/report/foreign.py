@@ -346,6 +346,7 @@ class Standing:
     """Sentences about how scores were read, and about what they leave unknown."""
     baseline: str = ""
     over: Over = "seeds"
+    """The repetitions of the tests."""
 
     @property
     def sentences(self) -> list[str]:
@@ -360,11 +361,8 @@ class Standing:
     def tables(self) -> tuple[Table, ...]:
         """The tables of ranks, of pairs and of shares of compute, without empty ones."""
         prices = itertools.chain(*map(price_tables, self.prices))
-        return tuple(
-            table
-            for table in (rank_table(self), pair_table(self.pairs, self.results.decimals, self.over), *prices)
-            if table.rows
-        )
+        judged = rank_table(self), pair_table(self.pairs, self.results.decimals, self.over)
+        return tuple(table for table in (*judged, *prices) if table.rows)
 
     @property
     def frames(self) -> "dict[str, pandas.DataFrame]":
