@@ -6,7 +6,7 @@ from scipy import stats
 
 from biphase.errors import InputError
 from biphase.report.claims import Finding, judge_claims
-from biphase.report.contrasts import with_averages
+from biphase.report.contrasts import what_decides, with_averages
 from biphase.report.hypotheses import ArmsBySpot, bind, measure_claim
 from biphase.report.results import ReportArm, Result, ResultSet
 
@@ -194,6 +194,22 @@ def test_how_often_arms_are_called_equivalent(apart: float, low: float, high: fl
         num_supported += judged.verdict == "supported"
     assert low <= num_supported / num_trials
     assert num_supported <= stats.binom.ppf(0.999, num_trials, high)
+
+
+def test_the_seeds_that_an_equivalence_needs_are_those_of_its_test() -> None:
+    """An estimate outside the bounds is tested on two sides, so its level is 5 % and not 10 %."""
+    noise = np.array([0.01, -0.01, 0.02, -0.02, 0.005, -0.005])
+    arms = [ReportArm(f"1m-{name}-400", "other", "1m", "mlm", 40, 400, 0, 400) for name in ("mlm40", "clm")]
+    known = {"seeds": range(6), "pretraining_seeds": range(6)}
+    cells = [
+        Result(arm, "SC", "genre", "standard", (0.5 + gap).tolist(), **known)  # type: ignore[arg-type]
+        for arm, gap in zip(arms, (0.03 + noise, 0 * noise), strict=True)
+    ]
+    groups = bind("mlm40 - clm within 2 points on SC at 400 steps for 1m", NAMED_ARMS, TASKS)
+    (judged,) = judge_claims([Finding("e", "so", "", (measure_claim(groups, with_averages(ResultSet(cells))),))])
+    (need,), (one,) = judged.needs, judged.inequalities
+    at_its_level, at_twice = (what_decides(one.contrast, one.bound, level) for level in (0.05, 0.1))
+    assert judged.verdict == "undecided" and at_its_level in need and at_its_level != at_twice
 
 
 @pytest.mark.parametrize(
