@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from biphase import style
-from biphase.errors import InputError
+from biphase.errors import SOURCE, InputError
 from biphase.report.claims import judge_claims, tell_finding
 from biphase.report.contrasts import with_averages
 from biphase.report.figures import FIGURES, FigurePart, Panel, list_figures, plot_panel, save_figure
@@ -527,6 +527,28 @@ def test_in_chromium(paper_file: Path, tmp_path: Path, width: int) -> None:
     assert states[2].split() == ["ascending", *sorted(plain, key=float)]
     assert states[3].split() == ["none", *plain]
     assert states[4:] == ["210M 610M 1B", "20 % 30 % 40 % 50 % –"], "by number, what has none at the end"
+
+
+@pytest.mark.parametrize(
+    "descending",
+    [
+        ["1h02m", "2m41s", "2m07s", "15s"],
+        ["1.15e16", "7.25e14", "6e13"],
+        ["−48.10 ± 2.00", "−50.00 ± 1.20", "-51.00 ± 0.10"],
+        ["1B", "610M", "210M"],
+    ],
+)
+def test_columns_are_sorted_by_their_numbers(descending: list[str], tmp_path: Path) -> None:
+    """Durations, powers without a sign, numbers below zero with either sign, and counts."""
+    rows = "".join(f'<tr><td class="num">{text}</td></tr>' for text in sorted(descending))
+    head = '<thead><tr><th aria-sort="none"><button></button></th></tr></thead>'
+    table = f'<table class="sortable">{head}<tbody>{rows}</tbody></table>'
+    script = (SOURCE / "report" / "page.js").read_text()
+    tell = """document.querySelector("button").click();
+        const sorted = [...document.querySelectorAll("td")].map((cell) => cell.textContent);
+        addEventListener("load", () => parent.postMessage(sorted.join("|"), "*"));"""
+    told, _ = show(f"<meta charset=utf-8>{table}<script>{script}</script><script>{tell}</script>", tmp_path, 1400)
+    assert told.split("|") == descending
 
 
 AXE = Path(os.environ.get("AXE", "node_modules/axe-core/axe.min.js"))
