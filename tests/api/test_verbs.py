@@ -259,9 +259,14 @@ def test_rows_that_are_no_task(data: Any, said: str, tmp_path: Path) -> None:
         (lambda: biphase.advise([], hours=1), "no source is given"),
     ],
 )
-def test_what_is_given_by_mistake(call: Callable[[], Any], said: str) -> None:
+def test_what_is_given_by_mistake(
+    call: Callable[[], Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written."""
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=said):
         call()
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args
@@ -199,10 +199,12 @@ def json_line(location: str, row: Row) -> str:
 
 def keep_rows(rows: Iterable[Row], folder: Path, stem: str) -> Path:
     """Write rows as `folder/STEM-HASH.jsonl`, unless that file, which has the same rows, exists."""
+    rows = iter(rows)
+    first = [*islice(rows, 1)]  # no folder for data that are no rows
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{stem}.jsonl"
     with whole_file(part) as file:
-        file.writelines(json_line(f"row {index}", row) for index, row in enumerate(rows))
+        file.writelines(json_line(f"row {index}", row) for index, row in enumerate(chain(first, rows)))
     path = folder / f"{stem}-{file_hash(part)[:12]}.jsonl"
     if path.exists():
         part.unlink()
