@@ -263,7 +263,8 @@ def main() -> None:
     results: list[Found] = []
     for result in measure_reading(options) if options.reading else measure_all(options):
         results.append(result)
-        document = make_document("kernels alone", machine, vars(options), time.monotonic() - started)
+        shown = {key: value for key, value in vars(options).items() if key != "out"}
+        document = make_document("kernels alone", machine, shown, time.monotonic() - started)
         save(out, document | {"results": results})  # what is measured stays where the rest takes too long
     print(f"written to {out}")
 

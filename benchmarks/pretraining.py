@@ -290,7 +290,11 @@ def main() -> None:
     what = "pretraining, real tokens per second (padding not counted), biphase and Hugging Face Trainer"
     shown = {key: value for key, value in vars(options).items() if key not in ("work", "out", "job", "answer")}
     document = make_document(what, machine, shown, time.perf_counter() - started)
-    document |= {"text": {"sources": sources, "origin": origin}, "results": results, "memory": memory}
+    document |= {
+        "text": {"sources": [Path(name).name for name in sources], "origin": origin},
+        "results": results,
+        "memory": memory,
+    }
     save(options.out, document)
     print_table(results, memory)
     print(f"\nwritten to {options.out}")

@@ -181,11 +181,9 @@ def describe_plan(plan: Plan, estimate: Estimate, begun: Begun) -> RenderableTyp
         f"longest chain of runs: {plan.longest_chain:,} steps",
     ]
     if evaluation is not None:
-        again = plan.num_seeds - 1 if evaluation.seeds is None else 0  # random weights, with each seed of the others
-        num_models = len(plan.models) + kinds["random"] * again
-        if evaluation.tasks and len(plan.num_rates) == 1:
-            of_each = len(trainings(evaluation)) * plan.num_rates[0] * len(evaluation.seeds_of(0))
-            num_models = sum(not cell.task.startswith(EMBED) for cell in plan.cells) // of_each
+        # On one task, random weights have a cell for each pretraining seed, and so count as that many models.
+        points = {(cell.model, cell.config.seed) for cell in plan.cells if cell.task == plan.cells[0].task}
+        num_models = len(points) // len(evaluation.seeds_of(0))
         models, seeds = show_count(num_models, "model"), show_count(len(evaluation.seeds_of(0)), "seed")
         fitted = [cell for cell in plan.cells if not cell.task.startswith(EMBED)]
         if evaluation.tasks:
