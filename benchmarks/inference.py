@@ -55,8 +55,9 @@ COMPARED = 8
 """Texts whose outputs are compared."""
 BATCH_SIZES = (4, 16, 64)
 """Texts of a padded batch: each peer has the size that is fastest for it in the warm-up."""
-LONGEST = 512
-"""Tokens after which a text is cut: none is so long."""
+LONGEST = {"embedder": 512, "classifier": 1024}
+"""The tokens after which every arm cuts a text. The classifier's small vocabulary makes 430 tokens into 570 on average,
+and none of its texts is cut."""
 
 Read = Callable[[Sequence[str]], Any]
 """Texts → embeddings or logits, in their order."""
@@ -134,7 +135,7 @@ def open_arm(job: ReadingJob, model: str, folder: Path, texts: Sequence[str]) ->
         readers = open_sentence_transformer(job.arm, folder)
     else:
         infer = open_peer(job.arm, model, folder, job.threads)
-        readers = {size: padded(infer, folder, size) for size in BATCH_SIZES}
+        readers = {size: padded(infer, folder, size, LONGEST[model]) for size in BATCH_SIZES}
     readers[BATCH_SIZES[0]](texts[:COMPARED])
     seconds = {size: timed(read, texts[: max(BATCH_SIZES)])[1] for size, read in readers.items()}
     best = min(seconds, key=lambda size: seconds[size])
@@ -246,7 +247,7 @@ def open_transformers(model: str, folder: Path, dtype: Any) -> Callable[[dict[st
     return infer
 
 
-def padded(infer: Callable[[dict[str, Any]], Any], folder: Path, batch_size: int) -> Read:
+def padded(infer: Callable[[dict[str, Any]], Any], folder: Path, batch_size: int, max_length: int) -> Read:
     """Texts sorted by length, in batches padded to their longest."""
     import numpy as np
     import transformers
@@ -258,7 +259,7 @@ def padded(infer: Callable[[dict[str, Any]], Any], folder: Path, batch_size: int
         parts = []
         for begin in range(0, len(texts), batch_size):
             some = [texts[number] for number in order[begin : begin + batch_size]]
-            batch = tokenizer(some, padding=True, truncation=True, max_length=LONGEST, return_tensors="np")
+            batch = tokenizer(some, padding=True, truncation=True, max_length=max_length, return_tensors="np")
             parts.append(infer({name: rows.astype(np.int64) for name, rows in batch.items()}))
         return np.concatenate(parts)[np.argsort(order)]
 
@@ -279,13 +280,13 @@ def prepare_models(embedder: Path, preset: str, vocab_size: int, folder: Path) -
     rows = [{"text": text, "label": str(number % 5)} for number, text in enumerate(texts)]
     encoder = make_model(preset, vocab_size, folder)
     settings: dict[str, Any] = {"learning_rate": 1e-3, "max_steps": 2, "precision": "fp32", "device": "cpu"}
-    settings["max_length"] = LONGEST
+    settings["max_length"] = LONGEST["classifier"]
     biphase.finetune(encoder, data=rows, scores=folder / "scores", keep=folder / "kept", **settings)
 
     def add(copy: Path) -> None:
         limits = copy / "sentence_bert_config.json"
         if limits.exists():
-            limits.write_text(json.dumps(json.loads(limits.read_text()) | {"max_seq_length": LONGEST}))
+            limits.write_text(json.dumps(json.loads(limits.read_text()) | {"max_seq_length": LONGEST["embedder"]}))
         write_onnx(copy)
         quantize(copy)
 
