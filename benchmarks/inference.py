@@ -364,6 +364,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--preset", default="1m", help="of the classifier")
     parser.add_argument("--vocab", type=int, default=4096)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
+    parser.add_argument("--models", nargs="+", choices=NUM_TEXTS, default=[*NUM_TEXTS])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=2)
@@ -412,7 +413,8 @@ def main() -> None:
     libraries = ("onnxruntime", "openvino", "tokenizers", "sentence-transformers")
     machine |= {name: version(name) for name in libraries if find_spec(name.replace("-", "_"))}
     with tempfile.TemporaryDirectory() as folder:
-        models = prepare_models(embedder, options.preset, options.vocab, Path(folder))
+        prepared = prepare_models(embedder, options.preset, options.vocab, Path(folder))
+        models = {name: prepared[name] for name in options.models}
         results = {str(threads): measure(options, threads, models) for threads in options.threads}
     out = options.out or result_path("inference", machine["processor"], max(options.threads))
     shown = {key: value for key, value in vars(options).items() if key not in ("out", "job", "answer")}
