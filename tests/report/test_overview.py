@@ -107,6 +107,14 @@ def test_models_that_predict_one_class_are_told_in_words() -> None:
         assert said in told and "–" not in told
 
 
+def test_random_weights_that_are_ahead_are_named_first() -> None:
+    trained = ReportArm("mlm", "objective", "1m", "mlm", 40, 100, 0, 100)
+    cells = [(trained, [0.50, 0.51, 0.49]), (CONTROL, [0.60, 0.62, 0.58])]
+    results = with_averages(ResultSet([Result(arm, "SC", "a", "standard", scores) for arm, scores in cells]))
+    *_, told = answer_sentences(results)
+    assert told.startswith(f"{CONTROL.name} is ahead of mlm on a: 60.00 % against 50.00 %, +10.00 points")
+
+
 def test_a_p_value_that_is_corrected_is_told() -> None:
     """0.0095 over three seeds is no answer where the best of seven was chosen, though the uncorrected interval excludes
     zero: `+9.57 points [+5.19, +13.96]`. The interval is corrected too."""

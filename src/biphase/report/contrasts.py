@@ -419,8 +419,11 @@ def judge_difference(estimate: float, p_value: float) -> Side:
 def say_difference(
     gap: Interval, first: tuple[str, float], second: tuple[str, float], *, is_ahead: bool, where: str = ""
 ) -> str:
-    """Write the verdict on two models as a sentence: `A is ahead of B on genre: 71.20 % against 70.00 %, +1.20 points
-    [+0.40, +2.00]`. `gap` is the difference between their scores."""
+    """Write the verdict on two models as a sentence, the better one first: `A is ahead of B on genre: 71.20 % against
+    70.00 %, +1.20 points [+0.40, +2.00]`. `gap` is the first one's score minus the second one's."""
+    if gap.value < 0:
+        first, second = second, first
+        gap = replace(gap, value=-gap.value, low=-gap.high, high=-gap.low)
     (name, score), (rival, rival_score) = first, second
     verb = "is ahead of" if is_ahead else "cannot be distinguished from"
     scores = f"{show_share(score)} % against {show_share(rival_score)} %"

@@ -158,9 +158,6 @@ class WordsRow:
         """The comparison in words: `Words alone: TF-IDF + linear is ahead of A on genre: 80.00 % against 70.00 %,
         +10.00 points [+8.00, +12.00].`"""
         gap, sides = self.difference, [(self.model, self.mean), (self.name, self.value)]
-        if gap.value < 0:
-            sides.reverse()
-            gap = replace(gap, value=-gap.value, low=-gap.high, high=-gap.low)
         is_ahead = is_significant(gap.p_value)
         told = contrasts.say_difference(gap, *sides, is_ahead=is_ahead, where=f"on {self.dataset}")
         picked = f"; {tell_p_value(gap.p_value)}, corrected for picking the best of {self.num_models} models"
@@ -452,9 +449,6 @@ def describe_comparison(pair: TaskComparison, names: Mapping[str, str]) -> str:
     if gap is None or not pair.contrast:
         return f"{start}: cannot be told{notes}"
     sides = [(names[side.arm.name], side.mean) for side in (pair.a, pair.b)]
-    if gap.value < 0:
-        sides.reverse()
-        gap = replace(gap, value=-gap.value, low=-gap.high, high=-gap.low)
     # The test and its sources of noise: ` (p = 0.031 over 5 pairs of seeds and 2,000 examples; adjusted over 3 tasks)`.
     # With several rates: `over 5 pairs of seeds, 2,000 examples and the choice of rates`.
     test = ""
