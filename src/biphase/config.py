@@ -24,6 +24,8 @@ MOST_REPEATS = 1_000
 Count = Annotated[int, pydantic.Field(ge=0, le=MAX_COUNT)]
 PositiveCount = Annotated[int, pydantic.Field(ge=1, le=MAX_COUNT)]
 Seed = Count
+FolderName = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+"""A name of a recipe, model, study or task, which becomes the name of a folder."""
 Share = Annotated[float, pydantic.Field(ge=0, le=1)]
 Beta = Annotated[float, pydantic.Field(ge=0, lt=1)]
 

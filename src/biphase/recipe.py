@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, Tag, field_validator, model_validator
 
-from biphase.config import Beta, Count, PositiveCount, Seed, Setting, Strict
+from biphase.config import Beta, Count, FolderName, PositiveCount, Seed, Setting, Strict
 from biphase.console import TrackingName
 from biphase.curriculum import NUMBER_OR_RAMP, BatchRamp, Phase
 from biphase.files import content_hash
@@ -239,7 +239,7 @@ class ComputeConfig(Strict):
 class Recipe(Strict):
     """One pretraining run."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: FolderName
     """The first part of the run's folder name. A hash of everything that decides its weights follows."""
     init: Init
     data: Data

@@ -238,25 +238,25 @@ def test_a_cell_costs_its_steps_and_its_evaluation(paper: Plan) -> None:
     assert evaluation is not None
     shape = shape_of("1m", {}, 8192)
     config = finetune_config(evaluation, "sst2", 1e-4, 0)
-    steps, tokens, flops = cost_of(shape, StudyCell("m", "sst2", ("sst2",), config), 2048)
+    steps, tokens, flops = cost_of(shape, StudyCell("m", "sst2", "sst2", ("sst2",), config), 2048)
     assert (steps, tokens) == (1000, 1000 * 32 * 14)
     each = 6 * shape.block_weights + 12 * 4 * 128 * 14
     assert flops == pytest.approx(each * (tokens + 7e4 / 3))
     few = config.model_copy(update={"max_eval_examples": 50})
-    assert cost_of(shape, StudyCell("m", "sst2", ("sst2",), few), 2048)[2] == pytest.approx(
+    assert cost_of(shape, StudyCell("m", "sst2", "sst2", ("sst2",), few), 2048)[2] == pytest.approx(
         each * (tokens + 2 * 50 * 14 / 3)
     )
     searched = [
         cost_of(
             shape,
-            StudyCell("m", "nq", ("nq",), finetune_config(evaluation, "nq", 1e-4, 0).model_copy(update=limit)),
+            StudyCell("m", "nq", "nq", ("nq",), finetune_config(evaluation, "nq", 1e-4, 0).model_copy(update=limit)),
             2048,
         )[2]
         for limit in ({}, {"max_eval_examples": 1})
     ]
     assert searched[0] == searched[1], "few queries leave all documents to be encoded"
     short = config.model_copy(update={"max_train_examples": 100, "epochs": 2})
-    assert cost_of(shape, StudyCell("m", "sst2", ("sst2",), short), 8)[:2] == (8, 2 * 100 * 8)
+    assert cost_of(shape, StudyCell("m", "sst2", "sst2", ("sst2",), short), 8)[:2] == (8, 2 * 100 * 8)
 
 
 def test_few_shots_and_a_frozen_encoder_cost_less(paper: Plan) -> None:
@@ -265,16 +265,16 @@ def test_few_shots_and_a_frozen_encoder_cost_less(paper: Plan) -> None:
     assert evaluation is not None
     shape, config = shape_of("1m", {}, 8192), finetune_config(evaluation, "sst2", 1e-4, 0)
     shots = config.model_copy(update={"shots": 20})
-    assert cost_of(shape, StudyCell("m", "sst2", ("sst2",), shots), 2048)[:2] == (
+    assert cost_of(shape, StudyCell("m", "sst2", "sst2", ("sst2",), shots), 2048)[:2] == (
         1000,
         1000 * 20 * 14,
     )  # 40 texts: of 32 and of 8
     twice = shots.model_copy(update={"epochs": 2})
-    assert cost_of(shape, StudyCell("m", "sst2", ("sst2",), twice), 2048)[:2] == (4, 2 * 40 * 14)
-    assert cost_of(shape, StudyCell("m", "squad", ("squad",), twice), 2048)[:2] == (2, 2 * 20 * 175)
-    steps, tokens, flops = cost_of(shape, StudyCell("m", "sst2", (), config), 2048)
+    assert cost_of(shape, StudyCell("m", "sst2", "sst2", ("sst2",), twice), 2048)[:2] == (4, 2 * 40 * 14)
+    assert cost_of(shape, StudyCell("m", "squad", "squad", ("squad",), twice), 2048)[:2] == (2, 2 * 20 * 175)
+    steps, tokens, flops = cost_of(shape, StudyCell("m", "sst2", "sst2", (), config), 2048)
     frozen = config.model_copy(update={"frozen": True})
-    assert cost_of(shape, StudyCell("m", "sst2", (), frozen), 2048) == (steps, tokens, pytest.approx(flops / 3))
+    assert cost_of(shape, StudyCell("m", "sst2", "sst2", (), frozen), 2048) == (steps, tokens, pytest.approx(flops / 3))
 
 
 def test_a_mixture_is_measured_by_its_shares(corpus: Any, tmp_path: Path) -> None:

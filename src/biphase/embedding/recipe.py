@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from biphase.config import PositiveCount, Strict
+from biphase.config import FolderName, PositiveCount, Strict
 from biphase.console import TrackingName
 from biphase.corpus.rows import Delimiter
 from biphase.errors import refuse_doubles
@@ -76,7 +76,7 @@ class EmbeddingStage(Strict):
 
     later: ClassVar[frozenset[str]] = frozenset({"orthogonal_weight"})
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: FolderName
     data: Annotated[tuple[PairSource, ...], Field(min_length=1)]
     loss: LossName = "auto"
     loss_settings: dict[str, Any] = Field(default_factory=dict)
@@ -139,7 +139,7 @@ class EmbeddingRecipe(Strict):
 
     later: ClassVar[frozenset[str]] = frozenset({"token_embedding_rms", "whiten_token_embeddings", "dense", "lora"})
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: FolderName
     model: str
     """`RUN[@STEP]`, a model folder or a Hub id. A decoder becomes bidirectional."""
     out: str

@@ -296,6 +296,10 @@ class CellPlan:
     hash: str
     """The hash of everything that decides the scores."""
 
+    def changed(self, **changes: Any) -> "CellPlan":
+        """Plan the cell with other settings."""
+        return plan_cell(self.model, self.train, self.evaluation, self.config.model_copy(update=changes))
+
     def folder(self, out: Path) -> Path:
         return out / f"{self.task.name}-{self.hash[:16]}"
 

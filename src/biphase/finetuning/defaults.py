@@ -20,7 +20,7 @@ from biphase.device import choose_device, choose_dtype
 from biphase.errors import first_of, memory_told
 from biphase.files import read_json_as, write_json
 from biphase.finetuning.choosing import choose_rate
-from biphase.finetuning.config import CellPlan, plan_cell
+from biphase.finetuning.config import CellPlan
 from biphase.finetuning.encoding import CellContext
 from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.fit import choose_items, train_copy
@@ -100,7 +100,8 @@ def choose_length(plan: CellPlan, given: Collection[str]) -> CellPlan:
     chosen: dict[str, Any] = {"epochs": epochs, "max_steps": MOST_TABLE_STEPS}
     if num_validated >= FEWEST_VALIDATED:
         chosen |= {"load_best_model_at_end": True, "early_stopping_patience": PATIENCE}
-    config = plan.config.model_copy(update={key: value for key, value in chosen.items() if key not in given})
+    plan = plan.changed(**{key: value for key, value in chosen.items() if key not in given})
+    config = plan.config
     has_all = epochs * steps <= MOST_TABLE_STEPS
     length = f"{epochs} epochs of {steps:,} updates" if has_all else f"{MOST_TABLE_STEPS:,} updates"
     length = f"up to {length}" if config.early_stopping_patience is not None else length
@@ -109,7 +110,7 @@ def choose_length(plan: CellPlan, given: Collection[str]) -> CellPlan:
         reason = f", because validation has only {num_validated:,} examples"
         kept = f"the last weights are kept{'' if 'load_best_model_at_end' in given else reason}"
     err.print(f"{plan.task.name}: {length} for {len(items):,} examples; {kept}; epochs=… sets another length")
-    return plan_cell(plan.model, plan.train, plan.evaluation, config)
+    return plan
 
 
 def complete_length(plan: CellPlan, given: Collection[str], num_items: int) -> CellPlan:
@@ -119,11 +120,12 @@ def complete_length(plan: CellPlan, given: Collection[str], num_items: int) -> C
         longer = {"max_steps": max(config.max_steps, config.epochs * steps)}
     else:
         longer = {"epochs": max(config.epochs, math.ceil(config.max_steps / steps))}
-    config = config.model_copy(update=longer)
+    plan = plan.changed(**longer)
+    config = plan.config
     most = "up to " if config.early_stopping_patience is not None else ""
     length = f"{most}{min(config.max_steps, config.epochs * steps):,} updates"
     err.print(f"{plan.task.name}: {length} for {num_items:,} examples; an epoch has {steps:,}")
-    return plan_cell(plan.model, plan.train, plan.evaluation, config)
+    return plan
 
 
 def search_rate(plan: CellPlan, scores: Path) -> CellPlan:
@@ -139,7 +141,7 @@ def search_rate(plan: CellPlan, scores: Path) -> CellPlan:
     _, num_steps = choose_items(splits["train"], plan.config)
     steps = min(num_steps, max(LEAST_SEARCH_STEPS, min(SEARCH_STEPS, num_steps // (3 * len(rates)))))
     shorter = {"max_steps": steps, "load_best_model_at_end": False, "early_stopping_patience": None}
-    trial = plan_cell(plan.model, plan.train, plan.evaluation, plan.config.model_copy(update=shorter))
+    trial = plan.changed(**shorter)
     path = scores / ".rates" / f"{plan.task.name}-{trial.hash[:16]}.json"
     losses = read_json_as(path, dict[float, float | None]) if path.exists() else {}
     if not losses:
@@ -156,7 +158,7 @@ def search_rate(plan: CellPlan, scores: Path) -> CellPlan:
     tried = (f"{show_rate(rate)} {'diverged' if loss is None else f'{loss:.3f}'}" for rate, loss in losses.items())
     how = f"tried for {steps} steps each, loss on validation: {', '.join(tried)}"
     err.print(f"{plan.task.name}: learning rate {show_rate(best)} ({how}); learning_rate=… skips this")
-    return plan_cell(plan.model, plan.train, plan.evaluation, plan.config.model_copy(update={"learning_rate": best}))
+    return plan.changed(learning_rate=best)
 
 
 def rates_by_size(backbone: Any, factor: float = 1) -> list[float]:

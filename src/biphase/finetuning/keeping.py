@@ -23,7 +23,7 @@ from biphase.exporting.model import as_llama, set_direction
 from biphase.files import claimed, read_json_as, refuse_filled, whole_folder, write_json, write_mark, write_text
 from biphase.finetuning.calibration import AS_THEY_ARE, tell_calibration
 from biphase.finetuning.class_report import report_classes, tell_coverage
-from biphase.finetuning.config import CellPlan, FinetuneConfig, plan_cell
+from biphase.finetuning.config import CellPlan, FinetuneConfig
 from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, TokenizedTexts, pack
 from biphase.finetuning.fit import FittedCell, choose_examples, claim_cells, run_cells, write_cells
 from biphase.finetuning.heads import (
@@ -60,8 +60,7 @@ def plan_to_keep(plan: CellPlan) -> CellPlan:
     except OtherHeadError as error:
         if "head" in plan.config.model_fields_set:
             raise
-        config = plan.config.model_copy(update={"head": "transformers"})
-        plan = plan_cell(plan.model, plan.train, plan.evaluation, config)
+        plan = plan.changed(head="transformers")
         check_keepable(encoder, plan.task, plan.config)
         err.print(f"{error}, as it does here; `evaluate` trains the paper's")
     return plan

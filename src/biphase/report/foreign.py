@@ -9,6 +9,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -344,7 +345,6 @@ class Standing:
     prices: tuple[PriceList, ...]
     notes: tuple[str, ...]
     """Sentences about how scores were read, and about what they leave unknown."""
-    baseline: str = ""
     over: Over = "seeds"
     """The repetitions of the tests."""
 
@@ -357,7 +357,7 @@ class Standing:
         judged = [*map(tell_pairs, by_budget.values())] or [read_words()["unknown"]["pairs"]]
         return [*judged, *map(price_sentence, self.prices)]
 
-    @property
+    @cached_property
     def tables(self) -> tuple[Table, ...]:
         """The tables of ranks, of pairs and of shares of compute, without empty ones."""
         prices = itertools.chain(*map(price_tables, self.prices))
@@ -379,7 +379,7 @@ class Standing:
         """Write tables, a figure and one HTML page into a folder; return the path of the page."""
         words: dict[str, str] = read_words()["foreign_page"] | {"answer": " ".join(self.sentences)}
         judgements = tuple(table for table in self.tables if table.name in ("ranks", "pairs"))
-        page_text = PageText(**words, notes=self.notes, judgements=judgements, baseline=self.baseline)  # type: ignore[arg-type]
+        page_text = PageText(**words, notes=self.notes, judgements=judgements, listed=self.prices)  # type: ignore[arg-type]
         return write_report(self.results, Path(out), page_text)[0]
 
 
@@ -525,4 +525,4 @@ def judge_table(
     if len(ladders) > 1 and not chosen:
         lacking = [f"No shares of compute: {first_of(ladders)} have {LEAST_RUNGS} budgets or more; name a `baseline`."]
     notes = filter(None, (told, signed, *joined, *tell_unknown(results, over), *lacking))
-    return Standing(results, *compare_methods(results), tuple(prices), tuple(notes), chosen, over)
+    return Standing(results, *compare_methods(results), tuple(prices), tuple(notes), over)

@@ -27,7 +27,7 @@ from biphase.files import own_folder
 from biphase.finetuning.scores import Score
 from biphase.report import contrasts, formats, tables
 from biphase.report.claims import Finding, Verdicts, count_tested, tell_finding, tell_verdict
-from biphase.report.equivalents import ladder_panel, list_prices, price_sentence, price_tables, tell_compute
+from biphase.report.equivalents import PriceList, ladder_panel, list_prices, price_sentence, price_tables, tell_compute
 from biphase.report.figures import FigurePart, figure_pool, list_figures, plot_panel, save_figure
 from biphase.report.formats import MISSING, show_count, show_estimate, show_list, show_share, show_steps, tell_p_value
 from biphase.report.results import ALL_TASKS, FAMILY_NAMES, ReportArm, Result, ResultSet, find_flaws, read_words
@@ -144,9 +144,10 @@ def compare_in_words(results: ResultSet, best: Result, rival: Result, where: str
     if best.is_degenerate() and rival.is_degenerate():
         reason = "both predict the same for all examples, as networks with too little training do"
         return f"{best.arm.name} cannot be distinguished from {rival.arm.name} {where}: {reason}."
+    num_asked = num_models if rival.arm.objective == "none" else num_models - 1
+    best, rival = (best, rival) if best.mean >= rival.mean else (rival, best)  # random weights may be ahead
     compute = tell_compute(results, [(1.0, best), (-1.0, rival)])
     gap = contrasts.difference(best, rival)
-    num_asked = num_models if rival.arm.objective == "none" else num_models - 1
     tested = gap.against(level=SIGNIFICANCE / num_asked)
     p_value = min(tested.p_value * num_asked, 1.0)
     sides = [(result.arm.name, result.mean) for result in (best, rival)]
@@ -177,8 +178,8 @@ class PageText:
     """The declared hypotheses with their verdicts, and sentences about their declaration."""
     declared: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Arm with a declared compute-equivalent → the arms of its baseline."""
-    baseline: str = ""
-    """For a table of results: the method that is the baseline of compute-equivalents."""
+    listed: Sequence[PriceList] | None = None
+    """For a table of results: its compute-equivalents, which are known already."""
     judgements: Sequence[tables.Table] = ()
     """Tables with verdicts on methods."""
     notes: Sequence[str] = ()
@@ -224,7 +225,8 @@ def write_report(results: ResultSet, out: Path, page_text: PageText, pool: Execu
     measured = chain(*(scores.values() for scores in results.scores.values()))
     beside = compare_words((score for score in measured if score.arm.objective != "none"), page_text.words)
     with own_folder(out, "report") as folder, pool or figure_pool() as drawing:
-        prices, unpriced = list_prices(results, page_text.declared, page_text.baseline)
+        found = list_prices(results, page_text.declared) if page_text.listed is None else (page_text.listed, ())
+        prices, unpriced = found
         priced, price_sentences = [*map(price_tables, prices)], [*map(price_sentence, prices)]
         plots, lacking = ({}, []) if results.is_foreign else list_figures(results, page_text.losses)
         figures = {name: words for name, words in read_words()["figures"].items() if name in plots}
@@ -237,8 +239,7 @@ def write_report(results: ResultSet, out: Path, page_text: PageText, pool: Execu
         on_paper = [*wide, *printed, *page_text.judgements, *chain(*priced)]
         texts = {**page_text.files, **tables.table_files(on_paper)}
         flaws = find_flaws(results)
-        lacks = [*flaws.gaps, *(f"No figure: {line}" for line in lacking)]
-        missing = [*page_text.missing, *unpriced, *lacks]
+        missing = [*page_text.missing, *unpriced, *flaws.gaps, *(f"No figure: {line}" for line in lacking)]
         page_text = replace(page_text, notes=[*page_text.notes, *flaws.edges], missing=missing)
         sentences = [*tell_answer(results, price_sentences, page_text), *(row.sentence for row in beside)]
         html = render(

@@ -29,7 +29,7 @@ from biphase.finetuning.scores import Score, ScoreSet, read_scores
 from biphase.finetuning.words import WORD_SCORES
 from biphase.run import Run, open_run, read_checkpoint_manifest, read_metrics, whole_steps
 from biphase.studies.plan import Plan, PlannedRun, StudyCell, train_name
-from biphase.studies.spec import EMBED, Study, scored_as
+from biphase.studies.spec import EMBED, Study
 from biphase.tasks.spec import find_task
 
 TRAINING = "train"
@@ -195,7 +195,7 @@ class StudyState:
     def kinds(self) -> dict[str, str]:
         """Name of a unit → its kind: `train`, or the training task of a cell."""
         kinds = {train_name(run): TRAINING for run in self.plan.runs}
-        return kinds | {cell.name: scored_as(cell.task) for cell in self.plan.cells}
+        return kinds | {cell.name: cell.training for cell in self.plan.cells}
 
     def read_failures(self) -> list[Failure]:
         """Read the failures of unfinished units. A unit that failed under an earlier version of the study file may be

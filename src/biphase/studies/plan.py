@@ -102,6 +102,8 @@ class StudyCell:
 
     model: str
     task: str
+    training: str
+    """The name of the training in scores: the task's own name, even if the study names its file."""
     evaluates: tuple[str, ...]
     """The tasks to evaluate it on. Several tasks may share a training, as nq and mldr_en share that of msmarco."""
     config: FinetuneConfig
@@ -109,7 +111,7 @@ class StudyCell:
     @property
     def name(self) -> str:
         """The name of the cell's unit, for `study status` and `--unit`."""
-        return f"{self.model}/{spec.scored_as(self.task)}/lr{self.config.learning_rate:g}/seed{self.config.seed}"
+        return f"{self.model}/{self.training}/lr{self.config.learning_rate:g}/seed{self.config.seed}"
 
 
 CITED = re.compile(r"(F[0-9]+) of the paper")
@@ -316,6 +318,8 @@ def list_cells(study: spec.Study, models: tuple[EvaluatedModel, ...]) -> Iterato
     if evaluation.embed is not None:
         evaluated[evaluation.embed.name] = tuple(evaluation.embed.tasks)
 
+    named = {task: spec.scored_as(task) for task in evaluated}
+
     @cache
     def list_configs(task: str, rates: Sequence[float], seeds: Sequence[int], weights: str) -> list[FinetuneConfig]:
         points = product(rates, seeds)
@@ -331,7 +335,7 @@ def list_cells(study: spec.Study, models: tuple[EvaluatedModel, ...]) -> Iterato
             weights, seeds = "random", (*first, *further)
         for task, evaluates in evaluated.items():
             for config in list_configs(task, evaluation.rates_of(model.pooled_name, task), seeds, weights):
-                yield StudyCell(model.name, task, evaluates, config)
+                yield StudyCell(model.name, task, named[task], evaluates, config)
 
 
 def train_name(run: str) -> str:

@@ -46,7 +46,7 @@ from biphase.studies.folder import (
     refuse_other_text,
 )
 from biphase.studies.plan import Plan, PlannedRun, StudyCell, train_name
-from biphase.studies.spec import EMBED, Evaluation, find_data_dirs, scored_as
+from biphase.studies.spec import EMBED, Evaluation, find_data_dirs
 from biphase.tasks.sources import HUB, dir_of, find_source
 from biphase.tasks.spec import find_task
 
@@ -233,7 +233,7 @@ def study_words(plan: Plan, folder: Path, kinds: Set[str]) -> list[Unit]:
         return []
     scored = [cell for cell in plan.cells if not cell.task.startswith(EMBED)]
     settings = [(task, cell.config) for cell in scored for task in cell.evaluates]
-    due = {find_task(task).name for cell in scored if scored_as(cell.task) in kinds for task in cell.evaluates}
+    due = {find_task(task).name for cell in scored if cell.training in kinds for task in cell.evaluates}
     return word_units(settings, due, folder / "scores", find_data_dirs(plan.study.evaluation))
 
 
@@ -358,7 +358,7 @@ def study_units(state: StudyState, processes: int = 1) -> list[Unit]:
         model, run = models[cell.model], plan.runs[models[cell.model].run]
         arguments = {"cell": cell, "run": run, "step": model.step, "folder": folder, "evaluation": evaluation}
         needs = () if model.step in state.steps.get(model.run, ()) else (train_name(model.run),)
-        affinity, kind, cost = f"{cell.model} {cell.task}", scored_as(cell.task), flops if has_flops else tokens
+        affinity, kind, cost = f"{cell.model} {cell.task}", cell.training, flops if has_flops else tokens
         units.append(Unit(cell.name, score_unit, arguments, affinity, needs, kind, cost, wave=model.seed))
     return units
 

@@ -143,10 +143,6 @@ def fill_budget(templates: tuple[PhaseTemplate, ...], budget: int | None, where:
     )
 
 
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-"""The form of the names of studies and models, which become names of folders."""
-
-
 ARCHITECTURE = "architecture."
 """The prefix of the axes of a sweep that change a network."""
 
@@ -196,7 +192,7 @@ SeededTraining = Annotated[
 class StartingModel(config.Strict):
     """The start of an arm: a network with random weights, or a pretrained one. A plain preset needs no entry."""
 
-    name: Annotated[str, Field(pattern=NAME_PATTERN)]
+    name: config.FolderName
     preset: str | None = None
     architecture: dict[str, config.Setting] = Field(default_factory=dict)
     """Changes to the preset, as in a recipe's `init`."""
@@ -371,7 +367,7 @@ class Hypothesis(config.Strict):
 class Study(config.Strict):
     """The contents of a study file."""
 
-    name: Annotated[str, Field(pattern=NAME_PATTERN)]
+    name: config.FolderName
     title: ShownText = ""
     question: ShownText = ""
     """The question of the study. The plan and the report begin with it."""

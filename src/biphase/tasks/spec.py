@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 import yaml
 from pydantic import Field, model_validator
 
-from biphase.config import Strict, load_config, parse_config
+from biphase.config import FolderName, Strict, load_config, parse_config
 from biphase.corpus.forms import template_columns
 from biphase.corpus.rows import FileForm
 from biphase.errors import InputError, nearest, refuse_unknown
@@ -127,7 +127,7 @@ class Task(Strict):
         {"problem_type", "choices", "multi_hot", "missing", "duplicates", "stratified", "group", "labels"}
     )
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: FolderName
     family: Family
     metric: str
     """The metric that chooses a learning rate, on validation."""
