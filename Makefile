@@ -11,6 +11,9 @@ TORCH ?= torch==2.13.0
 demo: $(VENV)/installed
 	$(BIN)/biphase demo
 
+# pip compiles no bytecode: most modules are never imported, and the first import of the others writes theirs.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+
 # A process more than there are cores, up to 8: some tests wait for processes of their own.
 WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 7 ? cores + 1 : 8)))
 
@@ -90,7 +93,7 @@ fuzz: $(VENV)/developer
 # Other programs that read our ONNX and GGUF files: fastembed, OpenVINO, llama.cpp (its converter and its runtime), and
 # transformers.js under Node (475 MB of npm).
 readers: $(VENV)/developer
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check fastembed openvino --editable '.[gguf]'
+	$(INSTALL) fastembed openvino --editable '.[gguf]'
 	ONNXRUNTIME_NODE_INSTALL=skip npm install --silent --prefix $(VENV)/readers @huggingface/transformers
 	BIPHASE_NODE_MODULES=$(CURDIR)/$(VENV)/readers $(BIN)/python -m pytest tests/deploying/test_onnx.py tests/deploying/test_gguf.py
 
@@ -111,13 +114,13 @@ clean:
 # PyTorch by exact version first: a range would fetch gigabytes of CUDA libraries where a CPU build would do.
 $(VENV)/torch:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(INSTALL) $(TORCH)
 	touch $@
 
 $(VENV)/installed: $(VENV)/torch pyproject.toml
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(INSTALL) --editable .
 	touch $@
 
 $(VENV)/developer: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(INSTALL) --editable '.[dev]'
 	touch $@
