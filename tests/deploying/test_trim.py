@@ -333,6 +333,8 @@ def test_refusals(wordpiece: Any, tmp_path: Path) -> None:
     wordpiece_and_more.save_pretrained(wide)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").touch()
     for model, text, settings, said in (
         (source, TEXTS, {"out": tmp_path / "full"}, "full is not an empty folder"),
         (source, tmp_path / "empty.txt", {}, "empty.txt is empty"),
@@ -349,6 +351,8 @@ def test_refusals(wordpiece: Any, tmp_path: Path) -> None:
         (source, TEXTS, {"test": tmp_path / "nowhere"}, "test: .*nowhere does not exist"),
         (source, TEXTS, {"test": tmp_path}, "scores fine-tuned and embedding models, and this model is neither"),
         (tmp_path / "full", TEXTS, {}, "has no config.json"),
+        (tmp_path / "run", TEXTS, {}, "run is a run; export it first"),
+        (f"{tmp_path / 'run'}@5", TEXTS, {}, "run@5 is a run; export it first"),
         (slow, TEXTS, {}, "has no fast tokenizer"),
         (words, TEXTS, {}, "has a WordLevel tokenizer"),
         (wide, TEXTS, {}, "it has token ids up to"),

@@ -239,6 +239,8 @@ def test_a_preset_reloads_as_the_last_objective_left_it(
     assert (tmp_path / "model" / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert inspect(tmp_path / "model")["architectures"] == [name]
     assert inspect(run, verify=True)["state"] == "done"
+    checkpoint = inspect(f"{run}@2")  # whose network in its folder looks both ways
+    assert (checkpoint["kind"], checkpoint["objective"], "direction" in checkpoint) == ("checkpoint", objective, False)
     with pytest.raises(InputError, match="not an empty folder"):
         export_checkpoint(run, tmp_path / "model")
 

@@ -19,7 +19,7 @@ from biphase.files import ANEW, MARK, read_json_as, refuse_damaged
 from biphase.finetuning.class_report import draw_confusion, read_report
 from biphase.finetuning.kept import RECORD, KeptModel
 from biphase.finetuning.scores import read_score, read_scores
-from biphase.run import Run, read_checkpoint_manifest, read_done, read_metrics, read_recipe, whole_steps
+from biphase.run import Run, find_model, read_checkpoint_manifest, read_done, read_metrics, read_recipe, whole_steps
 from biphase.studies.cost import count_characters
 from biphase.tasks import examples
 from biphase.tasks.own import find_split_column
@@ -57,15 +57,18 @@ def inspect(folder: ModelName, *, verify: bool = False, picture: AnyPath | None 
     return `warnings` if its files say something else.
 
     Args:
-        folder: Any folder that biphase wrote (shards, a run, a model, a study, …), a model folder or a Hub id.
+        folder: Any folder that biphase wrote (shards, a run, a study, …), RUN@STEP, a model folder or a Hub id.
         verify: Read all files and compare their hashes.
         picture: Save the test-set confusion matrix of a fine-tuning to this .png, .svg or .pdf file.
 
     Raises:
         InputError: an unknown or damaged folder; the message names the file.
     """
-    path = Path(folder)
-    facts = read_folder(path if path.is_dir() else find_folder(str(folder)), verify)
+    path, name = Path(folder), str(folder)
+    if not path.is_dir():
+        address = find_model(name)
+        path = find_folder(name) if address == name else Path(address).parent  # the checkpoint of RUN@STEP
+    facts = read_folder(path, verify)
     if facts["kind"].endswith("model") and "text_network" not in facts:
         from biphase.deploying.inspection import examine_model
 

@@ -260,6 +260,8 @@ def trim(
         txt_documents: What counts as a document in .txt and .md files: the whole file, a paragraph or a line.
     """
     refuse_filled(Path(out))
+    if is_run_folder(Path(split_reference(str(model))[0])):  # its checkpoints do not say which way they look
+        raise InputError(f"{model} is a run; export it first (`biphase export {model} FOLDER`), and trim that folder")
     if minimum_count < 1:
         raise InputError(f"`minimum_count` is {minimum_count}: give 1 or more")
     if test is not None and not Path(test).exists():
