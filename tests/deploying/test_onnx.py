@@ -190,6 +190,15 @@ def test_a_copy_follows_no_link_out_of_its_folder(encoder: Path, tmp_path: Path)
         link.unlink()
 
 
+def test_a_copy_has_the_tokenizer(encoder: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(encoder, tmp_path / "source")
+    names = ("sentencepiece.bpe.model", "spm-32k.model", "tokenizer.model", "vocab.bpe", "vocab.json", "vocab.txt")
+    for name in names:
+        shutil.copy(source / "tokenizer.json", source / name)
+    copy_model(source, tmp_path / "copy", lambda part: None)
+    assert {path.name for path in (tmp_path / "copy").iterdir()} > {"tokenizer.json", *names}
+
+
 def test_mistakes_are_told_in_one_line(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     for options, words in (

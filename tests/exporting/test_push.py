@@ -12,12 +12,13 @@ import pytest
 import biphase
 from biphase.errors import InputError
 from biphase.exporting.push import LOCAL_PATH, push, without_folders
-from biphase.files import MARK
-from biphase.hub import fetch_model
+from biphase.files import MARK, write_json
+from biphase.hub import INDEX, fetch_model
 from biphase.pretraining.loop import train
 from biphase.recipe import Recipe
 from biphase.run import Run
 
+from ..conftest import flip_bit
 from ..simulated_hub import TOKEN, Fault, SimulatedHub
 
 
@@ -126,6 +127,21 @@ def test_what_is_refused_before_anything_is_sent(hub: SimulatedHub, folder: Path
     (folder / "README.md").write_text("trained on /data/mine/corpus")
     with pytest.raises(InputError, match=r"local paths are named in .*README\.md \(/data/mine/corpus"):
         push(folder, "me/encoder", license="mit", language="en")
+    assert hub.asked == []
+
+
+BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "damaged weights": (lambda folder: flip_bit(folder / "model.safetensors"), r"model\.safetensors is damaged"),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer files"),
+    "a lost part": (lambda folder: write_json(folder / INDEX, {"weight_map": {"a": "b"}}), "names 'b', which is no"),
+}
+
+
+def test_a_model_that_is_not_whole_is_not_sent(hub: SimulatedHub, folder: Path, tmp_path: Path) -> None:
+    for name, (damage, words) in BROKEN.items():
+        damage(broken := shutil.copytree(folder, tmp_path / name))
+        with pytest.raises(InputError, match=words):
+            push(broken, "me/encoder", license="mit", language="en")
     assert hub.asked == []
 
 

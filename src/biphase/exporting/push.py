@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from biphase.config import ModelName, OnCommandLine, by_commas
 from biphase.console import err, out
+from biphase.encoder.models import find_folder
 from biphase.errors import InputError, first_of, told_as
 from biphase.files import files_below
 from biphase.hub import told_by_hub
@@ -22,8 +23,8 @@ from biphase.run import Run, find_checkpoint, is_run_folder, name_run, read_done
 CARD_NAME = "README.md"
 MODEL_FILES = re.compile(
     r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|(generation_)?config\.json|biphase\.json|golden\.json"
-    r"|tokenizer(_config)?\.json|(special_tokens_map|added_tokens|vocab)\.json|vocab\.txt|merges\.txt"
-    r"|\w+\.model|chat_template\.jinja|modules\.json|(config_)?sentence_(bert_config|transformers)\.json"
+    r"|tokenizer(_config)?\.json|(special_tokens_map|added_tokens|vocab)\.json|vocab\.(bpe|txt)|merges\.txt"
+    r"|[^/]+\.model|chat_template\.jinja|modules\.json|(config_)?sentence_(bert_config|transformers)\.json"
     r"|\d+_\w+/(config\.json|model\.safetensors)|README\.md|LICENSE|curves\.png"
     r"|onnx/model(_quantized)?\.onnx(_data)?|model\.gguf"
 )
@@ -191,11 +192,12 @@ def folders_to_send(source: str, repo: str, scratch: Path) -> Iterator[tuple[str
 
 
 def check_files(folder: Path, files: dict[str, Path]) -> None:
-    """Raise `InputError` for files that are not a model with a card, and for texts with access tokens or local
-    paths."""
+    """Raise `InputError` for files that are not a whole, undamaged model with a tokenizer and a card, and for texts
+    with access tokens or local paths."""
     has_weights = any(name.endswith(".safetensors") for name in files)
     if not has_weights or not files.keys() & {"config.json", "modules.json"}:
         raise InputError(f"{folder} is not a model folder (configuration and *.safetensors); export a run into one")
+    find_folder(str(folder))
     if CARD_NAME not in files:
         raise InputError(f"{folder} has no model card ({CARD_NAME}); write one")
     local = []
