@@ -31,6 +31,7 @@ from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.exporting.model import export_checkpoint, save_encoder, set_direction
 from biphase.exporting.plain import load_named
+from biphase.exporting.push import MODEL_FILES
 from biphase.files import MARK, file_hash
 from biphase.pretraining.loop import train
 
@@ -147,12 +148,16 @@ def test_a_run_becomes_an_encoder_with_its_file(tiny_recipe: Callable[..., Any],
 
 def test_large_weights_lie_beside_the_graph(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_files, "INLINE_BYTES", 0)
-    folder = biphase.export(encoder, tmp_path / "out", onnx=True)
-    assert {path.name for path in (folder / "onnx").iterdir()} == {"model.onnx", "model.onnx_data"}
+    folder = biphase.export(encoder, tmp_path / "out", int8=True)
+    names = {path.name for path in (folder / "onnx").iterdir()}
+    assert names == {"model.onnx", "model.onnx_data", "model_quantized.onnx", "model_quantized.onnx_data"}
+    assert all(MODEL_FILES.fullmatch(f"onnx/{name}") for name in names)
     assert (folder / "onnx" / "model.onnx_data").stat().st_size > 100_000
     batch = AutoTokenizer.from_pretrained(folder)(TEXTS, padding=True, return_tensors="pt")
     expected = expected_outputs(folder, batch)["sentence_embedding"]
-    assert np.allclose(run_file(folder / "onnx" / "model.onnx", batch)["sentence_embedding"], expected, atol=1e-5)
+    for name, tolerance in {"model.onnx": 1e-5, "model_quantized.onnx": 0.1}.items():
+        computed = run_file(folder / "onnx" / name, batch)["sentence_embedding"]
+        assert np.allclose(computed, expected, atol=tolerance * float(expected.abs().max()))
 
 
 def test_a_graph_that_holds_for_its_example_alone_is_not_written(

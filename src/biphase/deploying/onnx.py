@@ -143,12 +143,16 @@ def quantize(folder: Path) -> None:
     activations as it computes them. Weights have 7 bits of the byte: processors without VNNI add two products in 16
     bits, where products of 8 bits overflow.
     """
+    import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    has_data = (folder / f"{ONNX_FILE}_data").exists()
+    path, has_data = folder / INT8_FILE, (folder / f"{ONNX_FILE}_data").exists()
     settings: Any = {"weight_type": QuantType.QInt8, "reduce_range": True, "use_external_data_format": has_data}
     with silenced(), told_as(f"{folder / ONNX_FILE} cannot be quantized", "is the disk full?"):  # onnx cuts files then
-        quantize_dynamic(folder / ONNX_FILE, folder / INT8_FILE, per_channel=True, **settings)
+        quantize_dynamic(folder / ONNX_FILE, path, per_channel=True, **settings)
+        if has_data:  # onnxruntime names the data as nobody looks for them
+            onnx.save_model(onnx.load(path), path, save_as_external_data=True, location=f"{path.name}_data")
+            path.with_name(f"{path.name}.data").unlink()
 
 
 def megabytes(path: Path) -> float:
