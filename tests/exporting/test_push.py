@@ -1,6 +1,7 @@
 """What goes to the hub and what stays, told by the simulated hub."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -88,6 +89,8 @@ def test_checkpoints_of_a_run_are_revisions(hub: SimulatedHub, run: Run) -> None
     assert json.loads(first["config.json"])["model_type"] == "llama"
     assert json.loads(last["config.json"])["model_type"] == "eurobert"
     assert first["model.safetensors"] != last["model.safetensors"]
+    loads = [{*re.findall(r'\("(me/\w+"[^)]*)\)', files["README.md"].decode())} for files in (first, last)]
+    assert loads == [{'me/encoder", revision="step-1"'}, {'me/encoder"'}]
     names = {*first, *last}
     assert not any("optimizer" in name or "metrics" in name or "manifest" in name for name in names)
     assert not any(LOCAL_PATH.search(files["README.md"].decode()) for files in (first, last))
@@ -96,6 +99,15 @@ def test_checkpoints_of_a_run_are_revisions(hub: SimulatedHub, run: Run) -> None
 def test_export_goes_on_to_the_hub(hub: SimulatedHub, run: Run, tmp_path: Path) -> None:
     biphase.export(run.path, tmp_path / "encoder", to_hub="me/other", license="mit", language="en")
     assert "model.safetensors" in sent_to(hub, "me/other")
+
+
+def test_the_card_of_a_folder_with_another_name_loads_the_repository(
+    hub: SimulatedHub, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.rename(tmp_path / "renamed"))
+    push(".", "me/encoder", license="mit", language="en")
+    card = sent_to(hub, "me/encoder")["README.md"].decode()
+    assert card.count('from_pretrained("me/encoder")') == 2 and 'SentenceTransformer("me/encoder")' in card
 
 
 def test_what_is_refused_before_anything_is_sent(hub: SimulatedHub, folder: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from biphase.corpus.tokenizer import check_tokenizer_files, load_pretrained_tokenizer
 from biphase.errors import InputError
 from biphase.exporting.plain import text_limits
-from biphase.exporting.push import MODEL_FILES
+from biphase.exporting.push import CARD_NAME, MODEL_FILES
 from biphase.files import (
     MARK,
     FolderMark,
@@ -41,6 +41,10 @@ def copy_model(source: Path, folder: Path, complete: Callable[[Path], None]) -> 
                     raise InputError(f"{path} is a link to a file outside of its folder: put the file in its place")
                 (part / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, part / name)
+        if (card := part / CARD_NAME).exists():
+            text, (old, new) = card.read_text(encoding="utf-8"), (places[0].name, folder.resolve().name)
+            text = text.replace(f"# {old}\n", f"# {new}\n").replace(f'("{old}"', f'("{new}"')
+            card.write_text(text, encoding="utf-8")
         join_limits(part)
         complete(part)
         write_mark(part, kind)

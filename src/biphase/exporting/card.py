@@ -96,7 +96,8 @@ def describe_export(
 def add_chapter(folder: Path, title: str, lines: Sequence[str]) -> None:
     """Add a chapter to the card of a model folder, or begin a card with it, and print its paragraphs."""
     card = folder / "README.md"
-    before = card.read_text(encoding="utf-8") if card.exists() else f"# {folder.name}\n"
+    name = folder.name.removeprefix(".").removesuffix(".part")  # while it is written
+    before = card.read_text(encoding="utf-8") if card.exists() else f"# {name}\n"
     write_text(card, "\n\n".join([before.rstrip("\n"), f"## {title}", *lines]) + "\n")
     for line in lines:
         console.out.prose(line.replace("`", ""))

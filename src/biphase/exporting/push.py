@@ -89,7 +89,7 @@ def push(
             report += [f"  {name}  {path.stat().st_size / 1e6:,.2f} MB" for name, path in files.items()]
             report += [f"  stays here: {', '.join(sorted(paths.keys() - files.keys()))}"] if paths != files else []
             check_files(folder, files)
-            card = files[CARD_NAME].read_text(encoding="utf-8").replace(f'("{folder.name}"', f'("{repo}"')
+            card = load_from(files[CARD_NAME].read_text(encoding="utf-8"), folder, repo, revision)
             card = complete_card(card, files[CARD_NAME], license, languages)
             uploads[revision] = {**files, CARD_NAME: card.encode()}
         told = partial(told_by_hub, f"{repo} cannot be sent to", PUSH_REMEDY)
@@ -210,6 +210,15 @@ def check_files(folder: Path, files: dict[str, Path]) -> None:
                 local.append(f"{path} ({match[1]})")
     if local:
         raise InputError(f"local paths are named in {', '.join(local)}: write another word there")
+
+
+def load_from(card: str, folder: Path, repo: str, revision: str) -> str:
+    """Return a card whose examples load a revision of a repository, in place of the folder or of what is named in the
+    card's title."""
+    loaded = f'("{repo}"' if revision == "main" else f'("{repo}", revision="{revision}"'
+    for name in (folder.resolve().name, *re.findall("^# (.+)$", card, re.MULTILINE)):
+        card = card.replace(f'("{name}"', loaded)
+    return card
 
 
 def complete_card(text: str, path: Path, license: str | None, languages: list[str]) -> str:
