@@ -2,9 +2,11 @@
 looks; what cannot become one is refused."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ import biphase
 from biphase.deploying import llama
 from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
+from biphase.exporting import golden
 from biphase.exporting.model import export_checkpoint
 from biphase.pretraining.loop import train
 
@@ -69,10 +72,18 @@ def test_an_embedding_model_keeps_its_modules(encoder: Path, tmp_path: Path) -> 
 
 
 def test_a_run_and_an_adapted_llama_become_twins(
-    encoder: Path, tiny_recipe: Callable[..., Any], tmp_path: Path
+    encoder: Path, tiny_recipe: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     run = train(tiny_recipe(*MLM), tmp_path / "runs").path
-    assert type(AutoModel.from_pretrained(biphase.export(run, tmp_path / "twin", as_="llama"))) is LlamaModel
+    monkeypatch.setattr(golden, "make_golden", computed := Mock(wraps=golden.make_golden))
+    twin = biphase.export(run, tmp_path / "twin", as_="llama")
+    assert type(AutoModel.from_pretrained(twin)) is LlamaModel
+    told = " ".join(capsys.readouterr().out.split())
+    assert "LlamaBidirectionalModel, bidirectional; load it with AutoModel" in told and "AutoModelFor" not in told
+    computed.assert_called_once()
+    card = (twin / "README.md").read_text()
+    assert "import AutoModel, AutoTokenizer" in card and "MaskedLM" not in card and "unexpected" not in card
+    assert re.search(r"A bidirectional `LlamaModel` of [\d.]+M parameters", card)
     source = make_family("llama-tied", encoder, tmp_path / "source")
     twin = biphase.export(source, tmp_path / "adapted", as_="llama")
     assert not any(path.startswith("lm_head") for path in load_names(twin))

@@ -6,6 +6,7 @@ direction under every server's own key: a server that overlooks it is causal, an
 error.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,13 @@ def become_llama(folder: Path) -> None:
     if card.data.pipeline_tag == "fill-mask":
         card.data.pipeline_tag = "feature-extraction"
     card.data.tags = ["llama" if tag == "eurobert" else tag for tag in card.data.tags or ()]
+    size = f"{twin.num_parameters() / 1e6:.1f}M parameters"
+    for pattern, words in (
+        (r"`\w+` of [\d.]+M parameters", f"`LlamaModel` of {size}"),
+        (r"\bAutoModelFor\w+", "AutoModel"),
+        (r"`AutoModel` gives the network without the language model head[^.]*\. ", ""),
+    ):
+        card.text = re.sub(pattern, words, card.text)
     write_text(folder / "README.md", str(card))
 
 

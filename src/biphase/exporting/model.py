@@ -27,7 +27,7 @@ from biphase.errors import InputError
 from biphase.exporting.card import FLOOR, MISREAD, describe_export, draw_curves
 from biphase.exporting.golden import write_golden
 from biphase.files import read_json_as, refuse_filled, whole_folder, write_json, write_mark, write_text
-from biphase.hub import fetch_model, model_fingerprint, output_width, position_limit
+from biphase.hub import fetch_model, model_fingerprint, output_width, position_limit, read_config
 from biphase.recipe import Recipe
 from biphase.run import CheckpointManifest, Run, find_checkpoint, read_checkpoint_manifest, read_recipe
 
@@ -99,7 +99,7 @@ POOLING_KEYS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens"
 
 
 def export_checkpoint(
-    reference: str, folder: Path, merge: float | None = None, complete: Callable[[Path], None] | None = None
+    reference: str, folder: Path, merge: float | None = None, complete: Callable[[Path], None] = write_golden
 ) -> str:
     """Write the checkpoint `RUN[@STEP]` as a model folder; return lines that say how to load it.
 
@@ -109,7 +109,7 @@ def export_checkpoint(
 
     Args:
         merge: first average the network with the decoder that it came from, with this weight for the decoder.
-        complete: a function that adds files to the folder after the proof.
+        complete: the function that adds files to the folder after the proof, the golden vectors last.
 
     Raises:
         InputError: no such checkpoint, a damaged one, a folder that is not empty, or nothing to merge with.
@@ -136,12 +136,10 @@ def export_checkpoint(
         if not causal and not misread_as:  # sentence-transformers loads what AutoTokenizer loads
             write_sentence_transformer(part, exported, longest)
         check_export(part, kind, network, causal)
-        write_golden(part)
         draw_curves(run, manifest.run_step, part / "curves.png")
         card = describe_export(run, manifest, folder.name, exported, tokenizer.eos_token, merged, misread_as)
         write_text(part / "README.md", card)
-        if complete is not None:
-            complete(part)
+        complete(part)
         write_mark(part, "encoder")
     looks = "causal" if causal else "bidirectional"
     remarks = f"\n{merged}" if merged else ""
@@ -149,7 +147,9 @@ def export_checkpoint(
         remarks += f"\n{reference} is at step {manifest.run_step:,} of {planned:,}, before the end of the decay"
     if misread_as:
         remarks += f"\n{MISREAD.format(chosen=misread_as, type=exported.config.model_type)}"
-    return f"{folder}: {type(exported).__name__}, {looks}; load it with {kind.__name__} or AutoModel{remarks}"
+    written, name = read_config(folder).kind, type(exported).__name__  # `complete` may have changed the class
+    loaders = f"{kind.__name__} or AutoModel" if written == name else "AutoModel"
+    return f"{folder}: {written}, {looks}; load it with {loaders}{remarks}"
 
 
 def set_direction(config: Any, causal: bool) -> None:
