@@ -60,6 +60,7 @@ def test_json_has_no_nan() -> None:
             {"model": "m"},
         ),
         ({MARK: {"biphase": []}, "config.json": {"model_type": "bert"}}, "model", {"model_type": "bert"}),
+        ({"config.yaml": "seed: 3", "config.json": {"model_type": "bert"}}, "model", {"model_type": "bert"}),
         ({"study.yaml": "name: s", "trained/a.json": {}, "failed/b.json": {}}, "study", {"name": "s", "failed": ["b"]}),
         ({"config.json": {}, "modules.json": [3]}, None, "modules.json is damaged"),
         ({"config.json": {}, "biphase.json": {"task": 1}}, None, "biphase.json is damaged"),

@@ -167,6 +167,8 @@ def test_tokenizers_are_compared_side_by_side(tmp_path: Path, capsys: pytest.Cap
     )
     found = biphase.compare_tokenizers(texts, [tmp_path / "bytes", tmp_path / "w"]).set_index("tokenizer")
     assert found.equals(biphase.compare_tokenizers(text, [tmp_path / "bytes", tmp_path / "w"]).set_index("tokenizer"))
+    facts = biphase.inspect(tmp_path / "bytes", verify=True)
+    assert (facts["kind"], facts["mask_token"], facts["verified"]) == ("tokenizer", "<|mask|>", "every hash agrees")
     num_words, num_bytes = 5 + 2 + 2 + 1 + 3, sum(len(each.encode()) for each in texts)
     for name in ("bytes", "w"):
         theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path / name)

@@ -12,6 +12,7 @@ from biphase.api.finetuning import fields_of
 from biphase.config import AnyPath, ModelName, load_config, read_yaml
 from biphase.console import err
 from biphase.corpus.shards import SHARD_SPLITS, ShardSet
+from biphase.corpus.tokenizer import load_tokenizer
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.encoder.models import find_folder
 from biphase.errors import InputError
@@ -38,18 +39,20 @@ MODEL_KEYS = ("architectures", "model_type", "is_causal", "hidden_size", "num_hi
 
 
 FOLDER_KINDS: Mapping[str, tuple[str, ...]] = {
-    "run": ("config.yaml",),
     "checkpoint": ("model/config.json",),
     "shards": ("manifest.json",),
     "study": ("study.yaml",),
     "fine-tuned model": (RECORD,),
     "model": ("config.json",),
+    "run": ("config.yaml",),
     "cell": ("score.json",),
     "task": ("task.yaml",),
     "scores": ("*/score.json", "*/*/score.json"),
+    "tokenizer": ("tokenizer.json",),
     **dict.fromkeys(("embedding model", "converted model", "search index"), ()),
 }
-"""Kind of folder → the files that identify it without our mark; one of them is enough."""
+"""Kind of folder → the files that identify it without our mark; one of them is enough. A model folder may have a
+config.yaml of its own, and has a tokenizer, so the order decides."""
 
 
 def inspect(folder: ModelName, *, verify: bool = False, picture: AnyPath | None = None) -> Facts:
@@ -97,7 +100,7 @@ def find_kind(path: Path) -> str:
     """Return the kind that a folder's mark states, or else the first of `FOLDER_KINDS` with a file in the folder."""
     if (path / MARK).exists():
         marked = str(read_json_as(path / MARK, dict[str, Any]).get("biphase"))
-        if marked in FOLDER_KINDS:
+        if marked in FOLDER_KINDS and marked != "tokenizer":  # a model may have been saved beside that
             return marked
     for kind, patterns in FOLDER_KINDS.items():
         if any(next(path.glob(pattern), None) for pattern in patterns):
@@ -117,6 +120,9 @@ def read_facts(kind: str, path: Path) -> Facts:
             return find_task(str(path / "task.yaml")).model_dump(mode="json", exclude_defaults=True)
         case "search index":
             return read_json_as(path / "index.json", dict[str, Any])
+        case "tokenizer":
+            tokenizer = load_tokenizer(path)
+            return {"vocab_size": len(tokenizer), **fields_of(tokenizer, "mask_token eos_token pad_token")}
         case "study":
             study = read_yaml(path / "study.yaml")
             facts = {key: study.get(key) for key in ("name", "title", "question")}
