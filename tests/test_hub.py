@@ -25,7 +25,7 @@ from biphase.errors import InputError, StoppedError, told_as
 from biphase.hub import (
     FILES,
     INDEX,
-    OTHER_FOLDERS,
+    SKIPPED_FILES,
     count_positions,
     fetch_model,
     longest_text,
@@ -141,11 +141,13 @@ def test_modules_of_an_embedding_model_come_with_it() -> None:
         "2_Dense/pytorch_model.bin",
         "model.py",
         "checkpoint-5/a.json",
+        "consolidated-00001-of-00003.safetensors",
+        "model.fp16.safetensors",
     ]
 
     def fetched(kind: str) -> list[str]:
         return list(
-            filter_repo_objects(files + others, allow_patterns=FILES[kind], ignore_patterns=OTHER_FOLDERS[kind])
+            filter_repo_objects(files + others, allow_patterns=FILES[kind], ignore_patterns=SKIPPED_FILES[kind])
         )
 
     assert fetched("model") == files

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 CARD = "README.md"
 FILES = {"tokenizer": ["*.json", "*.model", "*.txt"], "model": ["*.json", "*.model", "*.txt", "*.safetensors", CARD]}
 """The files to fetch: neither code nor pickles."""
-OTHER_FOLDERS = {"tokenizer": ["*/*"], "model": ["[!0-9]*/*", "*/*/*"]}
-"""The files to skip; modules of an embedding model are in folders such as `1_Pooling`."""
+OTHER_FORMS = ["consolidated*.safetensors", "*.fp16.safetensors"]
+SKIPPED_FILES = {"tokenizer": ["*/*"], "model": ["[!0-9]*/*", "*/*/*", *OTHER_FORMS]}
+"""The files to skip: other forms of the same weights, and folders, but for those of an embedding model's modules, such
+as `1_Pooling`."""
 
 KNOWN_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "modules.json")
 """Files that reveal a cached repository: not every tokenizer or embedding model has a config.json at the top level."""
@@ -85,7 +87,7 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
         cached = next((Path(file).parent.name for file in files if isinstance(file, str)), None)
         if cached is None and path.parent.name and path.parent.is_dir():
             raise NotADirectoryError(f"{path.parent} is a folder here, and only that was looked into")
-        patterns = {"allow_patterns": FILES[kind], "ignore_patterns": OTHER_FOLDERS[kind]}
+        patterns = {"allow_patterns": FILES[kind], "ignore_patterns": SKIPPED_FILES[kind]}
         fetch = partial(snapshot_download, id, revision=cached or revision, **patterns)
         try:
             folder = Path(fetch())
