@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import biphase
+from biphase.cli.app import run_command
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.deploying import trim as trimming
 from biphase.encoder.proofs import FailedProofError
@@ -234,6 +235,18 @@ def test_ids_in_configurations_follow_their_tokens(tmp_path: Path) -> None:
     assert not (folder / "merges.txt").exists()
     assert json.loads((folder / MARK).read_text())["biphase"] == "model"
     assert biphase.inspect(folder, verify=True)["verified"] == "every hash agrees"
+
+
+def test_the_command_does_not_load_the_copy_again(
+    wordpiece: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, text = make_model(tmp_path / "source", wordpiece, "bert"), tmp_path / "text.txt"
+    text.write_text("\n\n".join(TEXTS), encoding="utf-8")
+    monkeypatch.setattr("biphase.deploying.inspection.examine_model", lambda folder: pytest.fail("loaded again"))
+    out = str(tmp_path / "out")
+    run_command(["trim", str(source), "--text", str(text), "--out", out, "--format", "json"])
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["kind"], facts["path"], facts["vocab_size"] < 2000) == ("model", out, True)
 
 
 def test_weights_in_parts_are_sliced_all(wordpiece: Any, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ from biphase.encoder.network import load_model
 from biphase.encoder.packed import LanguageModelHead, packed_hidden
 from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
-from biphase.exporting.card import draw_curves
+from biphase.exporting.card import draw_curves, find_hub_id
 from biphase.exporting.model import check_export, close_texts, export_checkpoint, set_direction
 from biphase.files import remove_folder
 from biphase.finetuning.config import FinetuneConfig
@@ -149,6 +149,19 @@ def test_a_card_tells_all_trainings_by_name(tiny_recipe: Callable[..., Recipe], 
     (Path(first) / "config.yaml").unlink()
     export_checkpoint(second, tmp_path / "again")
     assert f"1. `{Path(first).name}`, which is not here any more" in (tmp_path / "again" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("model", "id"),
+    [
+        *(("org/model", "org/model"), ("org/model@v1", "org/model"), ("bert-base-uncased", "bert-base-uncased")),
+        *(("here", None), ("here/gone", None), ("../gone", None), ("/data/gone", None), ("./gone", None)),
+    ],
+)
+def test_a_base_is_a_hub_id(model: str, id: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("here").mkdir()
+    assert find_hub_id(model) == id
 
 
 def test_a_card_tells_a_parent_whose_checkpoint_was_dropped(tiny_recipe: Callable[..., Recipe], tmp_path: Path) -> None:

@@ -293,7 +293,7 @@ def trim(text: Annotated[list[str], Parameter(consume_multiple=True)], **options
 
     Example: `biphase trim encoder --text corpus/*.jsonl --out small --test reviews.csv`
     """
-    return folders.inspect(networks.trim(text=text, **options))
+    return folders.read_folder(networks.trim(text=text, **options))
 
 
 @like(push_model, arguments="source repo")

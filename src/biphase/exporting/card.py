@@ -124,12 +124,18 @@ def tell_history(run: Run, manifest: CheckpointManifest) -> tuple[str | None, li
     base: str | None = None
     before = [f"Random weights of preset `{init.preset}`."]
     if init.model:
-        is_here = Path(init.model).is_dir()
-        base = None if is_here else init.model
-        before = [f"The model `{Path(init.model).name if is_here else init.model}`."]
+        base = find_hub_id(init.model)
+        before = [f"The model `{init.model if base else Path(init.model).name}`."]
     elif init.checkpoint:
         base, before = tell_parent(init.checkpoint, manifest.parent or "")
     return base, [*before, line]
+
+
+def find_hub_id(model: str) -> str | None:
+    """Find the Hub id in a model's name, without its revision; None for a path, also one of a folder that is gone."""
+    id = model.partition("@")[0]
+    is_path = any(place.exists() for place in (Path(model), Path(id), *Path(id).parents[:-1]))
+    return id if re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", id) and not is_path else None
 
 
 def tell_parent(reference: str, content: str) -> tuple[str | None, list[str]]:
