@@ -34,6 +34,7 @@ export full made                                  | full is not a run folder
 export run@7 made                                 | run has no checkpoint '@7'
 export run full                                   | full is not an empty folder
 export run made --to-hub name                     | name is not a repository name
+export run made --to-hub a/b --language en        | the card of run has no license: give --license, or
 trim full --text text.txt --out made              | full has no config.json
 trim encoder --text nowhere.txt --out made        | nowhere.txt does not exist
 trim encoder --text text.txt --out full           | full is not an empty folder

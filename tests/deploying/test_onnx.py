@@ -217,6 +217,7 @@ def test_mistakes_are_told_in_one_line(encoder: Path, tmp_path: Path, monkeypatc
         with pytest.raises(InputError, match=words):
             biphase.export(encoder, out, **options)
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    monkeypatch.setattr("biphase.deploying.copying.copy_model", lambda *_: pytest.fail("the model is copied first"))
     with pytest.raises(InputError, match=r"needs onnxruntime: pip install 'biphase\[onnx\]'"):
         biphase.export(encoder, out, onnx=True)
     assert not out.exists()

@@ -99,6 +99,16 @@ def test_checkpoints_of_a_run_are_revisions(hub: SimulatedHub, run: Run) -> None
 def test_export_goes_on_to_the_hub(hub: SimulatedHub, run: Run, tmp_path: Path) -> None:
     biphase.export(run.path, tmp_path / "encoder", to_hub="me/other", license="mit", language="en")
     assert "model.safetensors" in sent_to(hub, "me/other")
+    hub.commit("me/public", {})
+    with pytest.raises(InputError, match=r"is public; .*again is written: `biphase push .*again me/public …` sends it"):
+        biphase.export(run.path, tmp_path / "again", to_hub="me/public", license="mit", language=iter(["en"]))
+    push(tmp_path / "again", "me/private", license="mit", language="en")
+
+
+def test_the_card_of_a_run_is_named_by_the_run(hub: SimulatedHub, run: Run) -> None:
+    with pytest.raises(InputError, match=f"^the card of {run.path} has no license"):
+        push(run.path, "me/encoder", language="en", dry_run=True)
+    assert hub.asked == []
 
 
 def test_the_card_of_a_folder_with_another_name_loads_the_repository(
@@ -112,10 +122,10 @@ def test_the_card_of_a_folder_with_another_name_loads_the_repository(
 
 def test_what_is_refused_before_anything_is_sent(hub: SimulatedHub, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"README\.md has no license and no language: give `license` and `language`, or"
+        InputError, match=r"the card of .*encoder has no license and no language: give `license` and `language`, or"
     ):
         push(folder, "me/encoder")
-    with pytest.raises(InputError, match=r"README\.md has no language"):
+    with pytest.raises(InputError, match="encoder has no language: give `language`, or"):
         push(folder, "me/encoder", license="mit")
     for repo in ("encoder", "a/b/c", "me/--x", "https://huggingface.co/me/x"):
         with pytest.raises(InputError, match="is not a repository name"):

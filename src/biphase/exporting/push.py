@@ -20,7 +20,7 @@ from biphase.files import files_below
 from biphase.hub import told_by_hub
 from biphase.run import Run, find_checkpoint, is_run_folder, name_run, read_done, split_reference, whole_steps
 
-CARD_NAME = "README.md"
+CARD_NAME, EMPTY_CARD = "README.md", "---\n\n---\n"
 MODEL_FILES = re.compile(
     r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|(generation_)?config\.json|biphase\.json|golden\.json"
     r"|tokenizer(_config)?\.json|(special_tokens_map|added_tokens|vocab)\.json|vocab\.(bpe|txt)|merges\.txt"
@@ -75,7 +75,7 @@ def push(
     """
     from huggingface_hub import HfApi
 
-    languages = by_commas(language) if isinstance(language, str) else list(language or ())
+    languages = list_languages(language)
     check_repository(repo)
     report = [f"{repo}: {'public' if public else 'private'}, nothing sent (dry run)" if dry_run else f"{repo}:"]
     api = HfApi(library_name="biphase")
@@ -90,7 +90,7 @@ def push(
             report += [f"  stays here: {', '.join(sorted(paths.keys() - files.keys()))}"] if paths != files else []
             check_files(folder, files)
             card = load_from(files[CARD_NAME].read_text(encoding="utf-8"), folder, repo, revision)
-            card = complete_card(card, files[CARD_NAME], license, languages)
+            card = complete_card(card, source, license, languages)
             uploads[revision] = {**files, CARD_NAME: card.encode()}
         told = partial(told_by_hub, f"{repo} cannot be sent to", PUSH_REMEDY)
         new = refuse_left(api, repo, uploads, told, dry_run=dry_run)
@@ -157,12 +157,30 @@ def commit_uploads(
     return addresses
 
 
-def check_push(to_hub: str | None, license: str | None, language: object) -> None:
-    """Raise `InputError` for a repository as `check_repository` does, and for settings of a push without one."""
+def check_push(
+    name: str, source: Path, to_hub: str | None, license: str | None, language: str | Iterable[str] | None
+) -> list[str]:
+    """Raise `InputError` for a repository as `check_repository` does, for the card of a source as `complete_card` does,
+    and for settings of a push without a repository. Returns the languages."""
+    languages, card = list_languages(language), source / CARD_NAME
     if to_hub is not None:
         check_repository(to_hub)
+        complete_card(card.read_text(encoding="utf-8") if card.exists() else EMPTY_CARD, name, license, languages)
     elif license is not None or language is not None:
         raise InputError("`license` and `language` go into the card that is pushed: give `to_hub`, or edit README.md")
+    return languages
+
+
+def push_written(folder: Path, repo: str, license: str | None, languages: list[str]) -> None:
+    """Push a folder that was written just now. An error says that the folder is there, and how to push it."""
+    try:
+        push(folder, repo, license=license, language=languages)
+    except InputError as error:
+        raise InputError(f"{error}; {folder} is written: `biphase push {folder} {repo} …` sends it") from None
+
+
+def list_languages(language: str | Iterable[str] | None) -> list[str]:
+    return by_commas(language) if isinstance(language, str) else list(language or ())
 
 
 def check_repository(repo: str) -> None:
@@ -221,19 +239,21 @@ def load_from(card: str, folder: Path, repo: str, revision: str) -> str:
     return card
 
 
-def complete_card(text: str, path: Path, license: str | None, languages: list[str]) -> str:
-    """Add licence and languages to a card that lacks them. Raises `InputError` if the user names none either, or others
-    than the card."""
+def complete_card(text: str, name: str | Path, license: str | None, languages: list[str]) -> str:
+    """Add licence and languages to the card of a folder or run that lacks them. Raises `InputError` if the user names
+    none either, or others than the card."""
     from huggingface_hub import ModelCard
 
     card = ModelCard(text, ignore_metadata_errors=True)
     options_given = {"license": license, "language": languages}
-    if lacking := [name for name, value in options_given.items() if not (value or getattr(card.data, name))]:
-        options = " and ".join(f"`{name}`" for name in lacking)
-        raise InputError(f"{path} has no {' and no '.join(lacking)}: give {options}, or write it at its top")
-    for name, value in options_given.items():
-        old = getattr(card.data, name)
+    if lacking := [key for key, value in options_given.items() if not (value or getattr(card.data, key))]:
+        options = " and ".join(f"`{key}`" for key in lacking)
+        lack = f"the card of {name} has no {' and no '.join(lacking)}"
+        raise InputError(f"{lack}: give {options}, or write it at the top of a folder's {CARD_NAME}")
+    for key, value in options_given.items():
+        old = getattr(card.data, key)
         if old and value and value not in (old, [old]):
-            raise InputError(f"{path} says {name} {old}, not {value}: leave one out, or change the other at its top")
-        setattr(card.data, name, old or value)
+            told = f"the card of {name} says {key} {old}, not {value}"
+            raise InputError(f"{told}: leave one out, or change the other at its top")
+        setattr(card.data, key, old or value)
     return str(card)
