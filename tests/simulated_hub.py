@@ -39,6 +39,8 @@ class Repository:
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     revisions: dict[str, str] = field(default_factory=dict)
     """The commits of branches and tags."""
+    titles: dict[str, dict[str, str]] = field(default_factory=dict)
+    """For each commit, the title of the last one that changed a file."""
 
 
 @dataclass
@@ -118,6 +120,7 @@ class SimulatedHub:
         files: Mapping[str, bytes | str | None],
         revision: str = "main",
         kind: Kind = "models",
+        title: str = "Update",
         **access: bool,
     ) -> str:
         """Add a commit to a branch, made if need be: files on top of what the branch has, None takes one away."""
@@ -131,6 +134,7 @@ class SimulatedHub:
         listing = repr([(path, hashlib.sha1(content).hexdigest()) for path, content in sorted(tree.items())])
         commit = hashlib.sha1(f"{id} {len(repository.commits)} {listing}".encode()).hexdigest()
         repository.commits[commit] = tree
+        repository.titles[commit] = repository.titles.get(head or "", {}) | dict.fromkeys(files, title)
         repository.revisions[revision] = commit
         return commit
 
@@ -213,7 +217,11 @@ class SimulatedHub:
             case "paths-info":
                 wanted = parse_qs(body.decode())["paths"]
                 every = {one["path"]: one for one in self.entries(tree, "", True)}
-                return answer_json([every[path] for path in wanted if path in every])
+                changed = {
+                    path: {"id": commit, "title": title, "date": "2026-01-01T00:00:00.000Z"}
+                    for path, title in repository.titles[commit].items()
+                }
+                return answer_json([every[path] | {"lastCommit": changed[path]} for path in wanted if path in every])
             case "preupload":
                 return answer_json({"files": [self.upload_mode(one) for one in json.loads(body)["files"]]})
             case "commit":
@@ -331,15 +339,18 @@ class SimulatedHub:
 
     def receive(self, name: list[str], revision: str, body: bytes) -> Answer:
         files: dict[str, bytes | None] = {}
+        title = ""
         for line in map(json.loads, body.splitlines()):
-            if line["key"] == "file":
+            if line["key"] == "header":
+                title = line["value"]["summary"]
+            elif line["key"] == "file":
                 files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
             elif line["key"] == "lfsFile":
                 files[line["value"]["path"]] = self.blobs[line["value"]["oid"]]
             elif line["key"] == "deletedFile":
                 files[line["value"]["path"]] = None
         id = "/".join(name[1:])
-        commit = self.commit(id, files, revision, "datasets" if name[0] == "datasets" else "models")
+        commit = self.commit(id, files, revision, "datasets" if name[0] == "datasets" else "models", title)
         said = {"commitOid": commit, "commitUrl": f"{self.url}/{id}/commit/{commit}"}
         return answer_json({"success": True, "hookOutput": "", **said})
 

@@ -192,6 +192,22 @@ def test_no_push_leaves_model_files_of_another_one(
     assert sent_to(hub, "me/encoder").keys() > {"LICENSE", "notes.txt", "model.safetensors"}
 
 
+def test_a_card_that_was_edited_on_the_hub_is_told(
+    hub: SimulatedHub, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: Any = {"license": "mit", "language": "en"}
+    for _ in range(2):
+        push(folder, "me/encoder", **given)
+    assert "on the Hub" not in capsys.readouterr().err
+    hub.commit("me/encoder", {"README.md": "mine"}, title="Say more")
+    for dry_run in (True, False):
+        push(folder, "me/encoder", **given, dry_run=dry_run)
+        told = " ".join(capsys.readouterr().err.split())
+        assert "revision main of me/encoder: its card was last changed by the commit 'Say more' on the Hub" in told
+    push(folder, "me/encoder", **given)
+    assert "on the Hub" not in capsys.readouterr().err
+
+
 def test_a_new_branch_has_no_model_files_of_main(hub: SimulatedHub, run: Run) -> None:
     """With which the hub begins it; on main they stay, and what is added to a branch later is refused as anywhere."""
     given: Any = {"license": "mit", "language": "en"}

@@ -37,6 +37,7 @@ LOCAL_PATH = re.compile(
 PARENT_PATH = re.compile(r"(?<![\w./~-])(?:\.\./)+[\w.-]+(?:/[\w.-]+)*")
 """A path in a text that begins at a parent folder: ../data/mine."""
 HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
+COMMIT_TITLE = "biphase push"
 PUSH_REMEDY = "is the name right, and are you signed in (`hf auth login`)?"
 LISTING_SECONDS = 10.0
 """The longest wait for the list of the files of a repository."""
@@ -103,12 +104,15 @@ def push(
 def refuse_left(
     api: Any, repo: str, uploads: Mapping[str, Collection[str]], told: Callable[[], Any], *, dry_run: bool
 ) -> set[str]:
-    """Raise `InputError` for revisions with model files that are not sent now. Returns the revisions that do not exist
-    yet. In a dry run, a Hub that does not answer is only told."""
+    """Raise `InputError` for revisions with model files that are not sent now; print a line for a card that somebody
+    edited on the Hub. Returns the revisions that do not exist yet. In a dry run, a Hub that does not answer is only
+    told."""
     left: dict[str, list[str] | None] = {}
     try:
         with told():
             left = {revision: find_left(api, repo, revision, sent) for revision, sent in uploads.items()}
+            for revision in [revision for revision, names in left.items() if names is not None]:
+                tell_edit(api, repo, revision)
     except InputError as error:
         if not dry_run:
             raise
@@ -118,6 +122,14 @@ def refuse_left(
             files = f"revision {revision} of {repo} has model files that are not sent now ({first_of(names)})"
             raise InputError(f"{files}: delete them on the Hub, or push to another repository")
     return {revision for revision, names in left.items() if names is None}
+
+
+def tell_edit(api: Any, repo: str, revision: str) -> None:
+    """Print a line if the card at a revision was last changed by another commit than that of a push."""
+    for card in api.get_paths_info(repo, [CARD_NAME], expand=True, revision=revision):
+        if card.last_commit and not card.last_commit.title.startswith(COMMIT_TITLE):
+            edited = f"was last changed by the commit '{card.last_commit.title}' on the Hub, where its history stays"
+            err.print(f"revision {revision} of {repo}: its card {edited}; a push replaces it")
 
 
 def find_left(api: Any, repo: str, revision: str, sent: Collection[str]) -> list[str] | None:
@@ -152,7 +164,7 @@ def commit_uploads(
         if revision in new and revision != "main":
             api.create_branch(repo, branch=revision)
             operations += map(CommitOperationDelete, find_left(api, repo, revision, files) or ())
-        message = f"biphase push ({revision})"
+        message = f"{COMMIT_TITLE} ({revision})"
         addresses.append(api.create_commit(repo, operations, commit_message=message, revision=revision).commit_url)
     return addresses
 
