@@ -2,8 +2,11 @@
 its mistake by name."""
 
 import json
+import re
+import runpy
 import shutil
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +26,7 @@ import biphase
 from biphase.cli.app import run_command
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.deploying.checking import AnswerCheck
-from biphase.errors import InputError
+from biphase.errors import DOCS, InputError
 from biphase.exporting.golden import GOLDEN, TEXTS, write_golden
 from biphase.exporting.model import export_checkpoint, save_encoder, write_sentence_transformer
 from biphase.pretraining.loop import train
@@ -272,6 +275,34 @@ def test_classes_by_tei_and_by_the_service_of_the_how_to(encoder: Path, tmp_path
     assert "logits as they are" in ask(folder, how_to(raw)).verdict
     with pytest.raises(InputError, match=r"does not answer with scores of boy, girl, witch but with .*LABEL_0"):
         ask(folder, how_to([{"LABEL_0": 1.0, "boy": 0.0, "girl": 0.0}] * 3))
+
+
+def test_the_service_of_the_how_to_reads_token_types(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A BERT has them as a third input."""
+    pytest.importorskip("onnxruntime")
+    tokenizer, inputs = AutoTokenizer.from_pretrained(encoder), ["input_ids", "token_type_ids", "attention_mask"]
+    config = transformers.BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        pad_token_id=tokenizer.pad_token_id, id2label={0: "boy", 1: "girl"},
+    )  # fmt: skip
+    torch.manual_seed(0)
+    save_encoder(tmp_path / "model", transformers.BertForSequenceClassification(config), tokenizer)
+    path = tmp_path / "model" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_input_names": inputs}))
+    folder = biphase.export(tmp_path / "model", tmp_path / "served", onnx=True)
+    (folder / "biphase.json").write_text(json.dumps({"config": {"max_length": 64}}))
+    page = (DOCS / "how_to" / "production.md").read_text(encoding="utf-8")
+    [service] = [code for code in re.findall("```python\n(.*?)```", page, re.DOTALL) if "FastAPI()" in code]
+    app = SimpleNamespace(post=lambda route: lambda function: function)
+    monkeypatch.setitem(sys.modules, "fastapi", SimpleNamespace(FastAPI=lambda: app))  # type: ignore[arg-type]
+    monkeypatch.chdir(tmp_path)
+    Path("service.py").write_text(service, encoding="utf-8")
+    names = runpy.run_path("service.py")
+    assert names["inputs"] == {*inputs}
+    answers = [list(row.values()) for row in names["predict"](golden(folder).texts)]
+    np.testing.assert_allclose(answers, logits_of(folder).softmax(1), rtol=1e-4, atol=1e-5)
 
 
 def test_a_classifier_that_looks_back_is_named(encoder: Path, tmp_path: Path) -> None:
