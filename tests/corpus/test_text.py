@@ -122,15 +122,17 @@ def test_other_fields_and_rows_without_id(tmp_path: Path) -> None:
 def test_a_template_joins_fields(tmp_path: Path) -> None:
     """A document is empty, and counted as such, if all of its fields are."""
     rows = [{"title": "A {b}", "meta": {"body": "c"}}, {"title": "", "meta": {"body": " "}}]
+    rows.append({"title": None, "meta": {"body": "d"}})
     template = "{title}\\n{meta.body}{{}}"
-    expected = ["A {b}\nc{}", " "]
+    expected = ["A {b}\nc{}", " ", "\nd{}"]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "d.parquet")
     for name in ("d.jsonl", "d.parquet"):
         assert [document.text for document in read(tmp_path / name, text_field=template)] == expected
     [source] = find_text_sources(tmp_path / "d.jsonl")
-    [first, _] = read_documents(source, "{title}", with_columns=True)
+    first = next(read_documents(source, "{title}", with_columns=True))
     assert (first.text, first.columns) == ("A {b}", {})
+    fails(tmp_path / "d.jsonl", ":3:", "'title' is null", text_field="{title}")
     fails(tmp_path / "d.jsonl", ":1:", "no column 'head'", text_field="{head} {title}")
     fails(tmp_path / "d.jsonl", "a brace that is text is doubled", text_field="{title")
 

@@ -366,6 +366,13 @@ def test_nothing_is_predicted_for_rows_without_text(
     assert [row["predicted"] is None for row in found] == [True, False, True]
     assert found[0]["text"] is None and found[0]["probabilities"] == {"no": None, "yes": None}
     assert "2 of 3 rows have no text: `predicted` is empty there" in capsys.readouterr().err
+    pair = task.model_copy(update={"template": "{title}\n{text}"})
+    kept = keep_untrained(pair, model_folder, tmp_path / "pair")
+    rows = [{"title": None, "text": "red"}, {"title": "", "text": "red"}, {"text": "red"}, {"title": " "}, {}]
+    write_jsonl(tmp_path / "rows.jsonl", rows)
+    found = predict_all(kept, tmp_path / "rows.jsonl")
+    assert found[0]["probability"] == found[1]["probability"] == found[2]["probability"] is not None
+    assert [row["predicted"] is None for row in found] == [False, False, False, True, True]
 
 
 def test_parts_of_a_word_are_one_span() -> None:

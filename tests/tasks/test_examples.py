@@ -11,7 +11,7 @@ import pytest
 from biphase.errors import InputError
 from biphase.tasks.examples import LabelledText, Question, TaggedWords, find_answer, input_of, load_examples, to_iob2
 from biphase.tasks.sources import find_source
-from biphase.tasks.spec import TASK_SPLITS, find_task, task_table
+from biphase.tasks.spec import TASK_SPLITS, Task, find_task, task_table
 from biphase.tasks.splits import Collection, hold_out
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
@@ -152,6 +152,24 @@ def test_braces_in_a_text_are_text(tmp_path: Path) -> None:
     assert input_of(data.train[0]).startswith("Premise: {hypothesis} {0}\n")
 
 
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_one_of_two_texts_may_be_empty(ending: str, tmp_path: Path) -> None:
+    """Null is what an empty field of a table is."""
+    texts = [(f"title {n}" if n % 3 else None, f"body {n}" if n % 2 else None) for n in range(60)]
+    table = pandas.DataFrame({"title": one, "body": two, "label": n % 2} for n, (one, two) in enumerate(texts))
+    if ending == "csv":
+        table.to_csv(tmp_path / "train.csv", index=False)
+    else:
+        table.to_json(tmp_path / "train.jsonl", orient="records", lines=True)
+    keys: dict[str, Any] = {"name": "mine", "family": "sequence_classification", "metric": "accuracy"}
+    keys |= {"template": "{title}\n{body}", "classes": ["0", "1"], "missing": "drop"}
+    task = Task.model_validate(keys | {"files": [{"train": f"train.{ending}"}]})
+    data: Any = load_examples(find_source(task, tmp_path), judged_only=False)
+    expected = {f"{one or ''}\n{two or ''}" for one, two in texts if one or two}
+    assert {input_of(example) for split in data.splits.values() for example in split} == expected
+    assert data.left_out == 10
+
+
 BAD_PAIRS = [
     ({"premise": "a", "hypothesis": "b"}, r"train\.jsonl:1: there is no column 'label'; .*premise, hypothesis"),
     ({"premise": "a", "label": 0}, r"train\.jsonl:1: there is no column 'hypothesis'"),
@@ -159,7 +177,7 @@ BAD_PAIRS = [
     (PAIR | {"label": "maybe"}, r"train\.jsonl:1: label 'maybe'"),
     (PAIR | {"label": True}, r"train\.jsonl:1: label True"),
     (PAIR | {"label": 0.5}, r"train\.jsonl:1: label 0\.5"),
-    (PAIR | {"premise": None}, r"train\.jsonl:1: column 'premise' is null, not a text: fix the row or remove it"),
+    (PAIR | {"premise": 5}, r"train\.jsonl:1: column 'premise' is 5, not a text: fix the row or remove it"),
     (PAIR | {"label": -1}, r"the train split in .* has no labelled examples"),
 ]
 

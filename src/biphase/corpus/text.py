@@ -377,11 +377,11 @@ def read_documents(
     """Stream the documents of one source in order, including empty ones, which the caller counts.
 
     `text_field` and `id_fields` name JSON fields or columns; `meta.text` is a field inside another. A `text_field` with
-    braces is a template of several, such as `{title}\n{body}`; if all of them are empty, so is the text. The first of
-    `id_fields` that a row has is its id; the id of a row without one is its file and line. A .txt or .md file is one
-    document (`txt_documents="file"`), one per paragraph between blank lines ("paragraphs"), or one per line ("lines",
-    blank ones included). A source without documents yields an empty one. `with_columns` reads the other columns of rows
-    too.
+    braces is a template of several, such as `{title}\n{body}`; if all of them are empty, so is the text, and null is
+    empty beside other values. The first of `id_fields` that a row has is its id; the id of a row without one is its
+    file and line. A .txt or .md file is one document (`txt_documents="file"`), one per paragraph between blank lines
+    ("paragraphs"), or one per line ("lines", blank ones included). A source without documents yields an empty one.
+    `with_columns` reads the other columns of rows too.
 
     Raises `InputError` with file and line: broken JSON, a missing field (with those that exist), a text that is not a
     string, bytes that are not UTF-8, half a surrogate pair, damaged compression.
@@ -440,7 +440,10 @@ def read_fields(
     for number, row, num_bytes in rows:
         location = f"{source.name}{mark}{number}"
         remedy = "name one as text_field (--text-field)"
-        texts = {name: check_text(location, name, column(location, row, name, remedy)) for name in names}
+        fields = {name: column(location, row, name, remedy) for name in names}
+        if any(value is not None for value in fields.values()):
+            fields = {name: "" if value is None else value for name, value in fields.items()}
+        texts = {name: check_text(location, name, value) for name, value in fields.items()}
         text = "".join(texts.values())
         if template and text.strip():
             parts = string.Formatter().parse(template)

@@ -397,8 +397,8 @@ def lacks_label(task: spec.Task, label: Any) -> bool:
 
 
 def lacks_text(values: Sequence[Any]) -> bool:
-    """Tell whether one of a row's texts has no value, or all are empty."""
-    return any(value is None for value in values) or (bool(values) and all(map(is_missing, values)))
+    """Tell whether a row has no text, because all of its fields for one are empty."""
+    return bool(values) and all(map(is_missing, values))
 
 
 def tell_lacking(task: spec.Task, lacking: dict[str, list[str]]) -> None:
@@ -461,12 +461,12 @@ def read_choices(task: spec.Task, location: str, row: Row) -> tuple[tuple[Filled
 
 
 def fill_row(task: spec.Task, location: str, row: Row) -> FilledText:
-    """Fill the task's template with a row's columns."""
+    """Fill the task's template with a row's columns. Null is an empty text, as an empty field of a table is."""
     text, columns = "", []
     for literal, name, _, _ in Formatter().parse(task.template):
         text += literal
         if name is not None:
-            value = text_column(location, row, name)
+            value = "" if column(location, row, name) is None else text_column(location, row, name)
             columns.append((len(text), len(text) + len(value)))
             text += value
     return text, tuple(columns)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
 from biphase.corpus.forms import PlacedRow, Row
-from biphase.corpus.rows import column
+from biphase.corpus.rows import find_field
 from biphase.finetuning.calibration import Calibration, choose_thresholds, fit_temperature
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import NO_TEXTS, Batch, CellContext, EncodedSplit, HashedTokenizer
@@ -147,11 +147,12 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
     text has the same columns without values."""
     task = model.task
     blank = dict.fromkeys(input_columns(task), "")
-    is_empty = [lacks_text([column(location, row, name) for name in blank]) for location, row in rows]
+    texts = [{name: find_field(row, name) for name in blank} for _, row in rows]
+    is_empty = [lacks_text([*fields.values()]) for fields in texts]
     no_label = () if task.problem_type == "multi_label_classification" else 0
     inputs = []
-    for (location, row), empty in zip(rows, is_empty, strict=True):
-        inputs.append(LabelledText(location, (fill_row(task, location, blank if empty else row),), no_label))
+    for (location, _), fields, empty in zip(rows, texts, is_empty, strict=True):
+        inputs.append(LabelledText(location, (fill_row(task, location, blank if empty else fields),), no_label))
     if not model.is_ours:
         predictions, num_cut = classify_as_pipeline(network, tokenizer.pretrained, [*map(input_of, inputs)])
     else:
