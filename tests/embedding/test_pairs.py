@@ -26,6 +26,16 @@ def test_columns_of_numbers_are_no_texts(tmp_path: Path) -> None:
     ]
 
 
+def test_pairs_with_a_label_are_not_all_taken_for_right(tmp_path: Path) -> None:
+    path, rows = tmp_path / "pairs.csv", "a fox,foxes,1\nthe sea,bread,0\n"
+    for names in ("question,answer,label", "anchor,positive,similarity"):
+        with pytest.raises(InputError, match=rf"does '\w+' say how .* columns: \[{names.replace(',', ', ')}\] if so"):
+            read_table(path, f"{names}\n{rows}")
+    named = PairSource(path=str(path), columns=("anchor", "positive", "similarity"))
+    assert read_pairs(named, 0).rows == [("a fox", "foxes", 1.0), ("the sea", "bread", 0.0)]
+    assert read_table(path, f"title,text,label\n{rows}") == [("a fox", "foxes"), ("the sea", "bread")]
+
+
 def test_the_delimiter_of_a_table_may_be_named(tmp_path: Path) -> None:
     assert read_table(tmp_path / "pairs.csv", "question|answer\na, b|c; d\n", "|") == [("a, b", "c; d")]
     assert read_table(tmp_path / "pairs.tsv", "question;answer\na;b\n", ";") == [("a", "b")]

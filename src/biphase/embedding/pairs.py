@@ -188,7 +188,8 @@ def hash_files(path: Path, files: Iterable[Path]) -> str:
 
 
 def guess_columns(name: str, row: dict[str, Any]) -> tuple[str, ...]:
-    """Guess the columns of pairs from the names in a row, or from its only two texts. Raises `InputError` otherwise."""
+    """Guess the columns of pairs from the names in a row, or from its only two texts. Raises `InputError` otherwise, and
+    if the row has a further column that may score the pairs."""
     columns = next((guess for guess in GUESSES if set(guess) <= row.keys()), None)
     if columns is not None and columns[-1] == "positive":
         columns = (*columns, *(column for column in row if re.fullmatch(r"negative_?\d+", column)))
@@ -197,6 +198,10 @@ def guess_columns(name: str, row: dict[str, Any]) -> tuple[str, ...]:
         columns = (*texts, *(column for column in row if column not in texts and column in SCORES))
     if columns is None:
         raise InputError(f"{name}: which columns are pairs? name them with columns: [a, b]; it has {', '.join(row)}")
+    score = next((column for column in SCORES if column in row and column not in columns), None)
+    if score is not None and columns != ("title", "text"):  # a text with a title often has a class
+        remedy = f"name columns: [{', '.join((*columns[:2], score))}] if so, else columns: [{', '.join(columns)}]"
+        raise InputError(f"{name}: does '{score}' say how well its pairs fit? {remedy}")
     return columns
 
 
