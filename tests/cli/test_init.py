@@ -449,6 +449,54 @@ def test_the_scheme_of_tags_is_found(tags: str, scheme: str) -> None:
     assert sum(tag == 1 for tag in data.train[0].tags) == 2, "two entities"
 
 
+COLUMNS_TOLD = "columns (from 0), {} is read as the word and {} as the tag; `columns` in the task file names others"
+
+
+@pytest.mark.parametrize(
+    ("line", "classes", "columns"),
+    [
+        ("w{n} {tag} B-x", ("O", "B-A", "I-A"), (0, 1)),
+        ("w{n} NNP I-NP {tag}", ("O", "B-A", "I-A"), (0, 3)),
+        ("w{n} NNP x {tag}", ("O", "B-A", "I-A"), (0, 3)),
+        ("{n}\tw{n}\t{tag}", ("O", "B-A", "I-A"), (1, 2)),
+        ("w{n} {pos} x", ("NN", "VB"), (0, 1)),
+        ("w{n} {tag}", ("O", "B-A", "I-A"), (0, 1)),
+    ],
+)
+def test_the_tag_is_found_among_several_columns(
+    line: str, classes: tuple[str, ...], columns: tuple[int, int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """As CoNLL's own files have parts of speech and chunks before the entities."""
+    words = [line.format(n=n, tag=("O", "B-A")[n % 2], pos=("NN", "VB")[n % 2]) for n in range(80)]
+    comment = "# id 7\n" if columns[0] else ""
+    text = "\n\n".join(f"{comment}{one}\n{two}" for one, two in zip(words[::2], words[1::2], strict=True))
+    Path("train.conll").write_text(f"-DOCSTART- -X- O O\n\n{text}\n")
+    init_task(Path("train.conll"), out=Path("mine.yaml"))
+    said, task = " ".join(capsys.readouterr().err.split()), find_task("mine.yaml")
+    assert (task.classes, task.files[0].columns) == (classes, columns)
+    assert (COLUMNS_TOLD.format(*columns) in said) == (len(line.split()) > columns[0] + 2)
+    data: Any = load_examples(find_source(task, Path()), judged_only=False)
+    assert all(word[0] == "w" for example in data.train for word in example.words)
+    assert find_task(write_task("train.conll", tmp_path / "own", "own")[0]).classes == classes
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("__label__pos a text{n}", "train.txt:2: 4 fields, elsewhere 3; such a file has a word and its tag per line; name"),
+        ("w{n} {n}", "train.txt: different tags: 300; such a file has a word and its tag per line"),
+        ("w{n} x", "train.txt: different tags: 1; such a file"),
+        ("text{n}", "train.txt: different tags: 0; such a file"),
+    ],
+)
+def test_texts_are_not_taken_for_words_with_tags(line: str, message: str, tmp_path: Path) -> None:
+    lines = [line.format(n=n) + " more" * (n == 1 and "label" in line) + "\n" for n in range(300)]
+    Path("train.txt").write_text("".join(lines))
+    for make in (lambda: init_task(Path("train.txt")), lambda: write_task("train.txt", tmp_path, "own")):
+        with pytest.raises(InputError, match=message):
+            make()
+
+
 def test_a_column_that_names_most_splits_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train"] * 30 + ["tset"] + ["test"] * 9
     rows = [{"text": f"a b {n}", "label": "xy"[n % 2], "split": word} for n, word in enumerate(words)]

@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 import biphase.corpus.rows as readers
-from biphase.corpus.rows import as_number, read_json_file, read_json_lines, read_text_lines, rows_of_file
+from biphase.corpus.rows import as_number, kind_of, read_json_file, read_json_lines, read_text_lines, rows_of_file
 from biphase.corpus.text import find_text_sources
 from biphase.embedding.questions import parse_filter
 from biphase.errors import InputError
@@ -40,6 +40,15 @@ def test_rows_are_numbered_by_line(ending: str, pack: Callable, tmp_path: Path) 
     path = tmp_path / f"a.jsonl{ending}"
     path.write_bytes(pack(b'{"a": 1}\n\n  \n{"a": 2}'))
     assert [(number, row) for number, row, _ in read_json_lines(path)] == [(1, {"a": 1}), (4, {"a": 2})]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "ndjson", "jsonlines", "jl"])
+def test_lines_of_json_have_several_endings(ending: str, tmp_path: Path) -> None:
+    """Of which one is that of programs in Julia, too."""
+    path = tmp_path / f"a.{ending}"
+    path.write_text('{"text": "b"}\n')
+    assert [row for _, row in rows_of_file(path)] == [{"text": "b"}]
+    assert (kind_of(path) == "jsonl") == (ending != "jl")
 
 
 def test_a_json_file_may_have_many_lines(tmp_path: Path) -> None:

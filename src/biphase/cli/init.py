@@ -24,8 +24,8 @@ from biphase.presets import PRESETS
 from biphase.recipe import Recipe
 from biphase.run import find_checkpoint, is_run_folder, name_run, split_reference
 from biphase.tasks.families import KINDS, Family, ProblemType
-from biphase.tasks.own import describe_data
-from biphase.tasks.sources import form_of, name_data_dirs
+from biphase.tasks.own import describe_data, form_of
+from biphase.tasks.sources import name_data_dirs
 from biphase.tasks.spec import Task
 
 BUNDLED_NAMES = {

@@ -16,6 +16,23 @@ from biphase.errors import InputError
 Format = Literal[
     "jsonl", "tsv", "csv", "json", "parquet", "xlsx", "columns", "conllu", "squad", "record", "trec", "mldr"
 ]
+FORMATS: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".jsonlines": "jsonl",
+    ".jl": "jsonl",
+    ".tsv": "tsv",
+    ".csv": "csv",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".arrow": "parquet",
+    ".xlsx": "xlsx",
+    ".conllu": "conllu",
+    ".qrels": "trec",
+    ".trec": "trec",
+}
+"""The format of a file by its ending, unless its layout names one; other endings have columns."""
+
 Row = dict[str, Any]
 PlacedRow = tuple[str, Row]
 """A row with its location for messages, such as `train.tsv:12`."""

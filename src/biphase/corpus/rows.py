@@ -22,7 +22,17 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from biphase.config import Strict
-from biphase.corpus.forms import Format, PlacedRow, Row, TableForm, mark_numbers, name_classes, read_dataset, unfold
+from biphase.corpus.forms import (
+    FORMATS,
+    Format,
+    PlacedRow,
+    Row,
+    TableForm,
+    mark_numbers,
+    name_classes,
+    read_dataset,
+    unfold,
+)
 from biphase.errors import InputError, clipped, refuse_doubles, told_as
 from biphase.files import parse_json, reading
 
@@ -41,21 +51,6 @@ DAMAGED = "it is damaged, cut short or not what its ending says"
 
 SHORT_ROW: Row = {}
 """The value of a row with too few fields, if the layout allows such rows."""
-
-FORMATS: dict[str, Format] = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".tsv": "tsv",
-    ".csv": "csv",
-    ".json": "json",
-    ".parquet": "parquet",
-    ".arrow": "parquet",
-    ".xlsx": "xlsx",
-    ".conllu": "conllu",
-    ".qrels": "trec",
-    ".trec": "trec",
-}
-"""The format of a file by its ending, unless its layout names one; other endings have columns."""
 
 UD_COLUMNS = (1, 3)
 """The columns of the word and its universal part of speech in CoNLL-U. Its first column numbers the words, so the
@@ -108,7 +103,7 @@ def kind_of(path: Path) -> str | None:
     """Return the kind of a source of text, by its ending: `text`, `jsonl`, `csv` or `parquet`; None for other files."""
     kind = "text" if ending_of(path) in (".txt", ".md") else FORMATS.get(ending_of(path))
     is_source = kind in ("text", "jsonl", "csv") or (kind == "parquet" and codec_of(path) is None)
-    return kind if is_source else None
+    return kind if is_source and ending_of(path) != ".jl" else None  # which programs in Julia have too
 
 
 @contextmanager
@@ -535,6 +530,11 @@ def read_sheet(path: Path) -> Iterator[PlacedRow]:
         sheet.parent.close()
 
 
+def split_columns(line: str) -> list[str]:
+    """Split a line of a file of columns at its tabs or, without any, at its spaces."""
+    return line.split("\t") if "\t" in line else [field for field in line.split(" ") if field]
+
+
 def read_columns(
     path: Path, layout: FileForm, words_name: str, tags_name: str | None, is_conllu: bool
 ) -> Iterator[PlacedRow]:
@@ -560,7 +560,7 @@ def read_columns(
             key, _, value = line[1:].partition("=")
             row |= {"id": value.strip()} if key.strip() == "sent_id" else {}
         else:
-            fields = line.split("\t") if "\t" in line else [field for field in line.split(" ") if field]
+            fields = split_columns(line)
             if len(fields) <= last:
                 lacks = "a tag" if tags_name else f"a word in column {word_at} (from 0), where training had it"
                 raise InputError(f"{path}:{number}: a line without {lacks}: '{line[:40]}'")

@@ -132,7 +132,7 @@ def join_words(words: Sequence[str]) -> str:
 
 TxtDocuments = Literal["file", "paragraphs", "lines"]
 
-READABLE = ".txt, .md, .jsonl, .ndjson, by its name .csv (these also as .gz or .zst), .parquet and .arrow"
+READABLE = ".txt, .md, .jsonl, .ndjson, .jsonlines, by its name .csv (these also as .gz or .zst), .parquet and .arrow"
 HUB_ADDRESS = re.compile(
     r"(?:hub:)?(?P<dataset>[\w.-]+/[\w.-]+)(?::(?P<config>[\w.-]*))?(?::(?P<split>[\w.]+))?(?:@(?P<revision>[\w./-]+))?"
 )

@@ -16,20 +16,25 @@ import yaml
 
 from biphase.config import parse_config, write_value
 from biphase.console import err
-from biphase.corpus.forms import CommaNumber, PlacedRow, Row, is_missing, template_columns
+from biphase.corpus.forms import FORMATS, CommaNumber, PlacedRow, Row, is_missing, template_columns
 from biphase.corpus.rows import (
     ABSENT,
+    DEFAULT_FORM,
+    FileForm,
     as_number,
     column,
+    ending_of,
     excerpt,
     field_names,
     find_field,
+    numbered_lines,
     own_name,
     plain_name,
     plain_path,
     renamed,
     rows_in_memory,
     rows_of_file,
+    split_columns,
 )
 from biphase.corpus.text import is_running_text, json_line
 from biphase.errors import InputError, clipped, first_of
@@ -43,7 +48,7 @@ from biphase.tasks.examples import (
     why_left_out,
 )
 from biphase.tasks.families import KINDS, TASK_FAMILIES
-from biphase.tasks.sources import SPLIT_WORDS, find_split, form_of
+from biphase.tasks.sources import SPLIT_WORDS, find_split, has_needed_quotes
 from biphase.tasks.spec import EVALUATED_SPLITS, TASK_SPLITS, Scheme, Task, task_table
 
 LABEL_NAMES = (
@@ -79,6 +84,7 @@ def describe_data(
         others = {key: file for key, file in texts.items() if not file.startswith(f"{key}.jsonl") and file != data.name}
         return {"family": "retrieval", "files.0": named | others}
     form = form_of(data)
+    tell_columns(data)
     rows = list(rows_of_file(data, form))
     keys, needed = describe_rows(rows, str(data), label, family, template)
     if variants := keys.get("labels"):
@@ -95,7 +101,54 @@ def describe_data(
         keys["missing"] = "drop"
     splits = find_splits(data, needed)
     splits |= place_splits([row for _, row in rows if not is_missing(find_field(row, needed))], splits)
-    return keys | {"files.0": splits | names | ({"quotes": True} if form.quotes else {})}
+    return keys | {"files.0": splits | names | form.model_dump(exclude_defaults=True)}
+
+
+def form_of(file: Path) -> FileForm:
+    """Choose the form of a user's own file: with quotes for a .tsv that has them where they are needed; with the
+    columns of the word and of the tag."""
+    if ending_of(file) == ".tsv" and has_needed_quotes(file, DEFAULT_FORM):
+        return FileForm(quotes=True)
+    word_at, tag_at, _ = find_columns(list_lines(file))
+    return FileForm(columns=(word_at, tag_at))
+
+
+PlacedFields = tuple[int, list[str]]
+"""The fields of a line of columns, with its number."""
+
+
+def list_lines(file: Path) -> list[PlacedFields]:
+    """List the lines of a file of columns that have words; none for a file of another form."""
+    if file.is_dir() or ending_of(file) in FORMATS:
+        return []
+    lines = ((number, line) for number, line in numbered_lines(file) if not line.startswith(("-DOCSTART-", "#")))
+    return [(number, split_columns(line)) for number, line in lines if line.strip(" \t")]
+
+
+def find_columns(lines: Sequence[PlacedFields]) -> tuple[int, int, int]:
+    """Find the columns of the word and of the tag, from 0, and the number of columns. The tag is beside the word,
+    unless the last column has spans (`B-`, `I-`) and that one has none; the first column may number the words."""
+    width = max(Counter(len(fields) for _, fields in lines).items(), key=lambda item: item[1], default=(2, 0))[0]
+    table = [fields for _, fields in lines if len(fields) == width]
+    word_at = int(width > 2 and all(fields[0].isdecimal() for fields in table))
+    spanned = {at for fields in table for at, field in enumerate(fields) if field[:2] in ("B-", "I-")}
+    return word_at, width - 1 if width - 1 in spanned and word_at + 1 not in spanned else word_at + 1, width
+
+
+def tell_columns(file: Path) -> None:
+    """Print which columns of a file are taken for the words and the tags, if it has more. Raises `InputError` for lines
+    that are no words with tags, such as texts: they have no spans, and different lengths or too many tags."""
+    lines = list_lines(file)
+    word_at, tag_at, width = find_columns(lines)
+    tags = {fields[tag_at] for _, fields in lines if len(fields) > tag_at}
+    has_spans = any(tag[:2] in ("B-", "I-") for tag in tags)
+    uneven = [f"{file}:{at}: {len(fields)} fields, elsewhere {width}" for at, fields in lines if len(fields) != width]
+    if lines and not has_spans and (uneven or not 2 <= len(tags) <= MOST_CLASSES):
+        remedy = "such a file has a word and its tag per line; name a file of texts .csv, .tsv, .jsonl or .xlsx"
+        raise InputError(f"{uneven[0] if uneven else f'{file}: different tags: {len(tags):,}'}; {remedy}")
+    if width > word_at + 2:
+        told = f"of its {width} columns (from 0), {word_at} is read as the word and {tag_at} as the tag"
+        err.print(f"{file}: {told}; `columns` in the task file names others")
 
 
 def find_label(row: Row, label: str | None) -> str | None:
@@ -392,6 +445,8 @@ def write_task(
         raise InputError(f"data has the splits {', '.join(map(repr, splits))}; name them train, validation and test")
     placed: dict[str, list[PlacedRow]] = {}
     contents: dict[str, str] = {}
+    if isinstance(splits["train"], str | Path):
+        tell_columns(Path(splits["train"]))
     for split, rows in splits.items():
         placed[split], lines = [], list[str]()
         for location, row in labelled_rows(rows, split, label):

@@ -13,11 +13,9 @@ from string import Formatter
 from typing import Any, Literal
 
 from biphase.config import BUNDLED
-from biphase.corpus.forms import PUBLISHED, PlacedRow, read_dataset
+from biphase.corpus.forms import FORMATS, PUBLISHED, PlacedRow, read_dataset
 from biphase.corpus.rows import (
     CODECS,
-    DEFAULT_FORM,
-    FORMATS,
     QUOTE,
     SHORT_ROW,
     FileForm,
@@ -273,12 +271,6 @@ def rows_of_split(rows: Iterable[PlacedRow], name: str, split: str) -> Iterator[
             raise InputError(f"{location}: '{name}' is '{word}', which names no split (train, validation, test)")
         if found == split:
             yield location, row
-
-
-def form_of(file: Path) -> FileForm:
-    """Choose the form of a user's own file: with quotes for a .tsv that has them where they are needed."""
-    is_quoted = ending_of(file) == ".tsv" and has_needed_quotes(file, DEFAULT_FORM)
-    return FileForm(quotes=True) if is_quoted else DEFAULT_FORM
 
 
 def has_needed_quotes(file: Path, layout: FileForm) -> bool:
