@@ -384,6 +384,21 @@ def test_a_label_may_be_a_0_or_1_for_each_class(tmp_path: Path) -> None:
             read_label_lists(tmp_path, mixed, classes=[*"abcd"])
 
 
+@pytest.mark.parametrize(
+    "written",
+    ["['joy, or so', \"it's\"]", '["joy, or so", "it\'s"]', "[ 'joy, or so',\"it's\", ]", '["it\'s", "joy, or so"]\n'],
+)
+def test_lists_in_tables_are_read_as_python_and_json_write_them(written: str, tmp_path: Path) -> None:
+    names = ["joy, or so", "it's", "joy"]
+    assert read_label_lists(tmp_path, [written, "['joy']", "[joy]", "joy", "[]"], classes=names) == [
+        (0, 1),
+        *[(2,)] * 3,
+        (),
+    ]
+    with pytest.raises(InputError, match="label .* is not one of task"):
+        read_label_lists(tmp_path, ["['joy' \"it's\"]"], classes=names)
+
+
 def test_judgements_as_trec_writes_them(tmp_path: Path) -> None:
     for name, blank in (("a.qrels", " "), ("b.tsv", "\t"), ("c.txt", " ")):
         (tmp_path / name).write_text("".join(f"q{n}{blank}0{blank}d{n}{blank}1\n" for n in range(8)))

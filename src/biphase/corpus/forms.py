@@ -1,10 +1,12 @@
-"""JSON values in the forms of published data sets and of annotation tools → rows; the columns of a template; the form
-of a table, and its numbers with decimal commas."""
+"""JSON values in the forms of published data sets and of annotation tools → rows; the columns of a template; labels in
+a list; the form of a table, and its numbers with decimal commas."""
 
+import ast
 import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
@@ -53,6 +55,26 @@ def template_columns(template: str) -> tuple[str, ...]:
 def is_missing(value: Any) -> bool:
     """Tell whether a field is empty: no value, NaN, or blanks."""
     return value is None or value != value or (isinstance(value, str) and not value.strip())
+
+
+LIST_READERS: tuple[Callable[[str], Any], ...] = (json.loads, ast.literal_eval)
+TOUCHING = re.compile(r"""['"]\s+['"]""")
+"""Two texts with nothing but blanks between them, as NumPy writes a list; Python would join them."""
+
+
+def list_labels(value: Any) -> list[Any] | None:
+    """Read a list of labels. Tables write it as text: as JSON or Python does, or with commas, semicolons or bars
+    between labels without quotes. None for anything else."""
+    if not isinstance(value, str):
+        return value if isinstance(value, list) else None
+    text = value.strip()
+    for read in LIST_READERS if text[:1] == "[" and not TOUCHING.search(text) else ():
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            labels = read(text)
+            if isinstance(labels, list) and all(isinstance(label, str) for label in labels):
+                return labels
+    inside = value.strip("[] ")
+    return [name.strip() for name in re.split("[,;|]", inside)] if inside else []
 
 
 @dataclass(frozen=True)

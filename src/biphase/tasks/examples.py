@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from biphase.console import err
-from biphase.corpus.forms import PlacedRow, Row, is_missing, template_columns
+from biphase.corpus.forms import PlacedRow, Row, is_missing, list_labels, template_columns
 from biphase.corpus.rows import ABSENT, SHORT_ROW, TASK_REMEDY, column, excerpt, find_field, read_number, text_column
 from biphase.corpus.text import WORD
 from biphase.errors import InputError, first_of, refuse_doubles
@@ -92,14 +92,6 @@ def label_indices(task: spec.Task, location: str, value: Any) -> tuple[int, ...]
     if len(set(indices)) < len(indices) and not task.labels:  # which may make one class of two labels
         raise InputError(f"{message}, which has a class twice: name it once, or say `multi_hot: true` for 0s and 1s")
     return tuple(sorted(set(indices)))
-
-
-def list_labels(value: Any) -> list[Any] | None:
-    """Read a list of labels. Tables write it as text, with commas, semicolons or bars. None for anything else."""
-    if isinstance(value, str):
-        inside = value.strip("[] ")
-        return [name.strip() for name in re.split("[,;|]", inside)] if inside else []
-    return value if isinstance(value, list) else None
 
 
 def to_iob2(tags: Sequence[Any], scheme: spec.Scheme, location: str) -> list[Any]:

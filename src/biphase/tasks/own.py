@@ -16,7 +16,7 @@ import yaml
 
 from biphase.config import parse_config, write_value
 from biphase.console import err
-from biphase.corpus.forms import FORMATS, CommaNumber, PlacedRow, Row, is_missing, template_columns
+from biphase.corpus.forms import FORMATS, CommaNumber, PlacedRow, Row, is_missing, list_labels, template_columns
 from biphase.corpus.rows import (
     ABSENT,
     DEFAULT_FORM,
@@ -41,7 +41,6 @@ from biphase.errors import InputError, clipped, first_of
 from biphase.files import content_hash, whole_folder, write_text
 from biphase.tasks.examples import (
     canonical_label,
-    list_labels,
     read_label,
     read_spans_of_characters,
     tell_lacking,
