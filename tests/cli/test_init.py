@@ -332,6 +332,19 @@ def test_odd_columns_and_classes_are_told(capsys: pytest.CaptureFixture[str]) ->
     assert f"'part' names the split of each row, but is not used: {remedy}" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize(
+    ("labels", "is_told"),
+    [(["no", "yes", -1], True), ([0, 1, -1.0], True), ([1, -1], False), ([0, 1, -1, -2], False), ([0.5, 1, 2], False)],
+)
+def test_minus_one_may_mean_no_label(labels: list[Any], is_told: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """As on the Hub; but of two numbers it is a class."""
+    rows = [{"text": f"a b {n}", "label": labels[n % len(labels)]} for n in range(40)]
+    Path("train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    init_task(Path("train.jsonl"), out=Path("mine.yaml"))
+    told = "'label' has '-1' (rows: 13): if that means no label, say `unlabelled: ['-1']` in a task file"
+    assert (told in " ".join(capsys.readouterr().err.split())) == is_told
+
+
 def test_a_column_names_the_split_of_each_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In one file, and in memory; what the column does not name is drawn."""
     words = ["train"] * 30 + ["Dev"] * 6 + ["test "] * 8

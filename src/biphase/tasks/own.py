@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from decimal import Decimal
 from itertools import islice, pairwise
@@ -332,7 +332,8 @@ def describe_labels(data: str, label: str, values: list[Any], family: str | None
         family = "multi_label_classification"
     numbers: list[float] = []
     classes = Counter(map(read_label, values))
-    if doubtful := [name for name in classes if name.casefold() in NO_LABELS]:
+    signs = {*NO_LABELS, "-1"} if stands_for_none(classes) else NO_LABELS
+    if doubtful := [name for name in classes if name.casefold() in signs]:
         told = first_of([f"'{name}' (rows: {classes[name]:,})" for name in doubtful])
         remedy = f"say `unlabelled: {write_value(doubtful)}` in a task file, without it in `classes`"
         err.print(f"'{label}' has {told}: if that means no label, {remedy}")
@@ -355,6 +356,12 @@ def describe_labels(data: str, label: str, values: list[Any], family: str | None
     if family == "multi_label_classification":
         return {"problem_type": family, "classes": ordered, **keys}
     return {"classes": ordered, "stratified": True, **keys}
+
+
+def stands_for_none(labels: Collection[str]) -> bool:
+    """Tell whether the label -1 may mean no label, as on the Hub: the others are names, or two or more numbers from 0."""
+    others = [as_number(label) for label in labels if label != "-1"]
+    return {*others} <= {None} or (len(others) > 1 and all(number is not None and number >= 0 for number in others))
 
 
 def find_variants(counts: Mapping[str, int]) -> dict[str, str]:
