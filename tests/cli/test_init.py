@@ -408,6 +408,25 @@ def test_a_test_without_labels_is_none(capsys: pytest.CaptureFixture[str]) -> No
         load_examples(find_source(task, Path()), judged_only=False)
 
 
+@pytest.mark.parametrize(
+    ("train", "validation", "test"),
+    [
+        ("Train.csv", "Valid.csv", "Test.csv"),
+        ("training.csv", "validation.csv", "testing.csv"),
+        ("train.csv.gz", "dev.csv", "test.csv.zst"),
+        ("constrained_TRAIN_2.csv", "constrained_DEV_2.csv", "constrained_TEST_2.csv"),
+        ("xtrain-train.csv", "xdev-train.csv", "xtrain-test.csv"),
+    ],
+)
+def test_files_of_other_splits_are_found_beside_train(train: str, validation: str, test: str) -> None:
+    table = pandas.DataFrame([{"text": f"a b {n}", "label": "xy"[n % 2]} for n in range(40)])
+    for name in (train, validation, test, "contest.csv"):
+        table.to_csv(name, index=False)
+    init_task(Path(train), out=Path("mine.yaml"))
+    names = [name.removesuffix(".gz").removesuffix(".zst") for name in (train, validation, test)]
+    assert [*find_task("mine.yaml").files[0].named.values()] == names
+
+
 def test_lists_of_texts_are_texts(capsys: pytest.CaptureFixture[str]) -> None:
     """As the contexts of a question in PubMedQA's own file, objects by their id; one may say the answer."""
     rows = {

@@ -384,19 +384,22 @@ def find_variants(counts: Mapping[str, int]) -> dict[str, str]:
 
 def find_splits(train: Path, needed: str | None = None) -> dict[str, str]:
     """Find the file of each split: `train`, and files beside it with the same name but `dev`, `test` and the like for
-    `train`. Return their names as a task has them, `train.csv` for `train.csv.gz`. Leave out a file without the needed
-    column (benchmarks publish such tests), and print a message."""
-    splits = {"train": train.name} if train.exists() else {}
+    `train` or `training`, in small or capital letters, plain or compressed. Return their names as a task has them,
+    `train.csv` for `train.csv.gz`. Leave out a file without the needed column (benchmarks publish such tests), and
+    print a message."""
+    splits = {"train": train} if train.exists() else {}
+    beside = {plain_path(path).name.casefold(): path for path in sorted(train.parent.glob("*"), reverse=True)}
+    name = plain_path(train).name.casefold()
+    places = [match.span() for match in re.finditer("train(ing)?", name)][::-1]
     for split in EVALUATED_SPLITS:
-        names = (train.name.replace("train", word) for word in SPLIT_WORDS[split])
-        file = next((name for name in names if name != train.name and (train.parent / name).exists()), None)
-        path = train.parent / (file or "")
-        first = next(rows_of_file(path, form_of(path)), ("", {}))[1] if file and needed else {}
-        if file and needed and find_field(first, needed, ABSENT) is ABSENT:
+        names = (name[:begin] + word + name[end:] for begin, end in places for word in SPLIT_WORDS[split])
+        path = next((beside[other] for other in names if other in beside), None)
+        first = next(rows_of_file(path, form_of(path)), ("", {}))[1] if path and needed else {}
+        if path and needed and find_field(first, needed, ABSENT) is ABSENT:
             err.print(f"{path} has no '{needed}': {split} is drawn from train instead")
-        elif file:
-            splits[split] = file
-    return {split: plain_path(Path(name)).name for split, name in splits.items()}
+        elif path:
+            splits[split] = path
+    return {split: plain_path(path).name for split, path in splits.items()}
 
 
 def is_text(values: list[Any]) -> bool:
