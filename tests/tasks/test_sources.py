@@ -95,6 +95,17 @@ def test_a_pattern_that_matches_compressed_files_too_reads_each_file_once(tmp_pa
     assert find_files(tmp_path, "b.jsonl") == (tmp_path / "b.jsonl.zst",) and find_files(tmp_path, "d.jsonl") == ()
 
 
+def test_a_pattern_reaches_into_folders_but_not_to_the_notes_of_macos(tmp_path: Path) -> None:
+    folder_with(tmp_path, ["a.csv", "b/c.csv", "b/d/e.csv.gz", "b/._c.csv", "._a.csv"])
+    for pattern, names in {
+        "**/*.csv": ["a.csv", "b/c.csv", "b/d/e.csv.gz"],
+        "b/**/*.csv": ["b/c.csv", "b/d/e.csv.gz"],
+        "*.csv": ["a.csv"],
+        "*/*.csv": ["b/c.csv"],
+    }.items():
+        assert [str(path.relative_to(tmp_path)) for path in find_files(tmp_path, pattern)] == names
+
+
 def test_what_map_leaves_in_a_saved_data_set_is_not_hashed(tmp_path: Path) -> None:
     for split in ("train", "test"):
         datasets.Dataset.from_list([{"text": split, "label": 1}]).save_to_disk(str(tmp_path / split))

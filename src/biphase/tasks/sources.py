@@ -182,11 +182,14 @@ def definition(task: spec.Task) -> dict[str, Any]:
 
 
 def find_files(folder: Path, name: str) -> tuple[Path, ...]:
-    """Find the files of a name, which may contain `*`, each plain or compressed."""
+    """Find the files of a name, which may contain `*`, or `**` for any folders, each plain or compressed. Leave out
+    `._NAME`, macOS's notes beside a file."""
     by_name: dict[str, Path] = {}
     for ending in ("", *CODECS):
-        names = glob(name + ending, root_dir=folder, include_hidden=True) if "*" in name else [name + ending]
-        for path in map(folder.joinpath, names):
+        names = [name + ending]
+        if "*" in name:
+            names = glob(name + ending, root_dir=folder, recursive=True, include_hidden=True)
+        for path in (folder / one for one in names if not Path(one).name.startswith("._")):
             if path.is_file() or saved_tables(path):
                 by_name.setdefault(str(path).removesuffix(ending), path)
     by_plain: dict[Path, Path] = {}  # `train*` matches compressed files by itself too; of each, the first is read

@@ -75,7 +75,8 @@ class Splits(Strict):
 
 
 class FileLayout(FileForm, Splits):
-    """The files that a folder may have, plain or as `.zst` or `.gz`; `*` in a name matches several files, in order."""
+    """The files that a folder may have, plain or as `.zst` or `.gz`; `*` in a name matches several files, in order, and
+    `**` also those in folders below."""
 
     later: ClassVar[frozenset[str]] = frozenset({"quotes", "has_header", "delimiter", "split_column"})
 
