@@ -1,6 +1,7 @@
 """Copies are counted exactly, by hash."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,11 @@ import numpy as np
 import pytest
 
 from biphase.api.folders import inspect
+from biphase.corpus import prepare as preparing
 from biphase.corpus import shards
 from biphase.corpus.prepare import prepare
 from biphase.corpus.shards import read_shard_manifest
+from biphase.corpus.text import read_documents
 from biphase.errors import InputError
 
 WORDS = [f"word{number}" for number in range(200)]
@@ -38,12 +41,21 @@ def test_exact_copies(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert inspect(made)["exact_copies"] == manifest.duplicates
 
 
-def test_copies_are_dropped(capsys: pytest.CaptureFixture[str], made: Path, corpus: Any, tmp_path: Path) -> None:
-    """Of equal texts the first stays, and the same call finds its set finished."""
+def test_copies_are_dropped(
+    capsys: pytest.CaptureFixture[str], made: Path, corpus: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of equal texts the first stays. The same call finds its set finished, without reading it, or mends it."""
     assert "that are also in train: 2; drop_copies (--drop-copies) leaves" in " ".join(capsys.readouterr().out.split())
     sources, held = [tmp_path / "train.jsonl"], [tmp_path / "held.jsonl"]
-    for _ in range(2):
+    with (tmp_path / "train.jsonl").open("a") as file:
+        file.write('\n{"text": ""}\n{"text": ""}\n')
+    for is_read in (True, False, True):
+        monkeypatch.setattr(preparing, "read_documents", read_documents if is_read else None)
         prepare(sources, corpus.tokenizer, tmp_path / "once", validation=held, workers=1, drop_copies=True)
+        told = "4 documents have the text of an earlier one and are left out"
+        assert (told in " ".join(capsys.readouterr().err.split())) == is_read
+        if not is_read:
+            shutil.rmtree(next((tmp_path / "once" / "shards").iterdir()))
     manifest = read_shard_manifest(tmp_path / "once")
     assert manifest.duplicates == {"train": 0, "validation": 0, "in_both": 0}
     before = read_shard_manifest(made).splits
@@ -51,5 +63,6 @@ def test_copies_are_dropped(capsys: pytest.CaptureFixture[str], made: Path, corp
         before["train"].documents - 2,
         before["validation"].documents - 2,
     ]
+    assert manifest.splits["train"].empty_texts == 2
     with pytest.raises(InputError, match="has a finished shard set with other options"):
         prepare(sources, corpus.tokenizer, tmp_path / "once", validation=held, workers=1)

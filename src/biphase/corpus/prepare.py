@@ -214,7 +214,8 @@ def make_set(
             raise InputError(f"{out} has a finished shard set with other {', '.join(differing)}: {remedy}")
     with files.whole_file(out / "token_bytes.npy") as file:
         np.save(file.buffer, token_byte_lengths(tokenizer))
-    if options.drop_copies:
+    made = [out.resolve() / "shards" / shard.name for shard in (before.shards if before else ())]
+    if options.drop_copies and not (made and all(ShardPlan(folder, (), None, draft, 0).is_done for folder in made)):
         leave_out_copies(grouped, options)
     plans = [plan for split, group in grouped for plan in plan_shards(out, group, split, draft)]
     keep_encoder(draft.tokenizer_hash, tokenizer.backend_tokenizer)
@@ -481,21 +482,25 @@ def read_batches(
 
 
 def leave_out_copies(grouped: Grouped, options: Options) -> None:
-    """Leave out documents whose text occurs earlier in the sources, and print their number."""
-    hashes: set[int] = set()
-    num_copies = 0
+    """Leave out documents whose text occurs earlier in the sources, and print their number. Empty texts stay, to be
+    counted as such."""
+    hashes, blank, ends = array.array("Q"), set[int](), [0]
+    for source in (source for _, sources in grouped for source in sources):
+        for document in read_documents(source, options.text_field, (options.id_field,), options.txt_documents):
+            hashes.append(xxhash.xxh3_64_intdigest(document.text.encode("utf-8", "surrogatepass")))
+            if not document.text or document.text.isspace():
+                blank.add(hashes[-1])
+        ends.append(len(hashes))
+    hashes_D = np.frombuffer(hashes, dtype=np.uint64)
+    order_D = np.argsort(hashes_D, kind="stable")  # the first of equal texts remains the first
+    sorted_D = hashes_D[order_D]
+    is_copy_D = np.zeros(len(hashes_D), dtype=bool)
+    is_copy_D[order_D[1:]] = sorted_D[1:] == sorted_D[:-1]
+    is_copy_D &= ~np.isin(hashes_D, np.array([*blank], dtype=np.uint64))
+    copies = iter(np.split(is_copy_D, ends[1:-1]))
     for _, sources in grouped:
-        for at, source in enumerate(sources):
-            copies = set()
-            documents = read_documents(source, options.text_field, (options.id_field,), options.txt_documents)
-            for index, document in enumerate(documents):
-                key = xxhash.xxh3_64_intdigest(document.text.encode("utf-8", "surrogatepass"))
-                if key in hashes and not document.text.isspace() and document.text:
-                    copies.add(index)
-                hashes.add(key)
-            sources[at] = replace(source, copies=frozenset(copies))
-            num_copies += len(copies)
-    console.err.print(f"{num_copies:,} documents have the text of an earlier one and are left out")
+        sources[:] = [replace(one, copies=frozenset(np.flatnonzero(next(copies)).tolist())) for one in sources]
+    console.err.print(f"{is_copy_D.sum():,} documents have the text of an earlier one and are left out")
 
 
 LINE_START = re.compile(r"(?<=\n)(?=[^\W\d_])")
