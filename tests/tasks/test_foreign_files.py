@@ -290,6 +290,19 @@ def test_labels_inside_objects_have_the_names_of_the_data_set(tmp_path: Path, pl
     assert all(one.label == 1 - int(input_of(one).split()[1]) % 2 for one in data.train)
 
 
+def test_questions_without_ids_are_numbered(tmp_path: Path) -> None:
+    """As annotation tools write SQuAD's form."""
+    asked = [{"question": f"who {n}?", "answers": [{"text": "Ann", "answer_start": 6}]} for n in range(30)]
+    asked[7]["id"] = "own"
+    paragraphs = [{"context": "it is Ann", "qas": asked[:20]}, {"context": "or so Ann", "qas": asked[20:]}]
+    (tmp_path / "train.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    keys = {"family": "question_answering", "metric": "f1", "template": "{question} {context}"}
+    task = Task.model_validate({"name": "mine", "files": [{"train": "train.json"}]} | keys)
+    data: Any = load_examples(find_source(task, tmp_path), judged_only=False)
+    named = {one.id: one.question for split in data.splits.values() for one in split}
+    assert named == {"own" if n == 7 else str(n): f"who {n}?" for n in range(30)}
+
+
 def test_candidates_may_stand_inside_objects(tmp_path: Path) -> None:
     span = {"text": ["b"], "start": [2]}
     row = {"question": "which?", "context": "a b", "answers": span, "meta": {"named": span}}

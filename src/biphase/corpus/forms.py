@@ -160,10 +160,11 @@ def plain_row(value: Any) -> Any:
 
 
 def unfold_squad(document: Any) -> Iterator[Row]:
-    for article in document["data"]:
-        for paragraph in article["paragraphs"]:
-            for question in paragraph["qas"]:
-                yield {**question, "context": paragraph["context"]}
+    """Yield the questions about each paragraph, with their numbers from 0 where they have no ids."""
+    paragraphs = chain.from_iterable(article["paragraphs"] for article in document["data"])
+    questions = ((question, paragraph["context"]) for paragraph in paragraphs for question in paragraph["qas"])
+    for number, (question, context) in enumerate(questions):
+        yield {"id": str(number), **question, "context": context}
 
 
 def unfold_record(line: Any) -> Iterator[Row]:
