@@ -31,7 +31,7 @@ from biphase.cli.meant import find_meant
 from biphase.embedding import model as embedders
 from biphase.embedding.evaluation import read_judged_set, score_arms, score_bm25, score_embedder
 from biphase.embedding.model import embed_pieces, load_embedder
-from biphase.embedding.questions import By, Filter, parse_filter
+from biphase.embedding.questions import By, Filter, parse_filter, read_questions
 from biphase.errors import InputError
 from biphase.files import MARK
 
@@ -618,6 +618,8 @@ def test_a_file_of_questions_is_answered_at_once(encoder_folder: Path, papers: P
     assert list(found["id"][2:]) == list(alone["id"])
     rows = write_rows(tmp_path / "asked.jsonl", [{"_id": "q7", "text": "wings"}])
     assert set(search(papers, questions=rows)["question_id"]) == {"q7"}
+    null = [{"id": None, "text": "wings"}, {"id": 0, "text": "wings"}, {"id": "", "_id": "q9", "text": "wings"}]
+    assert [question.id for question in read_questions(null)] == ["1", "0", "q9"]
     assert set(search(papers, questions=["flow of heat", "wings"])["question"]) == {"flow of heat", "wings"}
     with pytest.raises(InputError, match="no column 'question'; the columns are: ask"):
         search(papers, questions=write_rows(tmp_path / "other.jsonl", [{"ask": "wings"}]))

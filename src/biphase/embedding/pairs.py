@@ -188,8 +188,8 @@ def hash_files(path: Path, files: Iterable[Path]) -> str:
 
 
 def guess_columns(name: str, row: dict[str, Any]) -> tuple[str, ...]:
-    """Guess the columns of pairs from the names in a row, or from its only two texts. Raises `InputError` otherwise, and
-    if the row has a further column that may score the pairs."""
+    """Guess the columns of pairs from the names in a row, or from its only two texts. Raises `InputError` if there are
+    none, and if a further column may score the pairs."""
     columns = next((guess for guess in GUESSES if set(guess) <= row.keys()), None)
     if columns is not None and columns[-1] == "positive":
         columns = (*columns, *(column for column in row if re.fullmatch(r"negative_?\d+", column)))

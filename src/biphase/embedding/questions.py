@@ -7,7 +7,7 @@ from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from biphase.corpus.forms import PlacedRow, Row
+from biphase.corpus.forms import PlacedRow, Row, is_missing
 from biphase.corpus.rows import as_number, column, ending_of, read_text_lines, rows_in_memory, rows_of_file
 from biphase.corpus.text import are_names
 from biphase.encoder.models import find_ranker
@@ -109,7 +109,8 @@ def read_questions(questions: Any) -> Iterator[UserQuestion]:
     for row_number, (location, row) in enumerate(rows, start=1):
         name = next((name for name in QUESTION_COLUMNS if name in row), "question")
         text = column(location, row, name, "give the column with the questions this name")
-        yield UserQuestion(str(row.get("id", row.get("_id", row_number))) or str(row_number), text)
+        ids = (row.get(name) for name in ("id", "_id"))
+        yield UserQuestion(str(next((id for id in ids if not is_missing(id)), row_number)), text)
 
 
 def parse_filter(text: str) -> Filter:
