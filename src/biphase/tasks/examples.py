@@ -27,7 +27,7 @@ from biphase.tasks.sources import TaskSource, read_rows
 from biphase.tasks.splits import TEST_SHARE, TRAIN_SHARE, Collection, TaskData, draw_indices, hold_out, load_collection
 
 LABEL_REMEDY = f"{TASK_REMEDY}; leave a split without labels out"
-UNKNOWN_REMEDY = "correct it, or map it by `labels` in the task file; `score` leaves rows with an empty label out"
+UNKNOWN_REMEDY = "correct it, or map it by `labels` in the task file"
 MULTI_HOT = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 """The values of a list that says for each class whether it applies."""
 
@@ -41,7 +41,8 @@ def label_index(task: spec.Task, location: str, value: Any, choices: tuple[str, 
     if index is None:
         message = "is none of its choices" if choices else f"is not one of task '{task.name}'"
         by_number = "" if any(map(WRITTEN_NUMBER.fullmatch, names)) else f" (or 0 to {len(names) - 1})"
-        remedy = "" if choices else f"; {UNKNOWN_REMEDY}"
+        of_score = "" if task.kind.has_label_sets else "; `score` leaves rows with an empty label out"
+        remedy = "" if choices else f"; {UNKNOWN_REMEDY}{of_score}"
         raise InputError(f"{location}: label {value!r} {message}: {', '.join(names)}{by_number}{remedy}")
     return index
 
@@ -298,7 +299,7 @@ def draw_splits(source: TaskSource, examples: dict[spec.TaskSplit, list[AnyExamp
             names = first_of([task.classes[index] for index in absent])
             use = "left to train on" if split == "train" else f"drawn for {split}"
             sentence = f"{task.name}: none of the {len(examples[split]):,} examples {use} has {names}"
-            has_shares = "" if task.stratified or task.problem_type else ", or `stratified: true`"
+            has_shares = "" if task.stratified or not task.kind.has_strata else ", or `stratified: true`"
             few = [task.classes[i] for i in absent if task.kind.has_strata and total[i] < len(spec.TASK_SPLITS)]
             ways = [f"name files for the splits{has_shares} to have all classes in each"] * (len(few) < len(absent))
             ways += [f"join {first_of(few)}, too rare for that, by `labels`, or drop it by `unlabelled`"] * bool(few)
