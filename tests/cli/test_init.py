@@ -515,7 +515,7 @@ def test_the_tag_is_found_among_several_columns(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("__label__pos a text{n}", "train.txt:2: 4 fields, elsewhere 3; such a file has a word and its tag per line; name"),
+        ("__label__pos a text{n}", "train.txt:2: 4 fields, elsewhere 3; such a file has a word and its tag per"),
         ("w{n} {n}", "train.txt: different tags: 300; such a file has a word and its tag per line"),
         ("w{n} x", "train.txt: different tags: 1; such a file"),
         ("text{n}", "train.txt: different tags: 0; such a file"),

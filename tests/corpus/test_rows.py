@@ -1,7 +1,9 @@
 """Lines and rows come with their numbers, out of any compression; what is wrong is told with file and line."""
 
+import bz2
 import gzip
 import json
+import lzma
 import math
 import os
 from collections.abc import Callable
@@ -81,6 +83,22 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text("[1,\n2")
     with pytest.raises(InputError, match=r"b\.json:2: broken JSON \(.*\)$"):
         read_json_file(tmp_path / "b.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("a.xls", b"\xd0\xcf\x11\xe0\xa1\xb1", "an old workbook"),
+        ("a.csv.zip", b"PK\x03\x04\x14\x00\x00\xff", "a zip archive"),
+        ("a.csv", b"PK\x03\x04\x14\x00\x00\x00\n", "a zip archive"),
+        ("a.jsonl.bz2", bz2.compress(b"{}"), "bzip2"),
+        ("a.tsv.xz", lzma.compress(b"a\tb"), "xz"),
+    ],
+)
+def test_packed_files_are_named_as_what_they_are(name: str, content: bytes, kind: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=rf"{name} is {kind}, not a text: unpack it, or save it as \.xlsx or \.csv"):
+        list(rows_of_file(tmp_path / name))
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "json", "csv", "txt", "parquet", "xlsx", "conllu"])

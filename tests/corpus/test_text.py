@@ -246,6 +246,8 @@ def test_bad_parquet_columns(tmp_path: Path) -> None:
     pq.write_table(pa.table({"content": ["a", None]}), path)
     fails(path, "'text'", "content")
     fails(path, "row 2", "null", text_field="content")
+    pq.write_table(pa.table({"title": ["a"], "body": ["b"], "url": ["c"]}), path)
+    fails(path, "no column 'text'; the columns are: title, body, url", text_field="{title}\n{text}")
     pq.write_table(pa.table([["a"], ["b"], ["c"]], names=["text", "id", "text"]), path)
     fails(path, "the column text is named twice")
 

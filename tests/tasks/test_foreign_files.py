@@ -111,6 +111,15 @@ def test_classes_that_a_draw_leaves_out_are_told(tmp_path: Path, capsys) -> None
     assert "has rare; join rare, too rare for that, by `labels`, or drop it by `unlabelled`" in " ".join(told.split())
 
 
+def test_no_strata_are_proposed_where_there_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"tokens": [f"w{n}"], "label": ["B-x" if n == 7 else "O"]} for n in range(40)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = {"family": "token_classification", "metric": "f1", "template": "", "classes": ["O", "B-x", "I-x"]}
+    load_examples(find_source(task_of(files=[{"train": "train.jsonl"}], **keys), tmp_path), judged_only=False)
+    told = " ".join(capsys.readouterr().err.split())
+    assert "has B-x; name files for the splits to have all classes in each" in told and "stratified" not in told
+
+
 @pytest.mark.parametrize(
     ("table", "numbers"),
     [
@@ -197,6 +206,31 @@ def test_tables_that_excel_writes_another_way(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(b"text,label\rfine,yes\r")
     with pytest.raises(InputError, match=r"t\.csv:1: broken table .*end a line in \\n"):
         rows_of(tmp_path / "t.csv")
+
+
+def test_tables_with_odds_and_ends(tmp_path: Path) -> None:
+    """An empty line, columns of Excel's that nobody named, and a .tsv that has no tabs."""
+    (tmp_path / "t.tsv").write_text("text\tlabel\n\nfine\tyes\n\n")
+    assert rows_of(tmp_path / "t.tsv") == [{"text": "fine", "label": "yes"}]
+    (tmp_path / "one.tsv").write_text("text\n\nfine\n")
+    assert rows_of(tmp_path / "one.tsv") == [{"text": ""}, {"text": "fine"}]
+    (tmp_path / "t.csv").write_text("text;label;;\nfine;yes;;\n")
+    assert rows_of(tmp_path / "t.csv") == [{"text": "fine", "label": "yes", "2": "", "3": ""}]
+    (tmp_path / "t.tsv").write_text("text,label\nfine,yes\n")
+    with pytest.raises(InputError, match=r"t\.tsv:1: no tabs between its columns: save it as \.csv, or name `delimiter`"):
+        rows_of(tmp_path / "t.tsv")
+    assert rows_of(tmp_path / "t.tsv", delimiter=",") == [{"text": "fine", "label": "yes"}]
+
+
+@pytest.mark.parametrize("late", [2, 300])
+def test_a_column_of_a_workbook_has_texts_or_numbers(late: int, tmp_path: Path) -> None:
+    """Its first cell may be a number; so is a column whose first text comes late, up to there."""
+    pytest.importorskip("openpyxl")
+    rows = [{"text": "a" if n == late else n, "stars": n % 5} for n in range(310)]
+    pandas.DataFrame(rows).to_excel(tmp_path / "t.xlsx", index=False)
+    found = rows_of(tmp_path / "t.xlsx")
+    assert [row["stars"] for row in found] == [row["stars"] for row in rows]
+    assert [row["text"] for row in found] == [n if n < late > 256 else str(rows[n]["text"]) for n in range(310)]
 
 
 def test_columns_by_number(tmp_path: Path) -> None:

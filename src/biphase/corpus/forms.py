@@ -35,6 +35,10 @@ FORMATS: dict[str, Format] = {
 }
 """The format of a file by its ending, unless its layout names one; other endings have columns."""
 
+UD_COLUMNS = (1, 3)
+"""The columns of the word and its universal part of speech in CoNLL-U. Its first column numbers the words, so the
+default of `FileForm.columns` means these two, even if a layout spells it out."""
+
 Row = dict[str, Any]
 PlacedRow = tuple[str, Row]
 """A row with its location for messages, such as `train.tsv:12`."""
@@ -131,6 +135,21 @@ def mark_numbers(form: TableForm, rows: Iterable[PlacedRow]) -> Iterator[PlacedR
         for name in marked if row else ():
             row[name] = CommaNumber(row[name]) if COMMA_NUMBER.fullmatch(row[name].strip()) else row[name]
         yield location, row
+
+
+def mark_texts(rows: Iterator[PlacedRow]) -> Iterator[PlacedRow]:
+    """Yield the rows of a sheet. Numbers become texts in columns with a text in the first rows of the sheet, or in an
+    earlier row."""
+    begin = list(islice(rows, FIRST_ROWS))
+    texts = {name for _, row in begin for name, value in row.items() if isinstance(value, str)}
+    for location, row in chain(begin, rows):
+        texts |= {name for name, value in row.items() if isinstance(value, str)}
+        yield location, row | {name: str(row[name]) for name in texts if row[name] is not None}
+
+
+def split_columns(line: str) -> list[str]:
+    """Split a line of a file of columns at its tabs or, without any, at its spaces."""
+    return line.split("\t") if "\t" in line else [field for field in line.split(" ") if field]
 
 
 def plain_row(value: Any) -> Any:
@@ -243,3 +262,10 @@ def with_names(value: Any, feature: Any) -> Any:
         return {name: with_names(inner, feature.get(name)) for name, inner in value.items()}
     names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
     return names[value] if isinstance(names, list) and isinstance(value, int) and 0 <= value < len(names) else value
+
+
+def without_arrays(value: Any) -> Any:
+    """Return a value with lists in place of arrays."""
+    if getattr(value, "ndim", 0) and hasattr(value, "tolist"):
+        value = value.tolist()
+    return [without_arrays(item) for item in value] if isinstance(value, list) else value

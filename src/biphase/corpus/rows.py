@@ -24,14 +24,18 @@ from pydantic import Field
 from biphase.config import Strict
 from biphase.corpus.forms import (
     FORMATS,
+    UD_COLUMNS,
     Format,
     PlacedRow,
     Row,
     TableForm,
     mark_numbers,
+    mark_texts,
     name_classes,
     read_dataset,
+    split_columns,
     unfold,
+    without_arrays,
 )
 from biphase.errors import InputError, clipped, refuse_doubles, told_as
 from biphase.files import parse_json, reading
@@ -47,14 +51,12 @@ ABSENT = object()
 """The value of a missing field, because null is a value too."""
 MAX_LINE_BYTES = 1 << 28
 """The longest line: a small compressed file may contain one of many gigabytes."""
+BINARIES = {b"PK\x03\x04": "a zip archive", b"\xd0\xcf\x11\xe0": "an old workbook", b"BZh9": "bzip2", b"\xfd7zXZ": "xz"}
+"""The first bytes of files that are no text → their kind; workbooks and documents of Office are zip archives too."""
 DAMAGED = "it is damaged, cut short or not what its ending says"
 
 SHORT_ROW: Row = {}
 """The value of a row with too few fields, if the layout allows such rows."""
-
-UD_COLUMNS = (1, 3)
-"""The columns of the word and its universal part of speech in CoNLL-U. Its first column numbers the words, so the
-default of `FileForm.columns` means these two, even if a layout spells it out."""
 
 LONGEST_TEXT = 5_000_000
 """The most characters of a text, more than in a long novel: tokenizers need about a hundred bytes per character."""
@@ -134,6 +136,8 @@ def read_text_lines(path: Path, *, keep_mark: bool = False) -> Iterator[tuple[in
         for number, line in enumerate(lines, start=1):
             if len(line) > MAX_LINE_BYTES:
                 raise InputError(f"{path}:{number}: the line has more than {MAX_LINE_BYTES:,} bytes; split it")
+            if number == 1 and (kind := next((name for mark, name in BINARIES.items() if line.startswith(mark)), "")):
+                raise InputError(f"{path} is {kind}, not a text: unpack it, or save it as .xlsx or .csv")
             try:
                 text = line.decode("utf-8-sig" if number == 1 and not keep_mark else "utf-8")
             except UnicodeDecodeError as error:
@@ -274,19 +278,20 @@ SAVED_STATE = "state.json"
 """The file that lists the files of a saved `datasets.Dataset`; cached files may lie beside them."""
 
 
-def read_table(path: Path, names: Sequence[str] = ()) -> Iterator[tuple[int, Row, int]]:
+def read_table(path: Path, names: Sequence[str] = (), further: Sequence[str] = ()) -> Iterator[tuple[int, Row, int]]:
     """Yield each row of a .parquet or .arrow file: its number (from 1), the row, and the bytes of the file read so far.
 
     Args:
-        names: the columns to read, if they exist; all columns if none is named or the first does not exist. For
-            `meta.text`, read the column `meta`.
+        names: the columns to read; all columns if none is named or one does not exist. For `meta.text`, read the
+            column `meta`.
+        further: columns to read beside them, if they exist.
 
     Raises:
         InputError: the file is damaged, a text is not UTF-8, or two columns share a name.
     """
     number = before = 0
     with reading_rows(path):
-        for batch, features, num_bytes in read_pieces(path, names):
+        for batch, features, num_bytes in read_pieces(path, names, further):
             batch.validate(full=True)  # else Arrow follows a wrong offset out of its memory; also checks UTF-8
             for at, row in enumerate(name_classes(batch.to_pylist(), features), start=1):
                 number += 1
@@ -294,7 +299,9 @@ def read_table(path: Path, names: Sequence[str] = ()) -> Iterator[tuple[int, Row
             before = num_bytes
 
 
-def read_pieces(path: Path, names: Sequence[str]) -> Iterator[tuple[Any, dict[str, Any], int]]:
+def read_pieces(
+    path: Path, names: Sequence[str], further: Sequence[str]
+) -> Iterator[tuple[Any, dict[str, Any], int]]:
     """Yield pieces of a table, each with the features of its columns and the bytes of its file read so far."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -302,7 +309,7 @@ def read_pieces(path: Path, names: Sequence[str]) -> Iterator[tuple[Any, dict[st
     num_bytes = path.stat().st_size
     if ending_of(path) == ".parquet":
         with pq.ParquetFile(path) as file:
-            columns, features = choose_columns(path, file.schema_arrow, names)
+            columns, features = choose_columns(path, file.schema_arrow, names, further)
             num_rows = 0
             for batch in file.iter_batches(batch_size=TABLE_ROWS, columns=columns):
                 num_rows += len(batch)
@@ -313,16 +320,18 @@ def read_pieces(path: Path, names: Sequence[str]) -> Iterator[tuple[Any, dict[st
         file.seek(0)
         table = pa.ipc.open_stream(file) if is_stream else pa.ipc.open_file(file)
         with table:
-            columns, features = choose_columns(path, table.schema, names)
+            columns, features = choose_columns(path, table.schema, names, further)
             batches = table if is_stream else map(table.get_batch, range(table.num_record_batches))
             for batch in batches:
                 yield batch.select(columns), features, file.tell() if is_stream else num_bytes
 
 
-def choose_columns(path: Path, schema: Any, names: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+def choose_columns(
+    path: Path, schema: Any, names: Sequence[str], further: Sequence[str]
+) -> tuple[list[str], dict[str, Any]]:
     """Choose the columns to read, and read their features, which `datasets` stores in the file."""
-    outer = [name if name in schema.names else name.partition(".")[0] for name in names]
-    is_all = not outer or outer[0] not in schema.names
+    outer = [name if name in schema.names else name.partition(".")[0] for name in (*names, *further)]
+    is_all = not names or not {*outer[: len(names)]} <= {*schema.names}
     columns = [name for name in schema.names if is_all or name in outer]
     refuse_doubles(f"{path}: the column", columns)
     written = {"huggingface": json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))}
@@ -370,13 +379,6 @@ def rows_in_memory(data: Any, text_field: str = "text") -> Iterator[Row]:
             raise InputError(f"row {number} is of type {type(row).__name__}: give texts, or rows as dictionaries")
 
 
-def without_arrays(value: Any) -> Any:
-    """Return a value with lists in place of arrays."""
-    if getattr(value, "ndim", 0) and hasattr(value, "tolist"):
-        value = value.tolist()
-    return [without_arrays(item) for item in value] if isinstance(value, list) else value
-
-
 def rows_of_file(
     path: Path, layout: FileForm = DEFAULT_FORM, words: str = "tokens", label: str | None = "label"
 ) -> Iterator[PlacedRow]:
@@ -401,7 +403,7 @@ def rows_of_file(
         case "json":
             form, values = open_json(path)
         case "xlsx":
-            values = read_sheet(path)
+            values = mark_texts(read_sheet(path))
         case "trec":
             values = read_trec(path)
         case "parquet" | "saved":
@@ -433,6 +435,8 @@ def open_table(path: Path, layout: FileForm, *, is_csv: bool) -> tuple[TableForm
     marked = next(lines, "")
     first = marked.removeprefix(BYTE_ORDER_MARK)
     starts_quoted = first.startswith(QUOTE)
+    if not is_csv and layout.delimiter is None and layout.has_header and {*first} & {*DELIMITERS} and "\t" not in first:
+        raise InputError(f"{path}:1: no tabs between its columns: save it as .csv, or name `delimiter` in a task file")
     is_quoted = is_csv or layout.quotes or (layout.quotes is None and starts_quoted)
     usual = next((sign for sign in DELIMITERS if sign in first), ",") if is_csv else "\t"
     form = TableForm(
@@ -456,10 +460,14 @@ def read_separated(path: Path, layout: FileForm, form: TableForm, lines: Iterato
     for number, fields in rows:
         location = f"{path}:{number}"
         if not header:
-            header = fields if layout.has_header else [str(at) for at in range(len(fields))]
+            header = fields if layout.has_header else [""] * len(fields)
+            if not layout.has_header or header.count("") > 1:  # Excel leaves columns without names at the end
+                header = [name or str(at) for at, name in enumerate(header)]
             refuse_doubles(f"{location}: the column", header)
             if layout.has_header:
                 continue
+        if fields == [""] and len(header) > 1 and not layout.has_short_rows:  # an empty line, as in a .csv
+            continue
         fits = len(fields) == len(header)
         # Splitting would cut a quoted text with line ends or tabs, and leave only a part of it in the field.
         quoted = (field for field in fields if len(field) > 1 and field[0] == QUOTE)
@@ -497,8 +505,8 @@ MOST_PACKED, LEAST_SUSPECT = 100, 1 << 24
 def read_sheet(path: Path) -> Iterator[PlacedRow]:
     """Yield the rows of the first sheet of an .xlsx workbook, whose first row names the columns.
 
-    Formulas yield their saved values, and empty cells None. After a text in a column, its numbers become texts too.
-    Raises `InputError` without openpyxl, and for a sheet that is not a table.
+    Formulas yield their saved values, and empty cells None. Raises `InputError` without openpyxl, and for a sheet that
+    is not a table.
     """
     try:
         from openpyxl import load_workbook
@@ -506,7 +514,6 @@ def read_sheet(path: Path) -> Iterator[PlacedRow]:
         raise InputError(f"{path}: .xlsx needs openpyxl: pip install 'biphase[xlsx]', or save it as .csv") from None
     warnings.filterwarnings("ignore", module="openpyxl")  # it warns about styles that it drops
     header: list[str] = []
-    texts: set[str] = set()
     with reading_rows(path), zipfile.ZipFile(path) as parts:
         if sum(part.file_size for part in parts.infolist()) > MOST_SHEET_BYTES:
             raise InputError(f"{path}: unpacked it has more than {MOST_SHEET_BYTES:,} bytes; save it as .csv")
@@ -524,15 +531,8 @@ def read_sheet(path: Path) -> Iterator[PlacedRow]:
                 header = [str(name) for name in cells[:width]]
                 refuse_doubles(f"{location}: the column", header)
             elif width:
-                row = dict(itertools.zip_longest(header, cells[:width]))
-                texts |= {name for name, value in row.items() if isinstance(value, str)}
-                yield location, row | {name: str(row[name]) for name in texts if row[name] is not None}
+                yield location, dict(itertools.zip_longest(header, cells[:width]))
         sheet.parent.close()
-
-
-def split_columns(line: str) -> list[str]:
-    """Split a line of a file of columns at its tabs or, without any, at its spaces."""
-    return line.split("\t") if "\t" in line else [field for field in line.split(" ") if field]
 
 
 def read_columns(

@@ -430,7 +430,7 @@ def read_fields(
     elif source.path is None:
         rows = ((number, row, 0) for number, row in enumerate(rows_in_memory(source.rows, text_field)))
     elif kind_of(Path(source.name)) == "parquet":
-        rows = read_table(source.path, () if with_columns else (*names, *id_fields))
+        rows = read_table(source.path, () if with_columns else names, id_fields)
     elif kind_of(Path(source.name)) == "csv":
         placed, mark = open_table(source.path, DEFAULT_FORM, is_csv=True)[1], ":"
         rows = ((int(place.rpartition(":")[2]), row, 0) for place, row in placed)

@@ -16,7 +16,16 @@ import yaml
 
 from biphase.config import parse_config, write_value
 from biphase.console import err
-from biphase.corpus.forms import FORMATS, CommaNumber, PlacedRow, Row, is_missing, list_labels, template_columns
+from biphase.corpus.forms import (
+    FORMATS,
+    CommaNumber,
+    PlacedRow,
+    Row,
+    is_missing,
+    list_labels,
+    split_columns,
+    template_columns,
+)
 from biphase.corpus.rows import (
     ABSENT,
     DEFAULT_FORM,
@@ -34,7 +43,6 @@ from biphase.corpus.rows import (
     renamed,
     rows_in_memory,
     rows_of_file,
-    split_columns,
 )
 from biphase.corpus.text import is_running_text, json_line
 from biphase.errors import InputError, clipped, first_of
@@ -359,7 +367,7 @@ def describe_labels(data: str, label: str, values: list[Any], family: str | None
 
 
 def stands_for_none(labels: Collection[str]) -> bool:
-    """Tell whether the label -1 may mean no label, as on the Hub: the others are names, or two or more numbers from 0."""
+    """Tell whether the label -1 may mean no label, as on the Hub: beside names, or beside several numbers from 0."""
     others = [as_number(label) for label in labels if label != "-1"]
     return {*others} <= {None} or (len(others) > 1 and all(number is not None and number >= 0 for number in others))
 
