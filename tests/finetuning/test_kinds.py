@@ -253,7 +253,11 @@ SETS = {"problem_type": "multi_label_classification", "metric": "micro_f1", "cla
         (NUMBERS, [1, 10**400], r"train\.jsonl:2: 'label' is 10*, not a number: fix the row or remove it"),
         (NUMBERS, [1, float("nan")], r"1 row has no label \(the first: .*train\.jsonl:2\); fill them in"),
         (NUMBERS, [2, 2.0], "all 2 examples of train in .* have the same label"),
-        (SETS, [["a"], ["c"]], r"train\.jsonl:2: label 'c' is not one of .* \(or 0 to 1\); correct it, or map it by `labels` in the task file$"),
+        (
+            SETS,
+            [["a"], ["c"]],
+            r"train\.jsonl:2: label 'c' is not one of .*; correct it, or map it by `labels` in the task file$",
+        ),
         (SETS, [["a"], {"a": 1}], r"train\.jsonl:2: 'label' is {\"a\": 1}, not a list of labels \(empty for none\)"),
         (SETS, ["a,b", "b; a"], "all 2 examples of train in .* have the same label"),
         ({"metric": "mcc", "classes": ["a", "b"]}, ["a", "a"], "all 2 examples of train in .* have the same label"),

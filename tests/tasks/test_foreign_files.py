@@ -217,7 +217,9 @@ def test_tables_with_odds_and_ends(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("text;label;;\nfine;yes;;\n")
     assert rows_of(tmp_path / "t.csv") == [{"text": "fine", "label": "yes", "2": "", "3": ""}]
     (tmp_path / "t.tsv").write_text("text,label\nfine,yes\n")
-    with pytest.raises(InputError, match=r"t\.tsv:1: no tabs between its columns: save it as \.csv, or name `delimiter`"):
+    with pytest.raises(
+        InputError, match=r"t\.tsv:1: no tabs between its columns: save it as \.csv, or name `delimiter`"
+    ):
         rows_of(tmp_path / "t.tsv")
     assert rows_of(tmp_path / "t.tsv", delimiter=",") == [{"text": "fine", "label": "yes"}]
 
@@ -442,7 +444,7 @@ def test_lists_in_tables_are_read_as_python_and_json_write_them(written: str, tm
         *[(2,)] * 3,
         (),
     ]
-    with pytest.raises(InputError, match="label .* is not one of task"):
+    with pytest.raises(InputError, match=r"label .* is not one of task"):
         read_label_lists(tmp_path, ["['joy' \"it's\"]"], classes=names)
 
 

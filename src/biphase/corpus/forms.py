@@ -1,40 +1,22 @@
-"""JSON values in the forms of published data sets and of annotation tools → rows; the columns of a template; labels in
-a list; the form of a table, and its numbers with decimal commas."""
+"""JSON values in the forms of published data sets and of annotation tools → rows; the columns of a template; the form
+of a table, and its numbers with decimal commas; values in memory."""
 
-import ast
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
 from string import Formatter
 from typing import Any, Literal
 
-from biphase.errors import InputError
+from biphase.errors import InputError, refuse_doubles
 
 Format = Literal[
     "jsonl", "tsv", "csv", "json", "parquet", "xlsx", "columns", "conllu", "squad", "record", "trec", "mldr"
 ]
-FORMATS: dict[str, Format] = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".jsonlines": "jsonl",
-    ".jl": "jsonl",
-    ".tsv": "tsv",
-    ".csv": "csv",
-    ".json": "json",
-    ".parquet": "parquet",
-    ".arrow": "parquet",
-    ".xlsx": "xlsx",
-    ".conllu": "conllu",
-    ".qrels": "trec",
-    ".trec": "trec",
-}
-"""The format of a file by its ending, unless its layout names one; other endings have columns."""
-
 UD_COLUMNS = (1, 3)
 """The columns of the word and its universal part of speech in CoNLL-U. Its first column numbers the words, so the
 default of `FileForm.columns` means these two, even if a layout spells it out."""
@@ -59,26 +41,6 @@ def template_columns(template: str) -> tuple[str, ...]:
 def is_missing(value: Any) -> bool:
     """Tell whether a field is empty: no value, NaN, or blanks."""
     return value is None or value != value or (isinstance(value, str) and not value.strip())
-
-
-LIST_READERS: tuple[Callable[[str], Any], ...] = (json.loads, ast.literal_eval)
-TOUCHING = re.compile(r"""['"]\s+['"]""")
-"""Two texts with nothing but blanks between them, as NumPy writes a list; Python would join them."""
-
-
-def list_labels(value: Any) -> list[Any] | None:
-    """Read a list of labels. Tables write it as text: as JSON or Python does, or with commas, semicolons or bars
-    between labels without quotes. None for anything else."""
-    if not isinstance(value, str):
-        return value if isinstance(value, list) else None
-    text = value.strip()
-    for read in LIST_READERS if text[:1] == "[" and not TOUCHING.search(text) else ():
-        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            labels = read(text)
-            if isinstance(labels, list) and all(isinstance(label, str) for label in labels):
-                return labels
-    inside = value.strip("[] ")
-    return [name.strip() for name in re.split("[,;|]", inside)] if inside else []
 
 
 @dataclass(frozen=True)
@@ -147,11 +109,6 @@ def mark_texts(rows: Iterator[PlacedRow]) -> Iterator[PlacedRow]:
         yield location, row | {name: str(row[name]) for name in texts if row[name] is not None}
 
 
-def split_columns(line: str) -> list[str]:
-    """Split a line of a file of columns at its tabs or, without any, at its spaces."""
-    return line.split("\t") if "\t" in line else [field for field in line.split(" ") if field]
-
-
 def plain_row(value: Any) -> Any:
     """Turn a row of Label Studio's JSON export, of Prodigy or of spaCy (a text with `entities`, or `Doc.to_json`) into
     a row of a task; return any other value unchanged.
@@ -217,9 +174,9 @@ kinds of rows."""
 
 def unfold(values: Iterable[tuple[str, Any]], form: str) -> Iterator[PlacedRow]:
     """Yield the rows of JSON values, each with its location, in a published form. Values of any other form are rows
-    already. Raises `InputError` for a value that does not have the form."""
+    already, in a workbook without numbers among texts. Raises `InputError` for a value that does not have the form."""
     if form not in PUBLISHED:
-        yield from values
+        yield from mark_texts(iter(values)) if form == "xlsx" else values
         return
     make_rows, needed = PUBLISHED[form]
     for location, value in values:
@@ -262,6 +219,31 @@ def with_names(value: Any, feature: Any) -> Any:
         return {name: with_names(inner, feature.get(name)) for name, inner in value.items()}
     names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
     return names[value] if isinstance(names, list) and isinstance(value, int) and 0 <= value < len(names) else value
+
+
+def rows_in_memory(data: Any, text_field: str = "text") -> Iterator[Row]:
+    """Yield the rows of a DataFrame, a `datasets.Dataset`, or any iterable of dictionaries or texts.
+
+    Missing values of a DataFrame become None, and arrays become lists.
+    """
+    if isinstance(data, Mapping):
+        raise InputError(f"a mapping of {', '.join(map(str, data))} is given, not rows: give one of them")
+    if not isinstance(data, Iterable):
+        raise InputError(f"{data!r} is given, not texts or rows")
+    pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
+    if pandas is not None and isinstance(data, pandas.DataFrame):
+        data = data.set_axis([str(name) for name in data.columns], axis=1)
+        refuse_doubles("DataFrame: the column", [*data.columns])
+        data = data.astype(object).where(data.notna(), None).to_dict("records")
+    elif datasets is not None and isinstance(data, datasets.Dataset):
+        data = read_dataset(data)
+    for number, row in enumerate(data):
+        if isinstance(row, str):
+            yield {text_field: row}
+        elif isinstance(row, Mapping):
+            yield {name: without_arrays(value) for name, value in row.items()}
+        else:
+            raise InputError(f"row {number} is of type {type(row).__name__}: give texts, or rows as dictionaries")
 
 
 def without_arrays(value: Any) -> Any:

@@ -4,16 +4,17 @@ This module reads pretraining texts, task data, pairs, and rows to predict; each
 workbook has bounds. Errors are `InputError`s that name the file, and the line or row if there is one.
 """
 
+import ast
 import csv
 import io
 import itertools
 import json
 import math
-import sys
+import re
 import unicodedata
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from pathlib import Path
@@ -22,21 +23,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from biphase.config import Strict
-from biphase.corpus.forms import (
-    FORMATS,
-    UD_COLUMNS,
-    Format,
-    PlacedRow,
-    Row,
-    TableForm,
-    mark_numbers,
-    mark_texts,
-    name_classes,
-    read_dataset,
-    split_columns,
-    unfold,
-    without_arrays,
-)
+from biphase.corpus.forms import UD_COLUMNS, Format, PlacedRow, Row, TableForm, mark_numbers, name_classes, unfold
 from biphase.errors import InputError, clipped, refuse_doubles, told_as
 from biphase.files import parse_json, reading
 
@@ -54,9 +41,25 @@ MAX_LINE_BYTES = 1 << 28
 BINARIES = {b"PK\x03\x04": "a zip archive", b"\xd0\xcf\x11\xe0": "an old workbook", b"BZh9": "bzip2", b"\xfd7zXZ": "xz"}
 """The first bytes of files that are no text → their kind; workbooks and documents of Office are zip archives too."""
 DAMAGED = "it is damaged, cut short or not what its ending says"
-
 SHORT_ROW: Row = {}
 """The value of a row with too few fields, if the layout allows such rows."""
+
+FORMATS: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".jsonlines": "jsonl",
+    ".jl": "jsonl",
+    ".tsv": "tsv",
+    ".csv": "csv",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".arrow": "parquet",
+    ".xlsx": "xlsx",
+    ".conllu": "conllu",
+    ".qrels": "trec",
+    ".trec": "trec",
+}
+"""The format of a file by its ending, unless its layout names one; other endings have columns."""
 
 LONGEST_TEXT = 5_000_000
 """The most characters of a text, more than in a long novel: tokenizers need about a hundred bytes per character."""
@@ -228,6 +231,26 @@ def read_number(location: str, name: str, value: Any) -> float:
     return number
 
 
+LIST_READERS: tuple[Callable[[str], Any], ...] = (json.loads, ast.literal_eval)
+TOUCHING = re.compile(r"""['"]\s+['"]""")
+"""Two texts with nothing but blanks between them, as NumPy writes a list; Python would join them."""
+
+
+def list_labels(value: Any) -> list[Any] | None:
+    """Read a list of labels. Tables write it as text: as JSON or Python does, or with commas, semicolons or bars
+    between labels without quotes. None for anything else."""
+    if not isinstance(value, str):
+        return value if isinstance(value, list) else None
+    text = value.strip()
+    for read in LIST_READERS if text[:1] == "[" and not TOUCHING.search(text) else ():
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            labels = read(text)
+            if isinstance(labels, list) and all(isinstance(label, str) for label in labels):
+                return labels
+    inside = value.strip("[] ")
+    return [name.strip() for name in re.split("[,;|]", inside)] if inside else []
+
+
 def excerpt(value: Any) -> str:
     """Return the beginning of a value's JSON, for a message."""
     return json.dumps(value, ensure_ascii=False, default=str)[:40]
@@ -299,9 +322,7 @@ def read_table(path: Path, names: Sequence[str] = (), further: Sequence[str] = (
             before = num_bytes
 
 
-def read_pieces(
-    path: Path, names: Sequence[str], further: Sequence[str]
-) -> Iterator[tuple[Any, dict[str, Any], int]]:
+def read_pieces(path: Path, names: Sequence[str], further: Sequence[str]) -> Iterator[tuple[Any, dict[str, Any], int]]:
     """Yield pieces of a table, each with the features of its columns and the bytes of its file read so far."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -354,31 +375,6 @@ def saved_tables(folder: Path) -> list[Path]:
         return []
 
 
-def rows_in_memory(data: Any, text_field: str = "text") -> Iterator[Row]:
-    """Yield the rows of a DataFrame, a `datasets.Dataset`, or any iterable of dictionaries or texts.
-
-    Missing values of a DataFrame become None, and arrays become lists.
-    """
-    if isinstance(data, Mapping):
-        raise InputError(f"a mapping of {', '.join(map(str, data))} is given, not rows: give one of them")
-    if not isinstance(data, Iterable):
-        raise InputError(f"{data!r} is given, not texts or rows")
-    pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
-    if pandas is not None and isinstance(data, pandas.DataFrame):
-        data = data.set_axis([str(name) for name in data.columns], axis=1)
-        refuse_doubles("DataFrame: the column", [*data.columns])
-        data = data.astype(object).where(data.notna(), None).to_dict("records")
-    elif datasets is not None and isinstance(data, datasets.Dataset):
-        data = read_dataset(data)
-    for number, row in enumerate(data):
-        if isinstance(row, str):
-            yield {text_field: row}
-        elif isinstance(row, Mapping):
-            yield {name: without_arrays(value) for name, value in row.items()}
-        else:
-            raise InputError(f"row {number} is of type {type(row).__name__}: give texts, or rows as dictionaries")
-
-
 def rows_of_file(
     path: Path, layout: FileForm = DEFAULT_FORM, words: str = "tokens", label: str | None = "label"
 ) -> Iterator[PlacedRow]:
@@ -403,7 +399,7 @@ def rows_of_file(
         case "json":
             form, values = open_json(path)
         case "xlsx":
-            values = mark_texts(read_sheet(path))
+            values = read_sheet(path)
         case "trec":
             values = read_trec(path)
         case "parquet" | "saved":
@@ -535,6 +531,11 @@ def read_sheet(path: Path) -> Iterator[PlacedRow]:
         sheet.parent.close()
 
 
+def split_fields(line: str) -> list[str]:
+    """Split a line of a file of columns at its tabs or, without any, at its spaces."""
+    return line.split("\t") if "\t" in line else [field for field in line.split(" ") if field]
+
+
 def read_columns(
     path: Path, layout: FileForm, words_name: str, tags_name: str | None, is_conllu: bool
 ) -> Iterator[PlacedRow]:
@@ -560,7 +561,7 @@ def read_columns(
             key, _, value = line[1:].partition("=")
             row |= {"id": value.strip()} if key.strip() == "sent_id" else {}
         else:
-            fields = split_columns(line)
+            fields = split_fields(line)
             if len(fields) <= last:
                 lacks = "a tag" if tags_name else f"a word in column {word_at} (from 0), where training had it"
                 raise InputError(f"{path}:{number}: a line without {lacks}: '{line[:40]}'")

@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 
 from biphase import console
 from biphase.config import plain_value
-from biphase.corpus.forms import Row, template_columns
+from biphase.corpus.forms import Row, rows_in_memory, template_columns
 from biphase.corpus.rows import (
     DEFAULT_FORM,
     MAX_LINE_BYTES,
@@ -37,7 +37,6 @@ from biphase.corpus.rows import (
     read_table,
     read_text_lines,
     refuse_pipe,
-    rows_in_memory,
     saved_tables,
 )
 from biphase.errors import InputError, first_of, nearest, refuse_doubles, refuse_unknown

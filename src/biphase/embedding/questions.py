@@ -7,8 +7,8 @@ from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from biphase.corpus.forms import PlacedRow, Row, is_missing
-from biphase.corpus.rows import as_number, column, ending_of, read_text_lines, rows_in_memory, rows_of_file
+from biphase.corpus.forms import PlacedRow, Row, is_missing, rows_in_memory
+from biphase.corpus.rows import as_number, column, ending_of, read_text_lines, rows_of_file
 from biphase.corpus.text import are_names
 from biphase.encoder.models import find_ranker
 from biphase.errors import InputError, clipped, nearest

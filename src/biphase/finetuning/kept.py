@@ -17,17 +17,9 @@ import numpy as np
 from pydantic import Field
 
 from biphase.config import Strict
-from biphase.corpus.forms import (
-    FIRST_ROWS,
-    FORMATS,
-    PlacedRow,
-    Row,
-    TableForm,
-    decimal_of,
-    mark_numbers,
-    template_columns,
-)
+from biphase.corpus.forms import FIRST_ROWS, PlacedRow, Row, TableForm, decimal_of, mark_numbers, template_columns
 from biphase.corpus.rows import (
+    FORMATS,
     column,
     ending_of,
     find_field,

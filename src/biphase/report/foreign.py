@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from biphase.corpus.forms import PlacedRow, is_missing
-from biphase.corpus.rows import column, read_json_file, read_number, rows_in_memory, rows_of_file
+from biphase.corpus.forms import PlacedRow, is_missing, rows_in_memory
+from biphase.corpus.rows import column, read_json_file, read_number, rows_of_file
 from biphase.corpus.text import are_names
 from biphase.errors import InputError, first_of, refuse_doubles, refuse_unknown
 from biphase.files import content_hash, parse_json

@@ -18,8 +18,18 @@ from typing import Any, Literal
 import numpy as np
 
 from biphase.console import err
-from biphase.corpus.forms import PlacedRow, Row, is_missing, list_labels, template_columns
-from biphase.corpus.rows import ABSENT, SHORT_ROW, TASK_REMEDY, column, excerpt, find_field, read_number, text_column
+from biphase.corpus.forms import PlacedRow, Row, is_missing, template_columns
+from biphase.corpus.rows import (
+    ABSENT,
+    SHORT_ROW,
+    TASK_REMEDY,
+    column,
+    excerpt,
+    find_field,
+    list_labels,
+    read_number,
+    text_column,
+)
 from biphase.corpus.text import WORD
 from biphase.errors import InputError, first_of, refuse_doubles
 from biphase.tasks import spec
@@ -30,6 +40,7 @@ LABEL_REMEDY = f"{TASK_REMEDY}; leave a split without labels out"
 UNKNOWN_REMEDY = "correct it, or map it by `labels` in the task file"
 MULTI_HOT = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 """The values of a list that says for each class whether it applies."""
+WRITTEN_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
 
 
 def label_index(task: spec.Task, location: str, value: Any, choices: tuple[str, ...] = ()) -> int:
@@ -45,9 +56,6 @@ def label_index(task: spec.Task, location: str, value: Any, choices: tuple[str, 
         remedy = "" if choices else f"; {UNKNOWN_REMEDY}{of_score}"
         raise InputError(f"{location}: label {value!r} {message}: {', '.join(names)}{by_number}{remedy}")
     return index
-
-
-WRITTEN_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
 
 
 @lru_cache
@@ -419,10 +427,10 @@ def make_text(task: spec.Task, location: str, row: Row) -> LabelledText:
     label = column(location, row, task.label, LABEL_REMEDY)
     text = fill_row(task, location, row)
     answer: int | float | tuple[int, ...]
-    if task.kind.has_label_numbers:
-        answer = read_number(location, task.label, label)
-    elif task.kind.has_label_sets:
+    if task.kind.has_label_sets:
         answer = label_indices(task, location, label)
+    elif task.kind.has_label_numbers:
+        answer = read_number(location, task.label, label)
     else:
         answer = label_index(task, location, label)
     return LabelledText(id_of(location, row), (text,), answer)

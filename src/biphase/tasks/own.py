@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from decimal import Decimal
 from itertools import islice, pairwise
@@ -16,19 +16,11 @@ import yaml
 
 from biphase.config import parse_config, write_value
 from biphase.console import err
-from biphase.corpus.forms import (
-    FORMATS,
-    CommaNumber,
-    PlacedRow,
-    Row,
-    is_missing,
-    list_labels,
-    split_columns,
-    template_columns,
-)
+from biphase.corpus.forms import CommaNumber, PlacedRow, Row, is_missing, rows_in_memory, template_columns
 from biphase.corpus.rows import (
     ABSENT,
     DEFAULT_FORM,
+    FORMATS,
     FileForm,
     as_number,
     column,
@@ -36,24 +28,19 @@ from biphase.corpus.rows import (
     excerpt,
     field_names,
     find_field,
+    list_labels,
     numbered_lines,
     own_name,
     plain_name,
     plain_path,
     renamed,
-    rows_in_memory,
     rows_of_file,
+    split_fields,
 )
 from biphase.corpus.text import is_running_text, json_line
 from biphase.errors import InputError, clipped, first_of
 from biphase.files import content_hash, whole_folder, write_text
-from biphase.tasks.examples import (
-    canonical_label,
-    read_label,
-    read_spans_of_characters,
-    tell_lacking,
-    why_left_out,
-)
+from biphase.tasks.examples import canonical_label, read_label, read_spans_of_characters, tell_lacking, why_left_out
 from biphase.tasks.families import KINDS, TASK_FAMILIES
 from biphase.tasks.sources import SPLIT_WORDS, find_split, has_needed_quotes
 from biphase.tasks.spec import EVALUATED_SPLITS, TASK_SPLITS, Scheme, Task, task_table
@@ -129,17 +116,24 @@ def list_lines(file: Path) -> list[PlacedFields]:
     if file.is_dir() or ending_of(file) in FORMATS:
         return []
     lines = ((number, line) for number, line in numbered_lines(file) if not line.startswith(("-DOCSTART-", "#")))
-    return [(number, split_columns(line)) for number, line in lines if line.strip(" \t")]
+    return [(number, split_fields(line)) for number, line in lines if line.strip(" \t")]
 
 
 def find_columns(lines: Sequence[PlacedFields]) -> tuple[int, int, int]:
     """Find the columns of the word and of the tag, from 0, and the number of columns. The tag is beside the word,
-    unless the last column has spans (`B-`, `I-`) and that one has none; the first column may number the words."""
+    unless the last column has spans and that one has none; the first column may number the words."""
     width = max(Counter(len(fields) for _, fields in lines).items(), key=lambda item: item[1], default=(2, 0))[0]
     table = [fields for _, fields in lines if len(fields) == width]
     word_at = int(width > 2 and all(fields[0].isdecimal() for fields in table))
-    spanned = {at for fields in table for at, field in enumerate(fields) if field[:2] in ("B-", "I-")}
-    return word_at, width - 1 if width - 1 in spanned and word_at + 1 not in spanned else word_at + 1, width
+    spanned = {at for at, tags in enumerate(zip(*table, strict=True)) if have_spans(tags)}
+    is_last = width > 2 and width - 1 in spanned and word_at + 1 not in spanned
+    return word_at, width - 1 if is_last else word_at + 1, width
+
+
+def have_spans(tags: Iterable[str]) -> bool:
+    """Tell whether most tags, except for O, mark spans, such as B-loc."""
+    named = [tag for tag in tags if tag != "O"]
+    return 2 * sum(tag[:1].isupper() and tag[1:2] == "-" for tag in named) > len(named)
 
 
 def tell_columns(file: Path) -> None:
@@ -147,10 +141,9 @@ def tell_columns(file: Path) -> None:
     that are no words with tags, such as texts: they have no spans, and different lengths or too many tags."""
     lines = list_lines(file)
     word_at, tag_at, width = find_columns(lines)
-    tags = {fields[tag_at] for _, fields in lines if len(fields) > tag_at}
-    has_spans = any(tag[:2] in ("B-", "I-") for tag in tags)
+    tags = Counter(fields[tag_at] for _, fields in lines if len(fields) > tag_at)
     uneven = [f"{file}:{at}: {len(fields)} fields, elsewhere {width}" for at, fields in lines if len(fields) != width]
-    if lines and not has_spans and (uneven or not 2 <= len(tags) <= MOST_CLASSES):
+    if lines and not have_spans(tags.elements()) and (uneven or not 2 <= len(tags) <= MOST_CLASSES):
         remedy = "such a file has a word and its tag per line; name a file of texts .csv, .tsv, .jsonl or .xlsx"
         raise InputError(f"{uneven[0] if uneven else f'{file}: different tags: {len(tags):,}'}; {remedy}")
     if width > word_at + 2:

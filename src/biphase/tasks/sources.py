@@ -13,9 +13,10 @@ from string import Formatter
 from typing import Any, Literal
 
 from biphase.config import BUNDLED
-from biphase.corpus.forms import FORMATS, PUBLISHED, PlacedRow, read_dataset
+from biphase.corpus.forms import PUBLISHED, PlacedRow, read_dataset
 from biphase.corpus.rows import (
     CODECS,
+    FORMATS,
     QUOTE,
     SHORT_ROW,
     FileForm,
