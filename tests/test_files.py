@@ -73,6 +73,27 @@ def test_a_folder_appears_when_it_is_whole(tmp_path: Path) -> None:
     assert names(tmp_path / "a" / "b") == ["y"]
 
 
+def test_a_stop_between_two_names_loses_neither_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old folder is moved aside before the new one takes its name: it comes back, at once or, after a kill, with
+    the next call."""
+    replace = os.replace
+
+    def stop(source: Path, target: Path) -> None:
+        if source == tmp_path / ".a.part":
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    (tmp_path / "a" / "x").mkdir(parents=True)
+    monkeypatch.setattr(files.os, "replace", stop)
+    with pytest.raises(KeyboardInterrupt), whole_folder(tmp_path / "a"):
+        pass
+    assert names(tmp_path) == ["a"] and names(tmp_path / "a") == ["x"]
+    (tmp_path / "a").rename(tmp_path / ".a.old.part")
+    with pytest.raises(ZeroDivisionError), whole_folder(tmp_path / "a"):
+        1 / 0  # noqa: B018
+    assert names(tmp_path) == ["a"] and names(tmp_path / "a") == ["x"]
+
+
 def test_two_at_one_place_do_not_mix(tmp_path: Path) -> None:
     """The second is told, whatever it writes; a killed one holds nothing."""
     (tmp_path / ".a.part" / "killed").mkdir(parents=True)
@@ -240,6 +261,23 @@ def test_nothing_that_we_did_not_write_is_removed(spoil: str, tmp_path: Path) ->
         pytest.fail("nothing may be begun")
     assert {path: path.read_bytes() for path in made.rglob("*") if path.is_file()} == before
     assert names(tmp_path) == (["made", "page"] if spoil == "linked" else ["made"])
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_what_comes_into_the_place_meanwhile_stays(is_new: bool, tmp_path: Path) -> None:
+    """As does the new folder, under another name."""
+    made, other = tmp_path / "made", tmp_path / f"made-{os.getpid()}"
+    if not is_new:
+        with own_folder(made, "report") as part:
+            write_text(part / "page", "one")
+    told = pytest.raises(InputError, match=f"^{other} is the new report, because its place has other files by now: ")
+    with told, own_folder(made, "report") as part:
+        write_text(part / "page", "two")
+        made.mkdir(exist_ok=True)
+        write_text(made / "notes", "mine")
+    assert names(tmp_path) == ["made", other.name]
+    assert (made / "notes").read_text() == "mine" and (other / "page").read_text() == "two"
+    refuse_damaged(other, "make it again")
 
 
 def test_a_file_is_never_replaced_by_a_folder(tmp_path: Path) -> None:

@@ -285,11 +285,8 @@ def write_hashed(path: Path, tree: dict[str, Any]) -> None:
 
 
 def read_hashed(path: Path, kind: type[Stored], remedy: str) -> Stored:
-    """Read the record that `write_hashed` wrote, as `read_json_as` does, without the hash.
-
-    Raises:
-        InputError: as `read_json_as`, and for a record that does not match its hash.
-    """
+    """Read the record that `write_hashed` wrote, as `read_json_as` does, without the hash. Raises `InputError` also for
+    a record that does not match its hash."""
     record = read_json_as(path, dict[str, Any], remedy)
     if record.pop(RECORD_HASH, None) != content_hash(record):
         raise InputError(f"{path} is damaged (it is not what was written, by its own hash); {remedy}")
@@ -300,8 +297,8 @@ def read_hashed(path: Path, kind: type[Stored], remedy: str) -> Stored:
 def whole_folder(path: Path, *, is_lasting: bool = False) -> Iterator[Path]:
     """Yield a folder to fill, which takes its name only if the block ends without an error.
 
-    It replaces an existing folder at `path`. The next call clears the leftovers of a killed process. With `is_lasting`,
-    all files are on the disk before the folder takes its name, so that it survives a power cut.
+    It replaces an existing folder at `path`. The next call clears what a killed process left, and puts back what it had
+    moved aside. With `is_lasting`, all files are on the disk before the name changes, so that it survives a power cut.
 
     Raises:
         BusyError: another process writes a folder of this name.
@@ -310,15 +307,14 @@ def whole_folder(path: Path, *, is_lasting: bool = False) -> Iterator[Path]:
     path = path.resolve()
     old = path.with_name(f".{path.name}.old.part")
     with claimed(path) as part:
-        shutil.rmtree(old, ignore_errors=True)
+        put_back(old, path)
         try:
             yield part
             for file in files_below(part):
                 if not file.is_symlink():  # safetensors ignores the umask and lets only the owner read its files
                     file.chmod(part.stat().st_mode & 0o666)
-            if is_lasting:
-                for inside in (*files_below(part), *filter(Path.is_dir, part.rglob("*")), part):
-                    sync(inside)
+            for inside in (*files_below(part), *filter(Path.is_dir, part.rglob("*")), part) if is_lasting else ():
+                sync(inside)
             if path.exists():
                 os.replace(path, old)
             os.replace(part, path)
@@ -330,7 +326,14 @@ def whole_folder(path: Path, *, is_lasting: bool = False) -> Iterator[Path]:
                 raise
             raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
         finally:
-            shutil.rmtree(old, ignore_errors=True)
+            put_back(old, path)
+
+
+def put_back(old: Path, path: Path) -> None:
+    """Give a folder that was moved aside its name back, or remove it if its successor has that name."""
+    if old.exists() and not path.exists():
+        os.replace(old, path)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager
@@ -400,9 +403,9 @@ def own_folder(path: Path, kind: str) -> Iterator[Path]:
         InputError: for a file, and for a folder with any file that we did not write or that has changed since.
     """
     with whole_folder(path) as part:
-        refuse_foreign(path, kind)  # now, while nobody else can write there
+        refuse_foreign(path, kind)  # now, while no other call can write there
         yield part
-        write_mark(part, kind)
+        mark_successor(part, path, kind)
 
 
 @dataclass(frozen=True)
@@ -416,6 +419,18 @@ class FolderMark:
 def write_mark(folder: Path, kind: str) -> None:
     """Write the mark of a folder."""
     write_json(folder / MARK, asdict(FolderMark(kind, hash_below(folder))))
+
+
+def mark_successor(part: Path, path: Path, kind: str) -> None:
+    """Mark a finished folder that is to replace `path`. Raises `InputError` if somebody has written files there
+    meanwhile, after giving the new folder another name, which the error tells."""
+    write_mark(part, kind)
+    try:
+        refuse_foreign(path, kind)
+    except InputError as error:
+        other = part.with_name(f"{path.resolve().name}-{os.getpid()}")
+        os.replace(part, other)
+        raise InputError(f"{other} is the new {kind}, because its place has other files by now: {error}") from None
 
 
 def hash_below(folder: Path) -> dict[str, str]:

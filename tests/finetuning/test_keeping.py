@@ -84,6 +84,17 @@ def test_a_pipeline_classifies_texts_as_scored(model_folder: Path, data_dirs: di
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (kept / "model.safetensors").read_bytes()
 
 
+def test_files_that_came_while_a_network_trained_stay(model_folder: Path, tmp_path: Path) -> None:
+    notes, rows = tmp_path / "kept" / "notes", tmp_path / "rows.jsonl"
+    notes.parent.mkdir()
+    for file in (notes, rows):
+        file.write_text("{}")
+    with pytest.raises(InputError, match=r"kept-\d+ is the new fine-tuned model, because its .* did not write"):
+        keep_untrained(task_table()["snli"], model_folder, notes.parent)
+    (other,) = tmp_path.glob("kept-*")
+    assert notes.read_text() == "{}" and find_kept(str(other), rows).is_ours
+
+
 def test_a_kept_model_that_has_changed_does_not_predict(model_folder: Path, tmp_path: Path) -> None:
     """Its card may. One without hashes has the classes of its configuration at least."""
     odd = {"licence": "</code><script>", "template": "``[x](javascript:1)\u202e {premise}"}

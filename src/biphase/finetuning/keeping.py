@@ -20,7 +20,7 @@ from biphase.encoder.network import without_padding
 from biphase.encoder.proofs import agree, telling_tokens
 from biphase.errors import InputError, memory_told
 from biphase.exporting.model import as_llama, set_direction
-from biphase.files import claimed, read_json_as, refuse_filled, whole_folder, write_json, write_mark, write_text
+from biphase.files import claimed, mark_successor, read_json_as, refuse_filled, whole_folder, write_json, write_text
 from biphase.finetuning.calibration import AS_THEY_ARE, tell_calibration
 from biphase.finetuning.class_report import report_classes, tell_coverage
 from biphase.finetuning.config import CellPlan, FinetuneConfig
@@ -230,7 +230,8 @@ def keep_network(
     model: Any, encoder: Encoder, cell: "CellContext", folder: Path, score: Score, test: Any, inputs: Iterable[Any] = ()
 ) -> None:
     """Write a trained network (of `to_transformers`) as a model folder with labels, tokenizer and card, whole or not at
-    all. The new folder replaces an earlier one. `test` is the encoded test split; `inputs` trained or validated it."""
+    all. The new folder replaces an earlier one (`mark_successor`). `test` is the encoded test split; `inputs` trained
+    or validated it."""
     from biphase.exporting.golden import write_golden
     from biphase.exporting.model import close_texts, save_encoder, write_sentence_transformer
 
@@ -258,7 +259,7 @@ def keep_network(
         np.unique(hash_inputs(inputs)).tofile(part / TRAINED_ROWS)
         write_golden(part)
         write_text(part / "README.md", card)
-        write_mark(part, "fine-tuned model")
+        mark_successor(part, folder, "fine-tuned model")
 
 
 def spell_special_tokens(folder: Path) -> None:
