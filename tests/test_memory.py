@@ -208,6 +208,17 @@ def test_attention_of_short_and_long_samples(length: int, precision: str, monkey
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_gpu_in_fp32_attends_in_buckets_too(precision: str) -> None:
+    """And holds numbers of four bytes; `auto` is bf16 there."""
+    shape = shape_of("210m", {}, 32_768)
+    gpu, cpu = (plan(shape, 1, microbatch=8192, precision=precision, on_cpu=on_cpu) for on_cpu in (False, True))
+    assert gpu["attention"] == (cpu["attention"] if precision == "fp32" else 0)
+    assert all(gpu[part] == cpu[part] for part in ("copies", "activations", "head"))
+    auto = plan(shape, 1, microbatch=8192, precision="auto")
+    assert (auto == gpu) == (precision == "bf16")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize(
     "lora", [{"r": 16}, {"r": 16, "target_modules": ["q_proj", "v_proj"]}, {"r": 16, "lora_dropout": 0.1}]
 )

@@ -26,9 +26,9 @@ Activations are the numbers in the blocks that the backward pass needs: for each
 as eager blocks keep them, residuals and norms in fp32: a, b, c are 13, 2, 5 in bf16, and 6, 1, 3 in fp32. This is an
 upper bound: compiled blocks keep less.
 
-On a CPU, attention also stores its softmax weights, if a token sees `KEPT_KEYS` keys or fewer on average; there are as
-many as heads · keys for each token and layer. It computes scores for at most `BLOCK_BYTES` at once beside these, or for
-a bucket of short samples, and in the backward pass as many of their gradients, twice.
+On a CPU, and on a GPU in fp32, attention also stores its softmax weights, if a token sees `KEPT_KEYS` keys or fewer on
+average; there are as many as heads · keys for each token and layer. It computes scores for at most `BLOCK_BYTES` at
+once beside these, or for a bucket of short samples, and in the backward pass as many of their gradients, twice.
 
 The head, of vocabulary · width, has its gradient in fp32 from the forward pass on. It also needs a copy of the weights
 and a product, both in the type of the arithmetic, and in the backward pass a scaled copy of the gradient.
@@ -78,19 +78,22 @@ DEVICES = {
     "L4": (121e12, 24, 72),
     "A10": (125e12, 24, 150),
     "A10G": (70e12, 24, 0),
-    "V100": (125e12, 16, 300),
-    "V100 PCIe": (112e12, 16, 250),
-    "T4": (65e12, 16, 70),
+    "V100": (15.7e12, 16, 300),
+    "V100 PCIe": (14e12, 16, 250),
+    "T4": (8.1e12, 16, 70),
     "RTX 4090": (165e12, 24, 450),
     "RTX 3090": (71e12, 24, 350),
     "CPU": (64e9, 0, 0),
 }
-"""Peak FLOP/s, GiB of memory and watts of one device. The peak is for dense bf16 (V100 and T4: fp16) with sums in fp32,
-by the vendors' data sheets, and for the RTX cards by NVIDIA's whitepapers of Ada (165.2) and GA102 (71). Figures "with
-sparsity" are halved. Where a device has two sizes of memory, this is the smaller. Watts are a board's highest power, 0
-if it is unknown. MI250 and MI250X: one of their two dies, each a device to programs, with half of the board's power.
-CPU: one core, fp32 with AVX2 as measured on an EPYC (a core with bf16 matrix units reaches 20 times as much); its
-memory is the machine's."""
+"""Peak FLOP/s, GiB of memory and watts of one device. The peak is for dense bf16 with sums in fp32 (`WITHOUT_BF16`:
+fp32), by the vendors' data sheets, and for the RTX cards by NVIDIA's whitepapers of Ada (165.2) and GA102 (71). Figures
+"with sparsity" are halved. Where a device has two sizes of memory, this is the smaller. Watts are a board's highest
+power, 0 if it is unknown. MI250 and MI250X: one of their two dies, each a device to programs, with half of the board's
+power. CPU: one core, fp32 with AVX2 as measured on an EPYC (a core with bf16 matrix units reaches 20 times as much);
+its memory is the machine's."""
+
+WITHOUT_BF16 = {"V100", "V100 PCIe", "T4"}
+"""GPUs without units for bf16, on which the precision `auto` is fp32."""
 
 EFFICIENCY, CPU_EFFICIENCY = 0.4, 0.6
 """The share of a device's peak that training reaches. For GPUs it is a round figure for good bf16 training, not
@@ -112,6 +115,14 @@ def known_device(name: str) -> str | None:
         if re.search(rf"(?<![^\W_]){words}(?![^\W_])", name, re.IGNORECASE):
             return key
     return None
+
+
+def settle_precision(recipe: Recipe, device: str) -> Recipe:
+    """Return a recipe with the precision that `auto` means on a GPU of this name, if it has no units for bf16."""
+    compute = recipe.compute
+    if compute.precision == "auto" and known_device(device) in WITHOUT_BF16:
+        compute = compute.model_copy(update={"precision": "fp32"})
+    return recipe.model_copy(update={"compute": compute})
 
 
 LLAMA_SHAPED = {
@@ -312,8 +323,9 @@ CHUNK_LOGITS = {"cpu": 2**25, "cuda": 2**29}
 """The most logits that the head holds at once, in the type of the arithmetic: 64 MB in bf16 on a CPU, 1 GB on a GPU.
 Each chunk adds to a gradient as large as the weights, so that small chunks cost more than they save."""
 KEPT_KEYS = 512
-"""The largest average number of keys per token for which attention on a CPU stores its softmax weights from the forward
-to the backward pass. More weights would outweigh everything else that a block stores, so they are computed again."""
+"""The largest average number of keys per token for which attention in buckets stores its softmax weights from the
+forward to the backward pass. More weights would outweigh everything else that a block stores, so they are computed
+again."""
 BUCKET_BYTES = 2**20
 """The most bytes of attention scores per head of samples that are batched: more would leave the cache between two
 operations."""
@@ -340,7 +352,7 @@ def plan_memory(
     """
     # 1. The arithmetic, and the microbatches of the largest batch.
     compute = recipe.compute
-    is_bf16 = not on_cpu or compute.precision == "bf16" or (compute.precision == "auto" and has_bf16_cores())
+    is_bf16 = compute.precision == "bf16" or (compute.precision == "auto" and (not on_cpu or has_bf16_cores()))
     number_bytes = BFLOAT16 if is_bf16 else FLOAT32
     batch = recipe.batch_tokens
     most_tokens = batch if isinstance(batch, int) else max(batch.start, batch.to)
@@ -369,7 +381,7 @@ def plan_memory(
     computing = {
         "copies": float(number_bytes * count_copied(shape, is_fsdp=parts > 1, is_bf16=is_bf16)),
         "activations": float(number_bytes * compute.microbatch_tokens * per_token),
-        "attention": attention_bytes(shape, recipe, number_bytes) if on_cpu else 0.0,
+        "attention": attention_bytes(shape, recipe, number_bytes) if on_cpu or not is_bf16 else 0.0,
         "logits": float(number_bytes * min(logits, CHUNK_LOGITS[device]) + FLOAT32 * min(logits, PART_LOGITS[device])),
         "head": float(FLOAT32 * head),
     }
@@ -402,7 +414,7 @@ def activations_per_token(shape: Shape, number_bytes: int, *, recomputes: bool) 
 
 
 def attention_bytes(shape: Shape, recipe: Recipe, number_bytes: int) -> float:
-    """Return the most bytes of attention scores on a CPU, whatever the lengths of the samples (see above)."""
+    """Return the most bytes of attention scores in buckets, whatever the lengths of the samples (see above)."""
     num_tokens = recipe.compute.microbatch_tokens
     longest = min(recipe.data.max_sample_tokens, num_tokens)
     num_layers = 1 if recipe.compute.activation_checkpointing else shape.layers

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -391,3 +392,17 @@ def test_a_plan_says_what_does_not_fit_and_what_would_help() -> None:
     assert "compute.parallel=fsdp" in told[1] and "on 2 of them" in told[1]
     assert all("preset 210m, the largest that fits" in line for line in told)
     assert estimate(plan, find_machine("H100")).misfits == () == estimate(plan).misfits
+
+
+def test_a_plan_for_a_gpu_without_units_for_bf16_is_one_of_fp32() -> None:
+    """Where there are such units, it says whose hours are not those of fp32."""
+    changes = [], ["recipe.compute.precision=fp32"]
+    as_given, in_fp32 = (plan_study(load_study(STUDIES / "paper.yaml", change)) for change in changes)
+    assert find_machine("Tesla V100-SXM2-16GB").peak_flops == 15.7e12 and find_machine("T4").peak_flops == 8.1e12
+    needed = {}
+    for plan, device in product((as_given, in_fp32), ("T4", "L4")):
+        cost = estimate(plan, find_machine(device))
+        needed[plan is in_fp32, device] = [line for line in cost.assumptions if "GiB" in line]
+        told = [line for line in cost.assumptions if line.startswith("hours are those of bf16; training in fp32 takes")]
+        assert len(told) == (plan is in_fp32 and device == "L4")
+    assert needed[False, "T4"] == needed[True, "T4"] == needed[True, "L4"] != needed[False, "L4"]

@@ -20,7 +20,7 @@ import numpy as np
 from biphase.config import parse_config
 from biphase.console import duration
 from biphase.corpus.shards import read_shard_manifest
-from biphase.errors import InputError, nearest
+from biphase.errors import InputError, first_of, nearest
 from biphase.files import read_json, read_json_as
 from biphase.finetuning.scores import measure_trainings
 from biphase.flops import (
@@ -30,6 +30,7 @@ from biphase.flops import (
     FLOAT32,
     LLAMA_SHAPED,
     WATTS,
+    WITHOUT_BF16,
     SampleLengths,
     Shape,
     flops_between,
@@ -37,6 +38,7 @@ from biphase.flops import (
     moment_bytes,
     plan_memory,
     read_shape,
+    settle_precision,
     shape_of,
     update_flops,
 )
@@ -269,6 +271,9 @@ def list_assumptions(plan: Plan, sizes: Mapping[str, RunSize], machine: Machine 
         yield f"samples of {text.mean_tokens:,.0f} tokens; a token attends to {text.mean_keys:,.0f} ({text.source})"
     if machine:
         yield f"{machine.name}: {machine.speed}"
+        slower = [name for name, run in plan.runs.items() if run.recipe.compute.precision == "fp32"]
+        if slower and machine.efficiency != 1 and machine.name not in ("CPU", *WITHOUT_BF16):
+            yield f"hours are those of bf16; training in fp32 takes longer ({first_of(slower)})"
     evaluation = plan.study.evaluation
     if evaluation is not None:
         names = {name for trained, tests in trainings(evaluation).items() for name in (trained, *tests)}
@@ -306,7 +311,7 @@ FULL = 0.9
 
 def fits(shape: Shape, recipe: Recipe, machine: Machine, devices: int = 1) -> bool:
     """Tell whether training by a recipe fits into the memory of each of `devices`; True if their memory is unknown."""
-    needed = plan_memory(shape, recipe, devices, on_cpu=machine.name == "CPU")["total"]
+    needed = plan_memory(shape, settle_precision(recipe, machine.name), devices, on_cpu=machine.name == "CPU")["total"]
     return not machine.memory or needed <= FULL * machine.memory
 
 
@@ -418,9 +423,10 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
         if shape is None:
             not_counted.append(name)
             continue
-        memory.append(tell_memory(run.model, shape, run.recipe, is_on_cpu))
+        recipe = settle_precision(run.recipe, machine.name) if machine else run.recipe
+        memory.append(tell_memory(run.model, shape, recipe, is_on_cpu))
         if machine and not is_on_cpu:
-            misfits.append(tell_misfit(run.model, shape, run.recipe, machine))
+            misfits.append(tell_misfit(run.model, shape, recipe, machine))
     return Estimate(
         machine=machine,
         flops=sum(row["flops"] for row in rows),
