@@ -1,14 +1,17 @@
 """Shapes and FLOPs equal those of real networks; devices are found by the names that they have."""
 
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import EuroBertConfig, EuroBertForMaskedLM
+from transformers import EuroBertConfig, EuroBertForMaskedLM, Gemma2Config, Gemma2ForCausalLM
 
 from biphase.curriculum import Phase
+from biphase.encoder.attention import ATTENTION
+from biphase.encoder.buckets import visible
 from biphase.encoder.network import TokenIds, make_model
 from biphase.encoder.packed import count_flops
 from biphase.errors import InputError
@@ -68,6 +71,23 @@ def test_flops_equal_those_that_the_loop_counts(objective: Any) -> None:
     text = SampleLengths(float(lengths_S.mean()), float((lengths_S**2).sum() / tokens), "")
     found = flops_per_token(shape_of("1m", architecture, 500).flops, phase, text) * tokens
     assert found == pytest.approx(expected, rel=0.25 / tokens)  # the share of masked tokens is no whole number
+
+
+@pytest.mark.parametrize("objective", ["clm", "mlm"])
+def test_keys_outside_of_a_window_cost_nothing(objective: Any) -> None:
+    """The pairs are counted one by one. Causal attention counts half of a token's pair with itself."""
+    sizes: dict[str, Any] = {"vocab_size": 120, "hidden_size": 32, "intermediate_size": 48, "head_dim": 16}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": 8}
+    flops = count_flops(Gemma2ForCausalLM._from_config(Gemma2Config(**sizes), attn_implementation=ATTENTION))
+    phase, lengths_S, pairs = Phase(objective=objective, steps=1), np.array([3, 8, 9, 10, 40]), 0.0
+    for length, window in product(lengths_S.tolist(), (0, 8)):
+        positions_L = torch.arange(length)
+        seen = visible(positions_L[:, None] - positions_L, phase.is_causal, window).sum()
+        pairs += float(seen) - (length / 2 if phase.is_causal else 0)
+    found = flops.batch(lengths_S, 0, phase.is_causal) - flops.per_token * 70
+    assert found == pytest.approx(12 * 2 * 16 * pairs)
+    planned = 40 * flops_per_token(flops, phase, SampleLengths(40, 40, ""))
+    assert planned == pytest.approx(flops.batch(lengths_S[-1:], 39 if phase.is_causal else 16, phase.is_causal))
 
 
 @pytest.mark.parametrize("name", ["muon", "adamw"])

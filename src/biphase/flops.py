@@ -8,8 +8,9 @@ Training on one token costs 6 FLOPs per weight (forward and backward: 3 · 2 · 
     6 · W  +  12 · layers · heads · head width · keys  +  6 · H · targets
 
 W is the number of weights in the blocks, keys the number of tokens that a token sees (half of its sample when causal,
-else all of it), H the number of weights in the language model head, and targets the share of tokens with a loss: the
-head computes no others. Muon adds products of its own to every update, whatever the batch (`update_flops`).
+else all of it, and those in its window where a layer has one), H the number of weights in the language model head, and
+targets the share of tokens with a loss: the head computes no others. Muon adds products of its own to every update,
+whatever the batch (`update_flops`).
 
 Bytes: master weights, gradients and the optimizer's moments are fp32. With FSDP2 each device keeps a part of them, and
 for a while a whole block, gathered in the type of the arithmetic, beside the embedding and the head. With several
@@ -151,11 +152,24 @@ class FlopCount:
     """6 · the weights of the head (vocabulary · width, and its transform), for each token with a loss."""
     per_update: float = 0.0
     """The products that the optimizer adds to each update (`update_flops`)."""
+    windows: tuple[tuple[int, float], ...] = ()
+    """The sliding windows of layers, each with these layers' share of `per_token_and_key`. Those of a `Shape` are not
+    known, so that plans count FLOPs that are an upper bound."""
 
     def batch(self, lengths_S: np.ndarray, num_targets: int, causal: bool) -> float:
         """Count the operations of one packed batch from the lengths of its samples."""
         pairs = float((lengths_S.astype(np.float64) ** 2).sum()) / (2 if causal else 1)
-        return self.per_token * lengths_S.sum() + self.per_token_and_key * pairs + self.per_target * num_targets
+        all_keys = self.per_token * lengths_S.sum() + self.per_token_and_key * pairs + self.per_target * num_targets
+        return all_keys - self.outside_windows(lengths_S, causal)
+
+    def outside_windows(self, lengths_S: np.ndarray, causal: bool) -> float:
+        """Count the operations that sliding windows save in samples of these lengths."""
+        saved = 0.0
+        for window, share in self.windows:
+            # The last token of a sample misses so many of the first ones, the token before it one fewer, …
+            missed_S = np.maximum(lengths_S - window - (not causal), 0.0)
+            saved += share * float((missed_S * (missed_S + 1)).sum()) / (2 if causal else 1)
+        return self.per_token_and_key * saved
 
     def token(self, keys: float, targets: float) -> float:
         """Count the operations of one token that sees `keys` tokens and has a loss with probability `targets`."""
@@ -264,7 +278,9 @@ def flops_per_token(flops: FlopCount, phase: Phase, lengths: SampleLengths) -> f
     if phase.clm_share:
         return sum(share * flops_per_token(flops, pure, lengths) for pure, share in phase.parts)
     keys = lengths.mean_keys / 2 if phase.is_causal else lengths.mean_keys
-    return flops.token(keys, 1 - 1 / lengths.mean_tokens if phase.facts.is_dense else phase.mask_at(0.5))
+    targets = 1 - 1 / lengths.mean_tokens if phase.facts.is_dense else phase.mask_at(0.5)
+    saved = flops.outside_windows(np.array([lengths.mean_keys]), phase.is_causal) / lengths.mean_keys
+    return flops.token(keys, targets) - saved
 
 
 def flops_between(

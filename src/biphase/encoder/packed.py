@@ -11,7 +11,9 @@ Letters: T packed tokens, N targets, D width, V vocabulary.
 """
 
 import copy
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -264,13 +266,17 @@ class ProductCounter(TorchDispatchMode):
         self.with_weights = 0
         self.attention_width = 0.0
         """The sum of the widths of all heads of all layers; if keys and values differ in width, their mean counts."""
+        self.widths = defaultdict[int, float](float)
+        """Sliding window, or 0 for none → the sum for the layers that have it."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func._schema.name.partition("::")[2]
         if name == "bucket_attention":
-            q_THK, _, v_TGK = args[:3]
-            self.attention_width += q_THK.shape[1] * (q_THK.shape[2] + v_TGK.shape[2]) / 2
+            q_THK, _, v_TGK, *_, window = args[:9]
+            width = q_THK.shape[1] * (q_THK.shape[2] + v_TGK.shape[2]) / 2
+            self.attention_width += width
+            self.widths[window] += width
         elif name in LEFT_FACTOR:
             left, right = args[LEFT_FACTOR[name] :][:2]
             if self.weights & {left.untyped_storage()._cdata, right.untyped_storage()._cdata}:
@@ -298,8 +304,10 @@ def count_flops(model: PreTrainedModel) -> FlopCount:
     with ProductCounter(model) as of_head:
         head(hidden_TD)
     model.train(is_training)
-    return training_flops(
+    flops = training_flops(
         block_weights=counted.with_weights / num_tokens,
         attention_width=counted.attention_width,
         head_weights=of_head.with_weights // num_tokens + head.output.weight.numel(),
     )
+    shares = ((window, width / counted.attention_width) for window, width in sorted(counted.widths.items()) if window)
+    return replace(flops, windows=tuple(shares))
