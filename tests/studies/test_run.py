@@ -19,6 +19,7 @@ from biphase.api.studies import OpenStudy, study
 from biphase.config import parse_config
 from biphase.corpus.shards import read_shard_manifest
 from biphase.engine import scheduler, units
+from biphase.engine.local import THREAD_VARIABLES
 from biphase.engine.units import Engine
 from biphase.errors import BusyError, InputError, StoppedError
 from biphase.files import file_hash, hash_below, locked, read_json, write_hashed, write_json
@@ -664,7 +665,8 @@ class Launcher:
 
     output, code = b"", 0
 
-    def __init__(self, *_: Any, stdout: Any, **__: Any) -> None:
+    def __init__(self, *_: Any, stdout: Any, env: dict[str, str], **__: Any) -> None:
+        assert {env[name] for name in THREAD_VARIABLES} == {"1"}, "of each process, whatever the worker has"
         stdout.write(self.output)
 
     def wait(self) -> int:
@@ -680,6 +682,7 @@ def test_the_run_of_torchrun_is_the_one_that_it_says(
     newest = loop.train(changed(plan, "recipe.schedule.peak_lr=2e-2").runs["tiny-clm-12"].recipe, place / "runs").path
     own = trained_folder(place, "tiny-clm-12")
     monkeypatch.setattr(worker.subprocess, "Popen", Launcher)
+    monkeypatch.setenv("MKL_NUM_THREADS", "8")
     for folder in (newest, own):
         monkeypatch.setattr(Launcher, "output", f"NCCL\xe2\n{folder}\n".encode("latin-1"))
         assert worker.train_by_torchrun(moved, place / "runs", 2) == folder

@@ -23,6 +23,7 @@ from pydantic_core import to_jsonable_python
 from biphase.console import duration, err
 from biphase.corpus.shards import read_shard_manifest
 from biphase.encoder.models import identify
+from biphase.engine.local import THREAD_VARIABLES
 from biphase.engine.scheduler import Failure, Forecast, Pace, run_batch
 from biphase.engine.units import Engine, Unit
 from biphase.errors import EXIT_BUSY, STOPPED, BusyError, InputError, StoppedError
@@ -138,8 +139,9 @@ def train_by_torchrun(recipe: Recipe, runs: Path, processes: int) -> Path:
     signals: list[int] = []
     with open(log, "ab") as file:
         begin = file.tell()
-        # BIPHASE_PARENT makes the child end whenever this process ends.
-        launching = python_process(*words, OMP_NUM_THREADS="1", BIPHASE_PARENT=str(os.getpid()))
+        # One thread for each process, whatever this worker has. BIPHASE_PARENT makes the child end with this process.
+        variables = dict.fromkeys(THREAD_VARIABLES, "1") | {"BIPHASE_PARENT": str(os.getpid())}
+        launching = python_process(*words, **variables)
         child = subprocess.Popen(**launching, stdout=file, stderr=subprocess.STDOUT)
 
         def pass_on(number: int) -> None:
