@@ -20,7 +20,7 @@ from biphase.encoder.attention import (
     newest_flash,
     packed_attention,
 )
-from biphase.encoder.buckets import bucket_attention, make_buckets
+from biphase.encoder.buckets import bucket_attention, make_buckets, visible
 from biphase.errors import InputError
 
 LENGTHS = [17, 1, 40, 40, 33, 2, 1, 1, 64, 7, 61]
@@ -204,6 +204,20 @@ def test_long_samples_are_computed_in_blocks_of_queries(
     monkeypatch.setattr(buckets, "BLOCK_BYTES", 7 * 4 * longest * dtype.itemsize)
     for once, blocks in zip(whole, run_with_gradients(run, inputs, dtype), strict=True):
         assert (once - blocks).abs().max() <= 8 * torch.finfo(dtype).eps * once.abs().max()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [1, 5, 64, 100])
+def test_a_band_is_what_is_visible_and_made_once(window: int, causal: bool) -> None:
+    """Also where the window is wider than a sample. All layers of a batch share it."""
+    layout = lay_out(bounds_of(LENGTHS), causal=causal, backend="sdpa", pad_to_multiple_of=32)
+    q, k, v = random_qkv(int(layout.bounds_F1[-1]), 4, 2)
+    attend(q, k, v, layout, 0.25, window)
+    made, positions_L = layout.bands[window], torch.arange(max(LENGTHS))
+    assert torch.equal(made, visible(positions_L[:, None] - positions_L, causal, window))
+    attend(q, k, v, layout, 0.25, window)
+    attend(q, k, v, layout, 0.25)
+    assert layout.bands == {window: made} and layout.bands[window] is made
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

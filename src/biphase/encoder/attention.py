@@ -87,6 +87,8 @@ class PackedLayout:
     """For `buckets`: the number of attention scores of one head, padding included."""
     opened: dict[tuple[int, int], OpenPlan] = field(default_factory=dict, compare=False, repr=False)
     """For `buckets`: the plan as eager layers read it, by the numbers of heads and of key-value heads."""
+    bands: dict[int, Tensor] = field(default_factory=dict, compare=False, repr=False)
+    """For `sdpa`: the pairs of positions that layers with a sliding window see, by window."""
 
     def open_for(self, q_THK: Tensor, k_TGK: Tensor) -> OpenPlan:
         """Open the plan for layers with so many heads, once."""
@@ -94,6 +96,14 @@ class PackedLayout:
         if heads not in self.opened:
             self.opened[heads] = open_plan(self.sizes_3B, self.plan_PS, len(q_THK), num_heads, num_kv_heads)
         return self.opened[heads]
+
+    def band(self, window: int) -> Tensor:
+        """Return which keys each query sees under a sliding window, as booleans [L, L] of the longest sample, made
+        once. It depends only on distances, so that its corner is that of a shorter sample."""
+        if window not in self.bands:
+            ones_LL = torch.ones(self.max_seqlen, self.max_seqlen, dtype=torch.bool, device=self.bounds_F1.device)
+            self.bands[window] = ones_LL.tril_(0 if self.causal else window).triu_(self.causal - window)
+        return self.bands[window]
 
 
 def lay_out(
@@ -350,8 +360,7 @@ def sdpa_attention(
     outputs = []
     for (num, length), *rows in zip(layout.runs, *(x.split(sizes) for x in (q_THK, k_TGK, v_TGK)), strict=True):
         q, k, v = (part.unflatten(0, (num, length)).transpose(1, 2) for part in rows)
-        indices_L = torch.arange(length if window else 0, device=q.device)
-        sees_LL: Any = visible(indices_L[:, None] - indices_L, layout.causal, window) if window else None
+        sees_LL: Any = layout.band(window)[:length, :length] if window else None
         out_NHLV = nn.functional.scaled_dot_product_attention(q, k, v, sees_LL, **settings)
         outputs.append(out_NHLV.transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs)
