@@ -7,7 +7,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from biphase.config import BUNDLED, find_yaml, load_config, parse_config
+from biphase.config import BUNDLED, find_yaml, load_config, parse_config, read_settings
 from biphase.curriculum import OBJECTIVES, ObjectiveName, Phase
 from biphase.embedding.recipe import EmbeddingRecipe
 from biphase.errors import InputError
@@ -214,6 +214,13 @@ def test_a_recipe_is_frozen() -> None:
 def test_the_saved_tree_is_the_recipe() -> None:
     recipe = parse("optimizer.name=muon", "curriculum.1.mask_probability=0.3")
     assert Recipe.model_validate(yaml.safe_load(yaml.safe_dump(recipe.model_dump(mode="json")))) == recipe
+
+
+def test_what_is_not_set_stays_so_in_a_changed_recipe() -> None:
+    """Among it the length of samples, which then follows from a model."""
+    recipe = parse("data={shards: shards}", "curriculum.1.mask_probability={from: 0.4, to: 0.2}")
+    changed = read_settings(Recipe, recipe, {"seed": 3})
+    assert changed == recipe.model_copy(update={"seed": 3}) and changed.data.model_fields_set == {"shards"}
 
 
 def identity(recipe: Recipe, data: str = "data", parent: str | None = None) -> str:

@@ -264,10 +264,10 @@ Changes = Sequence[str] | Mapping[str, Any]
 
 def read_settings(kind: type[Config], source: Any, changes: Changes) -> Config:
     """Read a configuration from a YAML file, a tree in memory or another configuration, change single keys, and check
-    the result."""
+    the result. Keys that are not set stay so."""
     overrides = list_changes(changes)
     if isinstance(source, kind):
-        source = source.model_dump(mode="json")
+        source = source.model_dump(mode="json", exclude_unset=True)
     if isinstance(source, Mapping):
         return parse_config(kind, dict(source), overrides, origin=kind.__name__)
     return load_config(kind, Path(str(source)), overrides)

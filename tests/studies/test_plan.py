@@ -112,6 +112,14 @@ def test_every_arm_is_trained_as_if_alone_and_no_step_twice() -> None:
         check_plan(plan_study(make_study(arms)))
 
 
+def test_a_run_sets_no_key_that_the_study_does_not_set() -> None:
+    """Else its model could not decide how long its samples are."""
+    plan = plan_study(make_study([{"curricula": ["clm", "50/50"], "budgets": [100], "pretraining_seeds": 2}]))
+    assert len(plan.runs) == 4
+    for name, run in plan.runs.items():
+        assert run.recipe.data.model_fields_set == {"shards"} | ({"order_seed"} if plan.arms[name].seed else set())
+
+
 def test_a_trunk_is_shared_until_objective_or_decay_differ() -> None:
     arms = [{"curricula": ["clm"], "budgets": [200, 100]}, {"curricula": ["60+100"]}]
     plan = plan_study(make_study(arms))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from biphase import machine
 from biphase.api.studies import OpenStudy, study
@@ -26,7 +27,7 @@ from biphase.files import file_hash, hash_below, locked, read_json, write_hashed
 from biphase.finetuning.config import PROTOCOL
 from biphase.pretraining import loop
 from biphase.recipe import Checkpoints
-from biphase.run import Run
+from biphase.run import Run, read_checkpoint_manifest, read_recipe
 from biphase.studies import run as worker
 from biphase.studies.cost import list_costs, measure_sizes, run_flops
 from biphase.studies.folder import (
@@ -122,6 +123,24 @@ def test_branches_start_from_the_trunk(plan: Plan, finished: Path) -> None:
     assert (branch.parent, branch.first) == ("tiny-clm-12", 6)
     config = (trained_folder(finished, branch.name) / "config.yaml").read_text()
     assert f"{trained_folder(finished, 'tiny-clm-12')}@6" in config
+
+
+def test_runs_of_a_short_model_have_samples_of_its_length(plan: Plan, tmp_path: Path) -> None:
+    """Unless the recipe sets their length. A branch goes on in the data order of its trunk."""
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 384}
+    config = LlamaConfig(**sizes, num_attention_heads=4, max_position_embeddings=32)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    recipe = plan.study.recipe | {"data": {"shards": plan.study.recipe["data"]["shards"]}, "batch_tokens": 2048}
+    recipe |= {"compute": {**recipe["compute"], "microbatch_tokens": 2048}}
+    recipe |= {"schedule": {"warmup_steps": 0, "decay_steps": 1}}
+    arms = {"group": "short", "models": ["short"], "curricula": ["clm", "50/50"], "budgets": [4]}
+    tree = {"name": "short", "models": [{"name": "short", "model": str(tmp_path / "llama")}]}
+    short = plan_study(parse_config(Study, tree | {"recipe": recipe, "arms": [arms]}, origin="test"))
+    place = claim_study_folder(tmp_path / "study", short.study)
+    assert run_study(short, place, HERE) == []
+    runs = [Run(trained_folder(place, name)) for name in short.runs]
+    assert [read_recipe(run).data.max_sample_tokens for run in runs] == [32, 32]
+    assert "data position" in read_checkpoint_manifest(runs[1].steps / "4").carried
 
 
 def test_a_record_says_what_text_was_trained_on(plan: Plan, finished: Path) -> None:

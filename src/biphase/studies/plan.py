@@ -436,7 +436,7 @@ def make_runs(arms: Mapping[str, Arm], models: Iterable[EvaluatedModel]) -> dict
         checkpoints = recipe.checkpoints.model_copy(update={"keep": tuple(step - first for step in steps)})
         curriculum = phases_between(recipe.curriculum, first - arm.begin, last - arm.begin)
         changes = {"init": init, "schedule": schedule, "curriculum": curriculum, "checkpoints": checkpoints}
-        trained_recipe = Recipe.model_validate(recipe.model_copy(update=changes).model_dump())
+        trained_recipe = Recipe.model_validate(recipe.model_copy(update=changes).model_dump(exclude_unset=True))
         tree, trunk = trained_recipe.weights_tree, runs[arm.trunk] if arm.trunk else None
         key = content_hash([tree, trunk and trunk.key])
         tree["data"] = recipe.data.order | {"shares": [str(share) for share in recipe.data.shares]}

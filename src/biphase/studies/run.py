@@ -32,7 +32,7 @@ from biphase.finetuning.grid import fit_unit, measure_cells, word_units
 from biphase.hub import refuse_missing
 from biphase.machine import STOPS, grace, python_process, stop_signals
 from biphase.recipe import Recipe
-from biphase.run import Run, read_checkpoint_manifest, whole_steps
+from biphase.run import Run, read_checkpoint_manifest, read_recipe, split_reference, whole_steps
 from biphase.studies.cost import cell_costs, measure_sizes, run_flops
 from biphase.studies.declarations import declare
 from biphase.studies.folder import (
@@ -72,8 +72,12 @@ def train_unit(plan: Plan, run: str, folder: Path, processes: int) -> list[str]:
         keep = tuple(step - planned.first for step in sorted(state.needed[run]))
         changes: dict[str, Any] = {"checkpoints": recipe.checkpoints.model_copy(update={"keep": keep})}
         if planned.parent is not None:
-            checkpoint = reach_step(folder, plan.runs[planned.parent], planned.first)
+            parent = plan.runs[planned.parent]
+            checkpoint = reach_step(folder, parent, planned.first)
             changes["init"] = recipe.init.model_copy(update={"checkpoint": checkpoint})
+            if recipe.data.max_sample_tokens == parent.recipe.data.max_sample_tokens:  # its model may have lowered it
+                longest = read_recipe(Run(Path(split_reference(checkpoint)[0]))).data.max_sample_tokens
+                changes["data"] = recipe.data.model_copy(update={"max_sample_tokens": longest})
         recipe = recipe.model_copy(update=changes)
         # The earlier training time, by the run's clock or else by its record. A run without either is untimed. A clock
         # does not count if the run's folder was removed.
@@ -133,7 +137,7 @@ def train_by_torchrun(recipe: Recipe, runs: Path, processes: int) -> Path:
     signals on, and raise `StoppedError` when all processes have ended."""
     runs.mkdir(parents=True, exist_ok=True)
     recipe_file, log = runs / f"{recipe.name}.yaml", runs / f"{recipe.name}.log"
-    write_text(recipe_file, yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False))
+    write_text(recipe_file, yaml.safe_dump(recipe.model_dump(mode="json", exclude_unset=True), sort_keys=False))
     words = ["-m", "biphase.distributed", "--standalone", f"--nproc-per-node={processes}"]
     words += ["-m", "biphase", "pretrain", str(recipe_file), "--runs", str(runs)]
     signals: list[int] = []
