@@ -91,6 +91,19 @@ def test_claim_writes_what_the_run_is(tmp_path: Path, tiny_recipe: Callable[...,
         assert read_recipe(run) == recipe.model_copy(update={"seed": 5})
 
 
+def test_a_run_that_goes_on_elsewhere_remembers_where_it_was(tmp_path: Path) -> None:
+    """Once each, and without an attempt that trained nothing."""
+    run = Run(tmp_path / "name-01234567")
+    named = [{"device": name, "run": run.path.name} for name in ("lost", "cpu", "H100", "A100")]
+    for used, earlier in (("lost", ""), ("cpu", ""), ("H100", "1"), ("cpu", "2"), ("A100", "21"), ("A100", "21")):
+        with claim_run(run, {}, {"device": used}):
+            if used != "lost":
+                run.log(TRAINED | {"step": 1})
+        before = [named[int(number)] for number in earlier]
+        expected = {"device": used, "run": run.path.name} | ({"earlier": before} if before else {})
+        assert read_json(run.environment) == expected
+
+
 def test_a_run_is_named_by_its_name_or_the_beginning_of_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,12 +91,22 @@ def claim_run(run: Run, config: dict[str, Any], environment: dict[str, Any]) -> 
                 files.sweep_parts(folder)
             if not run.is_done:  # else only a lost checkpoint is made again
                 files.write_text(path / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
-                files.write_json(run.environment, environment | {"run": path.name})
+                files.write_json(run.environment, add_earlier(run, environment | {"run": path.name}))
             yield
         except BaseException:  # Ctrl-C too, because an empty folder would pass for a run
             if is_new and not (run.is_done or run.metrics.exists() or whole_steps(run)):
                 files.remove_folder(path)
             raise
+
+
+def add_earlier(run: Run, environment: dict[str, Any]) -> dict[str, Any]:
+    """Add the environments in which a run was trained before, if they differ from this one, under `earlier`."""
+    before: dict[str, Any] = {}
+    if run.environment.exists() and run.metrics.exists():  # else nothing was trained there
+        before = files.read_json_as(run.environment, dict[str, Any], "delete it, and rerun")
+    sessions = [*before.pop("earlier", ()), before]
+    earlier = [session for session in sessions if session not in ({}, environment)]
+    return environment | ({"earlier": earlier} if earlier else {})
 
 
 def is_run_folder(path: Path) -> bool:

@@ -116,11 +116,11 @@ def test_no_space_left_keeps_the_previous_checkpoint(
 def test_two_processes_do_not_share_a_run(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = tiny_recipe(*shorter())
     run = Run(train_until(2, recipe, tmp_path))
-    before = (run.path / "environment.json").read_text()
+    before = read_json(run.environment)
     with claim_run(run, {}, {}), pytest.raises(InputError, match="is in use by another process"):
         train(recipe, tmp_path)
-    assert before  # the loser wrote nothing: what is there now is the winner's
-    assert read_json(run.environment) == {"run": run.path.name}
+    # The loser wrote nothing: what is there now is the winner's.
+    assert read_json(run.environment) == {"run": run.path.name, "earlier": [before]}
 
 
 def test_passing_checkpoints_are_dropped(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -99,6 +99,9 @@ def test_what_was_not_the_same_for_all_arms_is_noted(fill: Any) -> None:
     trained, tuned = list_notes(state, {})
     mlm, clm_mlm = plan.runs
     assert trained.startswith(f"Not all were trained with the same precision: bfloat16 ({mlm}), float32 ({clm_mlm});")
+    resumed = {mlm: {"device": "H100", "earlier": [{"device": "cpu"}]}}
+    (told,) = list_notes(replace(state, scores={}, environments=resumed), {})
+    assert told.startswith(f"Not all were trained with the same device: H100 ({mlm}), cpu ({mlm});")
     assert tuned.startswith(f"Not all were fine-tuned with the same precision: bf16 ({mlm}), fp32 ({clm_mlm});")
     (mixed,) = (found for name, found in state.scores.items() if name == mlm)
     alone = replace(state, scores={mlm: mixed}, environments={mlm: state.environments[mlm]})
@@ -285,6 +288,10 @@ def test_every_sitting_and_every_process_counts(tmp_path: Path, monkeypatch: pyt
     machines = {key: {"device": "cpu", "threads": 2} for key in records}
     (row,) = list_costs(StudyState(plan, place, records, environments=machines), measure_sizes(plan))
     assert row["worker time"] == f"{duration(60)}, without 1 run of unknown time"
+    elsewhere = machines | {name: {"device": "H100", "earlier": [machines[name]]}}
+    row, other = list_costs(StudyState(plan, place, records, environments=elsewhere), measure_sizes(plan))
+    assert (row["device"], row["device hours"], row["kWh at most"]) == ("1 × H100 and 2 × cpu", *["not known"] * 2)
+    assert other["device"] == "2 × cpu"
 
 
 def test_a_study_that_was_trained_on_other_text_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

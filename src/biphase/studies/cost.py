@@ -567,13 +567,15 @@ class StageCost(NamedTuple):
 
 
 def list_costs(state: StudyState, sizes: Mapping[str, RunSize]) -> list[dict[str, object]]:
-    """Return the measured costs: a row for each stage and device, with headers as keys. A device is a GPU, or a thread
-    of a CPU. The energy is the board's power limit times the hours."""
+    """Return the measured costs: a row for each stage and device, with headers as keys. A device is a GPU or a CPU's
+    thread. Runs that went on elsewhere have no device hours. The energy is the board's power limit times the hours."""
     spent: dict[tuple[str, str, int], list[StageCost]] = defaultdict(list)
     for name, record in state.records.items():
         run, machine = state.plan.runs[name], state.environments[name]
         flops, seconds = sum(run_flops(run, sizes[name]).values()) or math.nan, record.seconds * record.is_timed
-        place = "pretraining", *count_devices(machine)
+        used = sorted({count_devices(session) for session in (*machine.get("earlier", ()), machine)})
+        several = " and ".join(f"{count} × {device}" for device, count in used)
+        place = "pretraining", *(used[0] if len(used) == 1 else (several, 0))
         spent[place].append(StageCost(1, run.steps, run.tokens, flops, seconds, not record.is_timed))
     for model in state.plan.models if state.scores else ():
         shape, _ = sizes[model.run]
@@ -591,7 +593,8 @@ def list_costs(state: StudyState, sizes: Mapping[str, RunSize]) -> list[dict[str
             time += f", without {show_count(total.untimed, 'run')} of unknown time"
         computed = "not known" if math.isnan(total.flops) else show_power(total.flops)
         hours, watts = total.seconds * count / 3600, WATTS.get(known_device(device) or "")
-        energy = f"{hours * watts / 1000:.3g} at {watts} W" if watts else "not known"
-        columns = (stage, f"{count} × {device}", total.units, total.steps, f"{total.tokens:,.0f}", computed, time)
-        rows.append(dict(zip(COST_COLUMNS, (*columns, f"{hours:.3g}", energy), strict=True)))
+        energy = f"{hours * watts / 1000:.3g} at {watts} W" if watts and count else "not known"
+        place_used, hours_used = (f"{count} × {device}", f"{hours:.3g}") if count else (device, "not known")
+        columns = (stage, place_used, total.units, total.steps, f"{total.tokens:,.0f}", computed, time)
+        rows.append(dict(zip(COST_COLUMNS, (*columns, hours_used, energy), strict=True)))
     return rows

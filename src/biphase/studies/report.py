@@ -363,8 +363,9 @@ def tell_unlike(state: StudyState) -> Iterator[str]:
     """Yield a sentence for each setting, device or software that differs between trainings, or between fine-tunings on
     a task; equal differences on several tasks share a sentence."""
     groups: dict[tuple[str, str], list[tuple[str, dict[str, str]]]] = defaultdict(list)
-    for name, made in state.environments.items():
-        groups["trained", ""].append((name, {"precision": made.get("precision", ""), **describe_place(made)}))
+    for name, last in state.environments.items():
+        for made in (*last.get("earlier", ()), last):
+            groups["trained", ""].append((name, {"precision": made.get("precision", ""), **describe_place(made)}))
     for model, own in state.scores.items():
         for score in own.scores:
             facts = {key: value for key, value in score.settings.items() if key not in (*TASK_SETTINGS, "weights")}
