@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from training_runs import MakeRecipe, digests, losses, numbers, only, other_shards, shorter, stop_after, train_until
 
@@ -121,6 +122,17 @@ def test_two_processes_do_not_share_a_run(tiny_recipe: MakeRecipe, tmp_path: Pat
         train(recipe, tmp_path)
     # The loser wrote nothing: what is there now is the winner's.
     assert read_json(run.environment) == {"run": run.path.name, "earlier": [before]}
+
+
+def test_a_device_of_another_precision_does_not_begin_anew(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("biphase.distributed.choose_dtype", lambda *_: torch.float32)
+        path = train_until(2, tiny_recipe(*shorter("compute.precision=auto")), tmp_path)
+        patch.setattr("biphase.distributed.choose_dtype", lambda *_: torch.bfloat16)
+        with pytest.raises(InputError, match=rf"^{path} was begun in fp32, .*, set compute\.precision=fp32, or delete"):
+            train(tiny_recipe(*shorter("compute.precision=auto")), tmp_path)
+    assert [*tmp_path.iterdir()] == [path]
+    assert train(tiny_recipe(*shorter("compute.precision=fp32")), tmp_path) == Run(path)
 
 
 def test_passing_checkpoints_are_dropped(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -55,7 +55,8 @@ def open_job(
     recipe: Recipe, root: Path, world: World, text: TrainingText | None = None, model: Path | None = None
 ) -> Job:
     """Open the recipe's run under `root`, named by everything that decides its weights. Writes nothing and loads no
-    weights. Every process must call it; all raise `InputError` if they open different runs.
+    weights. Every process must call it; all raise `InputError` if they open different runs, and for a run that was
+    begun in another precision than `auto` means here.
 
     Args:
         text: the opened texts of `data`, if the caller has them.
@@ -65,8 +66,8 @@ def open_job(
     if init.model is not None:
         recipe, origin = begin_with_model(recipe, text.main, model)
 
-    def run_from(origin: Start) -> Run:
-        identity = recipe.identity(text.fingerprint, origin.parent, str(world.dtype))
+    def run_from(origin: Start, dtype: torch.dtype = world.dtype) -> Run:
+        identity = recipe.identity(text.fingerprint, origin.parent, str(dtype))
         return Run(root / f"{recipe.name}-{identity[:8]}")
 
     if init.checkpoint is not None:
@@ -80,6 +81,13 @@ def open_job(
         raise InputError(f"the processes would train different runs ({', '.join(sorted(hashes))}): {remedy}")
     if (name := read_own_name(run)) != run.path.name:
         raise InputError(f"{run.path} holds the run {name}: rename the folder back, or delete it")
+    if recipe.compute.precision == "auto":
+        other, dtype = ("fp32", torch.float32) if world.dtype == torch.bfloat16 else ("bf16", torch.bfloat16)
+        begun = run_from(origin, dtype)
+        if world.on_first(lambda: not run.path.exists() and bool(whole_steps(begun)) and not begun.is_done):
+            problem = f"{begun.path} was begun in {other}, which is not the precision of this device"
+            remedy = f"continue it on a device like its first, set compute.precision={other}, or delete it"
+            raise InputError(f"{problem}: {remedy}")
     return Job(recipe, run, world, text, origin)
 
 
