@@ -243,6 +243,9 @@ def join_world(compute: ComputeConfig) -> Iterator[World]:
         bound = device if device.type == "cuda" else None  # else NCCL guesses it from the rank, with a warning
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE, device_id=bound)
         yield world
+    except InputError:
+        err.quiet = environment_number("LOCAL_RANK", 0) > 0  # one process of each machine says why, at once
+        raise
     except RuntimeError as error:
         is_of_connection = isinstance(error, dist.DistError) or "gloo" in str(error).lower()
         gone = heart.find_gone() if is_of_connection else None
