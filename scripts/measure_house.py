@@ -36,13 +36,13 @@ PATHS = {
 }
 """Path → the module and the function where it begins."""
 CAPS = {
-    "code": 26_830,
+    "code": 26_980,
     "modules": 147,
-    "import lines": 2_875,
+    "import lines": 2_816,
     "longest function": 53,
     "a recipe into train": 87,
     "a cell into its score": 75,
-    "a plan into its page": 144,
+    "a plan into its page": 143,
 }
 """A feature may raise a cap in the commit that brings it, with the reason; it may not raise the depth of a path."""
 

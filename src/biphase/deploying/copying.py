@@ -5,20 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from biphase import files
 from biphase.corpus.tokenizer import check_tokenizer_files, load_pretrained_tokenizer
 from biphase.errors import InputError
 from biphase.exporting.plain import text_limits
 from biphase.exporting.push import CARD_NAME, MODEL_FILES
-from biphase.files import (
-    MARK,
-    FolderMark,
-    files_below,
-    read_json_as,
-    refuse_filled,
-    whole_folder,
-    write_json,
-    write_mark,
-)
 
 
 def copy_model(source: Path, folder: Path, complete: Callable[[Path], None]) -> None:
@@ -31,10 +22,11 @@ def copy_model(source: Path, folder: Path, complete: Callable[[Path], None]) -> 
     if places[0].parent.name == "snapshots":
         places.append((places[0].parents[1] / "blobs").resolve())
     check_tokenizer_files(source)  # before the copy, whose name a message would give
-    kind = read_json_as(source / MARK, FolderMark).biphase if (source / MARK).exists() else "model"
-    with whole_folder(folder) as part:
-        refuse_filled(folder)  # another process may have written it in the meantime
-        for path in files_below(source):
+    mark = source / files.MARK
+    kind = files.read_json_as(mark, files.FolderMark).biphase if mark.exists() else "model"
+    with files.whole_folder(folder) as part:
+        files.refuse_filled(folder)  # another process may have written it in the meantime
+        for path in files.files_below(source):
             name = path.relative_to(source)
             if MODEL_FILES.fullmatch(name.as_posix()):
                 if not any(path.resolve().is_relative_to(place) for place in places):
@@ -47,7 +39,7 @@ def copy_model(source: Path, folder: Path, complete: Callable[[Path], None]) -> 
             card.write_text(text, encoding="utf-8")
         join_limits(part)
         complete(part)
-        write_mark(part, kind)
+        files.write_mark(part, kind)
 
 
 def join_limits(folder: Path) -> None:
@@ -56,6 +48,6 @@ def join_limits(folder: Path) -> None:
     limits = text_limits(folder, load_pretrained_tokenizer(folder))
     lengths = {"tokenizer_config.json": "model_max_length", "sentence_bert_config.json": "max_seq_length"}
     for path, key in [(folder / name, key) for name, key in lengths.items() if limits]:
-        settings = read_json_as(path, dict[str, Any]) if path.exists() else {}
+        settings = files.read_json_as(path, dict[str, Any]) if path.exists() else {}
         if (path.exists() or path.name.startswith("tokenizer")) and settings.get(key) != min(limits.values()):
-            write_json(path, settings | {key: min(limits.values())})
+            files.write_json(path, settings | {key: min(limits.values())})

@@ -24,16 +24,8 @@ from transformers.utils import ModelOutput
 from biphase.console import told_if_slow
 from biphase.deploying.worth import ScoredTask, find_task_data, tell_loss, tell_speed
 from biphase.errors import told_as
+from biphase.exporting import plain
 from biphase.exporting.card import add_chapter
-from biphase.exporting.plain import (
-    TEXTS_AT_ONCE,
-    TOKEN_OUTPUTS,
-    Features,
-    NamedOutputs,
-    load_named,
-    prove_outputs,
-    read_answers,
-)
 from biphase.hub import load_model_config
 
 ONNX_FILE, INT8_FILE = "onnx/model.onnx", "onnx/model_quantized.onnx"
@@ -62,7 +54,7 @@ class OnnxNetwork:
         self.input_names = [entry.name for entry in self.session.get_inputs()]
         self.output_names = [entry.name for entry in self.session.get_outputs()]
 
-    def outputs(self, features: Features) -> Features:
+    def outputs(self, features: plain.Features) -> plain.Features:
         """Compute outputs by name; missing token types are all 0."""
         inputs = {name: features.get(name, torch.zeros_like(features["input_ids"])) for name in self.input_names}
         outputs = self.session.run(None, {name: values.numpy() for name, values in inputs.items()})
@@ -78,7 +70,7 @@ class OnnxProof:
 
     gap: float
     """The largest difference from PyTorch, in units of an output's mean size."""
-    batches: list[Features] = field(repr=False)
+    batches: list[plain.Features] = field(repr=False)
     """Bundled texts to time the file on and to compare it with another one."""
 
 
@@ -91,23 +83,24 @@ def write_onnx(folder: Path) -> OnnxProof:
         InputError: a network that torch.onnx cannot trace.
         FailedProofError: a graph with other outputs for batches or lengths other than the example's.
     """
-    path, (network, reference) = folder / ONNX_FILE, load_named(folder)
+    path, (network, reference) = folder / ONNX_FILE, plain.load_named(folder)
     with told_if_slow("tracing the network for ONNX, and comparing what onnxruntime computes"):
         trace(network, path)
         name = f"the ONNX graph of this {type(network.network).__name__}"
-        gap = prove_outputs(OnnxNetwork(path).outputs, reference, network, name)
+        gap = plain.prove_outputs(OnnxNetwork(path).outputs, reference, network, name)
     texts = network.read_texts()
-    batches = [network.batch(texts[first : first + TEXTS_AT_ONCE]) for first in range(0, len(texts), TEXTS_AT_ONCE)]
+    step = plain.TEXTS_AT_ONCE
+    batches = [network.batch(texts[first : first + step]) for first in range(0, len(texts), step)]
     return OnnxProof(gap, batches)
 
 
-def trace(network: NamedOutputs, path: Path) -> None:
+def trace(network: plain.NamedOutputs, path: Path) -> None:
     """Write the graph of a network, for any number of texts of any length."""
     import onnx
 
     example = network.batch(network.read_texts(), EXAMPLE)
     outputs = network.outputs(example)
-    of_texts = {name for name, output in outputs.items() if name not in TOKEN_OUTPUTS and output.ndim < 3}
+    of_texts = {name for name, output in outputs.items() if name not in plain.TOKEN_OUTPUTS and output.ndim < 3}
     axes = {name: {0: "batch_size", 1: "sequence_length"} for name in (*example, *outputs)}
     axes |= {name: {0: "batch_size"} for name in of_texts}
     weights_bytes = sum(weight.numel() * weight.element_size() for weight in network.state_dict().values())
@@ -178,7 +171,7 @@ def add_onnx(folder: Path, int8: bool, test: Path | None) -> None:
     add_chapter(folder, "ONNX", lines)
 
 
-def describe_int8(folder: Path, whole: OnnxNetwork, batches: Sequence[Features], task: ScoredTask | None) -> str:
+def describe_int8(folder: Path, whole: OnnxNetwork, batches: Sequence[plain.Features], task: ScoredTask | None) -> str:
     """Write what 8 bits cost on the task, or without a task how similar the outputs are; and what they save."""
     int8 = OnnxNetwork(folder / INT8_FILE, whole.config)
     smaller = megabytes(folder / ONNX_FILE) / megabytes(folder / INT8_FILE)
@@ -188,13 +181,13 @@ def describe_int8(folder: Path, whole: OnnxNetwork, batches: Sequence[Features],
     return f"{tell_loss(task, task.judge(whole), task.judge(int8))}; {saved}"
 
 
-def describe_agreement(whole: OnnxNetwork, int8: OnnxNetwork, batches: Sequence[Features]) -> str:
+def describe_agreement(whole: OnnxNetwork, int8: OnnxNetwork, batches: Sequence[plain.Features]) -> str:
     """Write how similar the outputs of two networks for some texts are: by the share of equal labels, or the cosine."""
     alike: list[float] = []
     num_texts = sum(len(features["input_ids"]) for features in batches)
     for features in batches:
         lengths = features["attention_mask"].sum(1).tolist()
-        answers = (read_answers(network.outputs(features), lengths) for network in (whole, int8))
+        answers = (plain.read_answers(network.outputs(features), lengths) for network in (whole, int8))
         for first, second in zip(*answers, strict=True):
             is_label = whole.output_names == ["logits"] and first.shape[-1] > 1
             norms = np.linalg.norm(first) * np.linalg.norm(second)

@@ -14,22 +14,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from biphase import hub
 from biphase.corpus.tokenizer import TOKENIZER_FILES
 from biphase.errors import InputError
 from biphase.files import MARK, Stamp, content_hash, hash_path, read_json_as, refuse_changed, refuse_damaged, stamp_of
-from biphase.hub import (
-    AFTER_PADDING,
-    INDEX,
-    count_positions,
-    fetch_model,
-    load_model_config,
-    read_config,
-    refuse_pickles,
-)
 from biphase.run import find_model, read_checkpoint_manifest
 
 IDENTIFYING_FILES = (
-    *("config.json", "*.safetensors", INDEX),
+    *("config.json", "*.safetensors", hub.INDEX),
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "*.model", "vocab*", "merges*"),
 )
 Stamps = Mapping[Path, Stamp | None]
@@ -41,7 +33,7 @@ STAMPED_FILES = (
 """The files of a model folder that a reader may open: also a kept model's records, golden vectors, further modules,
 and the model in a checkpoint."""
 
-fetch_once = lru_cache(fetch_model)
+fetch_once = lru_cache(hub.fetch_model)
 """`fetch_model`, cached because a grid asks for the same model again and again."""
 
 
@@ -78,11 +70,11 @@ def identify(name: str) -> Encoder:
     except InputError:  # `load_model_config` reports it with the messages for foreign models
         content = {}
     says_all = "max_position_embeddings" in content and not content.keys() & {"auto_map", "text_config"}
-    if says_all and ("pad_token_id" in content or content.get("model_type") not in AFTER_PADDING):
+    if says_all and ("pad_token_id" in content or content.get("model_type") not in hub.AFTER_PADDING):
         config: Any = SimpleNamespace(**{"model_type": None, "pad_token_id": None} | content)
     else:
-        config = load_model_config(folder)
-    max_length = count_positions(config)
+        config = hub.load_model_config(folder)
+    max_length = hub.count_positions(config)
     return Encoder(name, hash_model(folder), max_length, folder, stamps=stamps)
 
 
@@ -101,8 +93,8 @@ def find_folder(name: str) -> Path:
         folder = fetch_once(address)
     if not (folder / "config.json").exists():
         raise InputError(f"{name} has no config.json: it is not a Hugging Face model folder")
-    read_config(folder)
-    refuse_pickles(folder)
+    hub.read_config(folder)
+    hub.refuse_pickles(folder)
     if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
         raise InputError(f"{name} has no tokenizer files (tokenizer.json or the like); save its tokenizer beside it")
     if is_here:  # folders of the Hub have no mark, and the Hub checks its own hashes
@@ -115,7 +107,7 @@ def find_ranker(name: str) -> Path:
     """Find the folder of a model that ranks pairs of texts. Raises `InputError` as `find_folder` does, and for a model
     without a head that gives one score."""
     folder = find_folder(name)
-    config = read_config(folder)
+    config = hub.read_config(folder)
     if not config.kind.endswith("ForSequenceClassification") or len(config.id2label or (0, 1)) != 1:
         remedy = f"train one: biphase finetune {name} TASK ranking=pairs --keep RANKER"
         described = config.kind or "a network without a head"

@@ -24,16 +24,7 @@ from biphase.encoder.attention import ATTENTION, lay_out
 from biphase.encoder.network import pad_batch
 from biphase.encoder.proofs import FailedProofError, foreign_errors_fail, looks_both_ways
 from biphase.errors import InputError
-from biphase.exporting.plain import (
-    LEAST_LIMIT,
-    NamedOutputs,
-    load_named,
-    read_answers,
-    read_embedder_file,
-    read_modules,
-    read_pooling,
-    text_limits,
-)
+from biphase.exporting import plain
 from biphase.files import ANEW, read_json_as, write_json
 
 GOLDEN = "golden.json"
@@ -85,11 +76,11 @@ def read_golden(path: Path) -> Golden:
     return golden
 
 
-def load_answering(folder: Path, attention: str | None = None) -> NamedOutputs:
+def load_answering(folder: Path, attention: str | None = None) -> plain.NamedOutputs:
     """Load the network of a folder, by sentence-transformers only if an embedding is more than the mean over a text's
     tokens."""
-    takes_mean = read_pooling(folder) == ["mean"] and len(read_modules(folder)) == 2
-    return load_named(folder, attention, pooled=not takes_mean)[0]
+    takes_mean = plain.read_pooling(folder) == ["mean"] and len(plain.read_modules(folder)) == 2
+    return plain.load_named(folder, attention, pooled=not takes_mean)[0]
 
 
 def split_texts(tokenizer: Any, texts: Sequence[str], longest: int, **settings: Any) -> list[list[int]]:
@@ -103,7 +94,7 @@ def make_golden(folder: Path) -> Golden:
     """Compute a folder's answers to the texts, each alone; the last one, if it cuts texts early, is one that it cuts.
     Raises `FailedProofError` if they are not finite."""
     network, tokenizer, texts = load_answering(folder), load_pretrained_tokenizer(folder), [*TEXTS]
-    longest = min(text_limits(folder, tokenizer).values(), default=LEAST_LIMIT)
+    longest = min(plain.text_limits(folder, tokenizer).values(), default=plain.LEAST_LIMIT)
     cut_at = longest if longest <= MOST_CUT else None
     if cut_at is not None:
         [ids] = split_texts(tokenizer, TEXTS[:1], MOST_CUT)
@@ -111,7 +102,7 @@ def make_golden(folder: Path) -> Golden:
     rows = split_texts(tokenizer, texts, longest)
     with foreign_errors_fail(f"{folder} cannot read what its tokenizer gives"):
         outputs = [network.outputs(pad_batch([torch.tensor(row)], 0)) for row in rows]
-    values = [read_answers(output, [len(row)])[0] for output, row in zip(outputs, rows, strict=True)]
+    values = [plain.read_answers(output, [len(row)])[0] for output, row in zip(outputs, rows, strict=True)]
     if not all(np.isfinite(value).all() for value in values):
         raise FailedProofError(f"{folder} computes no numbers (NaN): its weights are damaged, or its training diverged")
     kind: Any = "embedding" if "last_hidden_state" in outputs[0] else "logits"
@@ -128,8 +119,8 @@ def other_answers(folder: Path, golden: Golden) -> list[tuple[str, list[np.ndarr
     """Compute the answers of servers that make common mistakes, each with a description such as `a causal network would
     give with pooling by the last token`."""
     tokenizer = load_pretrained_tokenizer(folder)
-    limits = text_limits(folder, tokenizer)
-    longest = min(limits.values(), default=LEAST_LIMIT)
+    limits = plain.text_limits(folder, tokenizer)
+    longest = min(limits.values(), default=plain.LEAST_LIMIT)
     readings = {
         "": golden.ids,
         " with the special tokens left out": split_texts(tokenizer, golden.texts, longest, add_special_tokens=False),
@@ -145,7 +136,7 @@ def other_answers(folder: Path, golden: Golden) -> list[tuple[str, list[np.ndarr
     is_causal = not looks_both_ways(network.network.base_model)
     answers: list[tuple[str, list[np.ndarray]]] = []
 
-    def answer(who: str, network: NamedOutputs, features_of: Callable[[list[int]], Any]) -> None:
+    def answer(who: str, network: plain.NamedOutputs, features_of: Callable[[list[int]], Any]) -> None:
         for words, rows in readings.items():
             texts = [answer_by_ways(network, features_of(row)) for row in rows]
             answers.extend((f"{who} would give{way}{words}", [text[way] for text in texts]) for way in texts[0])
@@ -160,10 +151,10 @@ def other_answers(folder: Path, golden: Golden) -> list[tuple[str, list[np.ndarr
     return answers
 
 
-def answer_by_ways(network: NamedOutputs, features: Any) -> dict[str, np.ndarray]:
+def answer_by_ways(network: plain.NamedOutputs, features: Any) -> dict[str, np.ndarray]:
     """Answer a text as the folder does; pool an embedding also in each of the `WAYS`."""
     outputs = network.outputs(features)
-    answers = {"": read_answers(outputs, [features["input_ids"].shape[1]])[0]}
+    answers = {"": plain.read_answers(outputs, [features["input_ids"].shape[1]])[0]}
     for words, pool in WAYS.items() if "last_hidden_state" in outputs else ():
         pooled: Any = {"sentence_embedding": pool(outputs["last_hidden_state"][0])[None]}
         for module in network.pooling[1:]:
@@ -174,4 +165,4 @@ def answer_by_ways(network: NamedOutputs, features: Any) -> dict[str, np.ndarray
 
 def read_named_prompts(folder: Path) -> dict[str, str]:
     """Read the prompts, by name, that sentence-transformers prepends to texts."""
-    return {name: text for name, text in (read_embedder_file(folder).prompts or {}).items() if text}
+    return {name: text for name, text in (plain.read_embedder_file(folder).prompts or {}).items() if text}

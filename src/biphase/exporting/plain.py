@@ -19,6 +19,7 @@ import transformers
 from pydantic import Field
 from torch import Tensor, nn
 
+from biphase import hub
 from biphase.config import BUNDLED
 from biphase.corpus.text import find_text_sources, sample_texts
 from biphase.corpus.tokenizer import check_tokenizer_files, load_auto_tokenizer
@@ -26,17 +27,6 @@ from biphase.encoder.network import load_weights, pad_batch
 from biphase.encoder.proofs import FailedProofError, agree
 from biphase.errors import InputError, told_as
 from biphase.files import files_below, read_json_as
-from biphase.hub import (
-    INDEX,
-    NAMED,
-    Activation,
-    count_positions,
-    load_model_config,
-    model_name,
-    read_config,
-    refuse_named,
-    refuse_pickles,
-)
 from biphase.tasks.families import KINDS
 
 TOKEN_OUTPUTS = ("last_hidden_state", "start_logits", "end_logits")
@@ -62,7 +52,7 @@ class NamedOutputs(nn.Module):
     def __init__(self, network: Any, tokenizer: Any, pooling: Iterable[nn.Module] = ()) -> None:
         super().__init__()
         self.network, self.tokenizer, self.pooling = network, tokenizer, nn.ModuleList(pooling)
-        self.longest = max(1, min(count_positions(network.config) // 2, LONGEST))
+        self.longest = max(1, min(hub.count_positions(network.config) // 2, LONGEST))
         takes_types = "token_type_ids" in {*tokenizer.model_input_names} & {*signature(network.forward).parameters}
         self.input_names = ("input_ids", "attention_mask", *(["token_type_ids"] if takes_types else []))
         self.eval()  # torch.onnx.export gives the parts the mode of the whole, and dropout would be drawn
@@ -113,7 +103,7 @@ def load_named(folder: Path, attention: str | None = None, *, pooled: bool = Tru
     The network has the folder's head, or with `pooled` the modules of sentence-transformers, which then computes the
     reference. Raises `InputError` for a folder that these libraries cannot load, and for pickles.
     """
-    classes = read_config(folder).architectures or []
+    classes = hub.read_config(folder).architectures or []
     head = next((kind.head for kind in KINDS.values() if any(name.endswith(kind.head) for name in classes)), "")
     network: Any = load_weights(getattr(transformers, f"AutoModel{head}"), folder, attention=attention).eval()
     tokenizer = load_auto_tokenizer(folder)
@@ -131,9 +121,9 @@ def load_named(folder: Path, attention: str | None = None, *, pooled: bool = Tru
 
 def text_limits(folder: Path, tokenizer: Any = None) -> dict[str, int]:
     """Return the number of tokens at which each part of a folder cuts texts; parts without a limit are left out."""
-    limits: dict[str, float | None] = {"positions": count_positions(load_model_config(folder))}
+    limits: dict[str, float | None] = {"positions": hub.count_positions(hub.load_model_config(folder))}
     if (path := folder / "sentence_bert_config.json").exists():
-        limits["sentence_transformers"] = read_json_as(path, TransformerFile, NAMED).max_seq_length
+        limits["sentence_transformers"] = read_json_as(path, TransformerFile, hub.NAMED).max_seq_length
     limits["tokenizer"] = tokenizer and tokenizer.model_max_length
     return {name: int(limit) for name, limit in limits.items() if limit and limit < LEAST_LIMIT}
 
@@ -236,7 +226,7 @@ class TransformerFile:
 class DenseFile:
     """The config.json of a dense layer."""
 
-    activation_function: Activation | None = None
+    activation_function: hub.Activation | None = None
 
 
 @dataclass(frozen=True)
@@ -258,7 +248,7 @@ class EmbedderFile:
 
     prompts: dict[str, str | None] | None = None
     default_prompt_name: str | None = None
-    activation_fn: Activation | None = None
+    activation_fn: hub.Activation | None = None
 
 
 def read_modules(folder: Path) -> list[ModuleEntry]:
@@ -266,7 +256,7 @@ def read_modules(folder: Path) -> list[ModuleEntry]:
     folder."""
     if not (folder / "modules.json").exists():
         return []
-    modules = read_json_as(folder / "modules.json", list[ModuleEntry], NAMED)
+    modules = read_json_as(folder / "modules.json", list[ModuleEntry], hub.NAMED)
     for module in modules:
         if not (folder / module.path).resolve().is_relative_to(folder.resolve()):
             raise InputError(f"{folder}: its module '{module.path}' is not in the folder; save the model again")
@@ -280,8 +270,8 @@ def list_module_files(folder: Path) -> list[Path]:
     places = {folder / module.path for module in modules} - {folder}
     listed = sorted({path for place in places for path in files_below(place)})
     for path in listed:
-        if path.match("pytorch_model*.bin") or path.name == INDEX:
-            refuse_pickles(path.parent)
+        if path.match("pytorch_model*.bin") or path.name == hub.INDEX:
+            hub.refuse_pickles(path.parent)
     for module in modules:
         check_module(folder, module)
     return listed
@@ -294,14 +284,14 @@ def check_module(folder: Path, module: ModuleEntry) -> None:
     if not module.type.startswith("sentence_transformers.") or kind not in EMBEDDING_MODULES:
         raise InputError(f"{folder} has the module '{module.type}'; biphase runs only {', '.join(EMBEDDING_MODULES)}")
     if kind == "Dense":
-        read_json_as(place / "config.json", DenseFile, NAMED)
+        read_json_as(place / "config.json", DenseFile, hub.NAMED)
     if kind != "Transformer":
         return
-    load_model_config(place)
+    hub.load_model_config(place)
     check_tokenizer_files(place)
     for path in place.glob("sentence_*_config.json"):
-        read_json_as(path, TransformerFile, NAMED)
-        refuse_named(path, read_json_as(path, dict[str, Any], NAMED))
+        read_json_as(path, TransformerFile, hub.NAMED)
+        hub.refuse_named(path, read_json_as(path, dict[str, Any], hub.NAMED))
     if processors := [*place.glob("*processor_config.json")]:
         raise InputError(f"{processors[0]} is a processor of images or sound, which biphase does not run; remove it")
 
@@ -314,21 +304,21 @@ def load_sentence_transformer(folder: Path, device: str | None = None) -> Any:
     list_module_files(folder)
     read_embedder_file(folder)
     settings: Any = {"dtype": torch.float32, "use_safetensors": True}
-    with told_as(f"{model_name(folder)} cannot be loaded as an embedding model"):
+    with told_as(f"{hub.model_name(folder)} cannot be loaded as an embedding model"):
         return SentenceTransformer(str(folder), device=device, trust_remote_code=False, model_kwargs=settings)
 
 
 def read_embedder_file(folder: Path) -> EmbedderFile:
     """Read a folder's config_sentence_transformers.json; without one, return the defaults."""
     path = folder / "config_sentence_transformers.json"
-    return read_json_as(path, EmbedderFile, NAMED) if path.exists() else EmbedderFile()
+    return read_json_as(path, EmbedderFile, hub.NAMED) if path.exists() else EmbedderFile()
 
 
 def read_pooling(folder: Path) -> list[str]:
     """Read how sentence-transformers pools a folder's tokens, such as `mean`; it concatenates several."""
     modes: list[str] = []
     for path in sorted(folder.glob("*_Pooling/config.json")):
-        content = read_json_as(path, PoolingFile, NAMED)
+        content = read_json_as(path, PoolingFile, hub.NAMED)
         modes += [content.pooling_mode] if isinstance(content.pooling_mode, str) else content.pooling_mode or []
         keys = [key for key, value in vars(content).items() if value is True]
         modes += [key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") for key in keys]

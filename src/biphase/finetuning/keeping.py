@@ -21,25 +21,12 @@ from biphase.encoder.proofs import agree, telling_tokens
 from biphase.errors import InputError, memory_told
 from biphase.exporting.model import as_llama, set_direction
 from biphase.files import claimed, mark_successor, read_json_as, refuse_filled, whole_folder, write_json, write_text
+from biphase.finetuning import heads
 from biphase.finetuning.calibration import AS_THEY_ARE, tell_calibration
 from biphase.finetuning.class_report import report_classes, tell_coverage
 from biphase.finetuning.config import CellPlan, FinetuneConfig
 from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, TokenizedTexts, pack
 from biphase.finetuning.fit import FittedCell, choose_examples, claim_cells, run_cells, write_cells
-from biphase.finetuning.heads import (
-    ClassNetwork,
-    FrozenFeatures,
-    NumberLayer,
-    UsedEmbedding,
-    build_network,
-    config_with_head,
-    copy_backbone,
-    last_layer,
-    make_class,
-    open_encoder,
-    padded_logits,
-    refuse_replaced,
-)
 from biphase.finetuning.kept import RECORD, TRAINED_ROWS, KeptModel, hash_inputs, input_columns
 from biphase.finetuning.scores import Score, read_score
 from biphase.run import find_model
@@ -54,7 +41,7 @@ class OtherHeadError(InputError):
 def plan_to_keep(plan: CellPlan) -> CellPlan:
     """Plan to train a head that can be kept: the paper's if the network's class in transformers has it; otherwise the
     head of that class, unless `head` was given, and print this choice. Raises `InputError` as `check_keepable` does."""
-    encoder = open_encoder(plan.model)
+    encoder = heads.open_encoder(plan.model)
     try:
         check_keepable(encoder, plan.task, plan.config)
     except OtherHeadError as error:
@@ -81,18 +68,18 @@ def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> 
         taken = f"transformers would take {misread_as} for the type '{config.model_type}'"
         raise InputError(f"keep: {taken}, which splits texts differently than the tokenizer.json of {encoder.name}")
     with torch.random.fork_rng(devices=[]):
-        model = to_transformers(build_network(encoder, cell, []), encoder, cell)
+        model = to_transformers(heads.build_network(encoder, cell, []), encoder, cell)
     if cell.is_embedder:
         return
     both = proof_batch(model, cell, (0, 1))
     kind = type(model).__name__
-    logits = padded_logits(model, both)
+    logits = heads.padded_logits(model, both)
     if finetuning.head == "transformers":
-        alone = [padded_logits(model, proof_batch(model, cell, (sample,))) for sample in (0, 1)]
+        alone = [heads.padded_logits(model, proof_batch(model, cell, (sample,))) for sample in (0, 1)]
         if not agree(logits, torch.cat(alone)):
             raise InputError(f"keep: {kind} gives something else for a text in a batch than alone; leave keep out")
     if task.kind.head == "ForSequenceClassification":
-        halved = padded_logits(divide_logits(model, 2), both)
+        halved = heads.padded_logits(divide_logits(model, 2), both)
         if not agree(2 * halved, logits):
             raise InputError(f"keep: the logits of {kind} are not those of its last layer; leave keep out")
 
@@ -130,7 +117,7 @@ def keep_cell(fitted: FittedCell, folder: Path) -> None:
     for line in filter(None, (tell_calibration(cell.calibration), tell_kept_coverage(fitted, cell))):
         err.print(line)
     model = to_transformers(fitted.network, fitted.encoder, cell)
-    refuse_replaced(fitted.plan.model)
+    heads.refuse_replaced(fitted.plan.model)
     inputs = list_trained(fitted.plan, fitted.train)
     keep_network(model, fitted.encoder, cell, folder, fitted.score, fitted.splits["test"], inputs)
 
@@ -163,19 +150,19 @@ def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
     merge_adapters(network)
     pretrained: Any = encoder.backbone
     # Back to the encoder itself, or to the whole embedding, whose unused rows have not changed.
-    if isinstance(network.backbone, FrozenFeatures):
-        network.backbone = copy_backbone(pretrained, [])
+    if isinstance(network.backbone, heads.FrozenFeatures):
+        network.backbone = heads.copy_backbone(pretrained, [])
     inner = without_padding(network.backbone)
     used = inner.get_input_embeddings()
-    if isinstance(used, UsedEmbedding):
+    if isinstance(used, heads.UsedEmbedding):
         whole = copy.deepcopy(pretrained.get_input_embeddings()).to(used.weight.dtype)
         is_used_V = used.row_of_V < used.num_embeddings
         whole.weight[is_used_V] = used.weight[used.row_of_V[is_used_V]].to(whole.weight.device)
         inner.set_input_embeddings(whole)
     if cell.is_embedder:
         return network.backbone
-    units = [layer.take_unit() for layer in network.modules() if isinstance(layer, NumberLayer)]
-    model = network.model if isinstance(network, ClassNetwork) else with_same_head(network, encoder, cell)
+    units = [layer.take_unit() for layer in network.modules() if isinstance(layer, heads.NumberLayer)]
+    model = network.model if isinstance(network, heads.ClassNetwork) else with_same_head(network, encoder, cell)
     for mean, scale in units:
         divide_logits(model, 1 / scale, mean)
     return divide_logits(model, cell.calibration.temperature)
@@ -186,7 +173,7 @@ def divide_logits(model: Any, temperature: float, mean: float = 0.0) -> Any:
     """Divide the logits of a class of transformers by a temperature and add a mean, in the weights of its last
     layer."""
     if temperature != 1 or mean:
-        layer = model.get_submodule(last_layer(model))
+        layer = model.get_submodule(heads.last_layer(model))
         for weight in layer.parameters():
             weight.div_(temperature)
         if mean:
@@ -199,13 +186,13 @@ def with_same_head(network: Any, encoder: Encoder, cell: CellContext) -> Any:
     """Make the class of transformers for a network with the paper's head, with its weights. Raises `OtherHeadError` if
     that class computes something else."""
     inner = without_padding(network.backbone)
-    config = config_with_head(inner.config, encoder, cell)
+    config = heads.config_with_head(inner.config, encoder, cell)
     config.classifier_pooling = "mean"  # EuroBERT's and ModernBERT's name for the paper's pooling
     # EuroBERT has no class for answers, but is a Llama that looks both ways.
     if cell.task.kind.is_answering and isinstance(config, transformers.EuroBertConfig):
         config = as_llama(config)
         set_direction(config, causal=False)
-    model = make_class(config, network.backbone, cell).eval()
+    model = heads.make_class(config, network.backbone, cell).eval()
     kind = type(model).__name__
     remedy = "head=transformers trains and scores its own"
     refusal: InputError = OtherHeadError(f"keep: {kind} has another head than the paper's; {remedy}")
@@ -221,7 +208,7 @@ def with_same_head(network: Any, encoder: Encoder, cell: CellContext) -> Any:
         new.load_state_dict(old.state_dict(), strict=False)
     # It must give the same logits for padded samples as ours for packed ones.
     batch = proof_batch(model, cell, (0, 1))
-    if not torch.allclose(network(batch), padded_logits(model, batch), rtol=1e-3, atol=1e-4):
+    if not torch.allclose(network(batch), heads.padded_logits(model, batch), rtol=1e-3, atol=1e-4):
         raise refusal
     return model
 

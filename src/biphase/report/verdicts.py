@@ -28,20 +28,9 @@ from biphase.finetuning.scores import (
     show_rate,
 )
 from biphase.finetuning.words import find_word_scores
-from biphase.report import contrasts
+from biphase.report import contrasts, statistics
 from biphase.report.formats import MISSING, show_count, show_noise, show_p_value, show_share, show_spread, tell_p_value
 from biphase.report.results import ReportArm, Result, read_words, select_rate
-from biphase.report.statistics import (
-    SIGNIFICANCE,
-    STABILITY_RATES,
-    Interval,
-    holm,
-    holm_level,
-    is_significant,
-    is_stability_rate,
-    mean_interval,
-    rate_spread,
-)
 from biphase.report.tables import Cell, Table, TableRow, interval_cell, print_table, show_signal
 from biphase.tasks.families import KINDS
 
@@ -66,9 +55,9 @@ class SummaryRow:
     """The score, without samples if all seeds diverged at the chosen rates."""
     diverged: tuple[GridPoint, ...]
     missing: tuple[GridPoint, ...]
-    paper_interval: Interval
+    paper_interval: statistics.Interval
     """The mean as the paper computes it: at one rate for all seeds, with the normal interval, which is narrower."""
-    spread: Interval | None
+    spread: statistics.Interval | None
     """The spread over seeds and over the rates within `STABILITY_RATES`; None with fewer than two such rates."""
     words: "WordsRow | None" = None
     """For words alone, which are no model: their comparison with the task's best model."""
@@ -96,10 +85,10 @@ def summarize(scores: ScoreSet) -> list[SummaryRow]:
             score = Result(ReportArm(model), "", task, "standard", measure=metric, num_runs=len(cells))
         by_rate = score.by_rate or {}
         at_rate = [value for value in by_rate.get(score.rate or 0.0, ()) if not math.isnan(value)]
-        inside_RS = [by_seed for rate, by_seed in by_rate.items() if is_stability_rate(rate)]
+        inside_RS = [by_seed for rate, by_seed in by_rate.items() if statistics.is_stability_rate(rate)]
         is_spread = sum(not np.isnan(by_seed).all() for by_seed in inside_RS) > 1
-        spread = rate_spread(inside_RS, np.random.default_rng(0)) if is_spread else None
-        rows.append(SummaryRow(score, diverged, missing, mean_interval(at_rate, "normal"), spread))
+        spread = statistics.rate_spread(inside_RS, np.random.default_rng(0)) if is_spread else None
+        rows.append(SummaryRow(score, diverged, missing, statistics.mean_interval(at_rate, "normal"), spread))
     return sorted(
         rows, key=lambda row: (row.score.dataset, row.score.rate is None, -row.score.mean, row.score.arm.name)
     )
@@ -117,7 +106,7 @@ class TaskComparison:
     """A minus B; None if the two cannot be compared."""
     p_value: float = math.nan
     """The p-value of the difference, adjusted over tasks by Holm's method; nan without a test."""
-    level: float = SIGNIFICANCE
+    level: float = statistics.SIGNIFICANCE
     """The level at which Holm's method tests the difference."""
     num_tasks: int = 1
     """The number of tasks over which `p_value` is adjusted."""
@@ -125,7 +114,7 @@ class TaskComparison:
     notes: tuple[str, ...] = ()
 
     @property
-    def difference(self) -> Interval | None:
+    def difference(self) -> statistics.Interval | None:
         """A minus B with the interval of the test at `level`, or with the 95 % interval over examples alone if the
         seeds allow no test; None if the two cannot be compared."""
         if self.contrast is None:
@@ -147,7 +136,7 @@ class WordsRow:
     """The best model."""
     mean: float
     """The best model's score."""
-    difference: Interval
+    difference: statistics.Interval
     """`mean` minus `value`. p-value and interval are corrected for picking the best model (Bonferroni). With a single
     seed, the test is over test examples alone."""
     num_models: int = 1
@@ -158,7 +147,7 @@ class WordsRow:
         """The comparison in words: `Words alone: TF-IDF + linear is ahead of A on genre: 80.00 % against 70.00 %,
         +10.00 points [+8.00, +12.00].`"""
         gap, sides = self.difference, [(self.model, self.mean), (self.name, self.value)]
-        is_ahead = is_significant(gap.p_value)
+        is_ahead = statistics.is_significant(gap.p_value)
         told = contrasts.say_difference(gap, *sides, is_ahead=is_ahead, where=f"on {self.dataset}")
         picked = f"; {tell_p_value(gap.p_value)}, corrected for picking the best of {self.num_models} models"
         return f"Words alone: {told}{picked if self.num_models > 1 else ''}."
@@ -207,14 +196,14 @@ def add_words(rows: Iterable[SummaryRow], stored: Sequence[Score]) -> list[Summa
             alone = replace(alone, samples=alone.samples[:1], seeds=(), examples=KeptExamples((*cells.values(),)))
         arm = ReportArm(f"words alone ({alone.arm.name})")
         alone = replace(alone, arm=arm, by_rate=None, rate=None, num_runs=len(cells), num_diverged=0)
-        extended.append(SummaryRow(alone, (), (), mean_interval(alone.samples, "normal"), None, compared))
+        extended.append(SummaryRow(alone, (), (), statistics.mean_interval(alone.samples, "normal"), None, compared))
     return extended
 
 
 def measure_distance(best: Result, alone: Result, num_models: int = 1) -> WordsRow:
     """Measure the distance of the best of some models from words alone."""
     gap = contrasts.difference(best, alone)
-    level = SIGNIFICANCE / num_models
+    level = statistics.SIGNIFICANCE / num_models
     tested = gap.over_examples(level) if math.isnan(gap.error) else gap.against(level=level)
     tested = replace(tested, p_value=min(tested.p_value * num_models, 1.0))
     return WordsRow(best.dataset, alone.arm.name, alone.mean, best.arm.name, best.mean, tested, num_models)
@@ -305,8 +294,8 @@ def judge_all(measured: Sequence[TaskComparison]) -> list[TaskComparison]:
     (Holm). An interval contains zero if and only if its p-value is not significant."""
     raw = [pair.contrast.against().p_value if pair.contrast else math.nan for pair in measured]
     judged = []
-    for index, (pair, p_value) in enumerate(zip(measured, holm(raw).tolist(), strict=True)):
-        level = holm_level(raw[index], raw[:index] + raw[index + 1 :])
+    for index, (pair, p_value) in enumerate(zip(measured, statistics.holm(raw).tolist(), strict=True)):
+        level = statistics.holm_level(raw[index], raw[:index] + raw[index + 1 :])
         judged.append(judge(replace(pair, p_value=p_value, level=level)))
     return judged
 
@@ -329,7 +318,7 @@ def judge(measured: TaskComparison) -> TaskComparison:
     else:
         notes.append("one seed shows no spread over seeds" if gap.num == 1 else "all seeds differ by the same amount")
         p_examples = gap.over_examples().p_value
-        if is_significant(p_examples):
+        if statistics.is_significant(p_examples):
             notes.append("these runs do differ on the test examples, but others may not")
         elif not math.isnan(p_examples):
             verdict = "within noise"
@@ -356,7 +345,7 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
         columns["diverged"] = lambda row: Cell(f"{len(row.diverged)} of {row.score.num_runs}" if row.diverged else "0")
     if any(row.spread for row in rows):
         columns["spread"] = lambda row: Cell(show_spread(row.spread))
-        low, high = map(show_rate, STABILITY_RATES)
+        low, high = map(show_rate, statistics.STABILITY_RATES)
         lines.append(f"spread: standard deviation over seeds and rates from {low} to {high}, and its 95 % interval")
     table_rows, signals, undecided = [], [], []
     for task in sorted({row.score.dataset for row in rows}):
@@ -392,7 +381,7 @@ def list_flaws(row: SummaryRow, where: str) -> Iterator[str]:
         cells = [f"{show_rate(rate)} seed {seed}" for rate, seed in row.missing]
         lost = f"{show_count(len(row.missing), 'cell')}: {first_of(cells)}"
         yield f"missing: {where}: {lost}"
-    num_unspread = sum(is_stability_rate(rate) for rate, _ in (*row.diverged, *row.missing))
+    num_unspread = sum(statistics.is_stability_rate(rate) for rate, _ in (*row.diverged, *row.missing))
     if row.spread and num_unspread:
         lost = show_count(num_unspread, "cell")
         yield f"spread of {where}: {lost} without a score left out, so it may be too small"

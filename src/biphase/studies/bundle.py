@@ -23,20 +23,10 @@ from typing import IO, Any, Literal
 
 from pydantic_core import to_jsonable_python
 
-from biphase import __version__
+from biphase import __version__, files
 from biphase.console import err
 from biphase.errors import SOURCE, InputError
 from biphase.exporting.push import without_folders
-from biphase.files import (
-    RECORD_HASH,
-    claimed,
-    files_below,
-    new_file,
-    read_json_as,
-    refuse_existing,
-    write_hashed,
-    write_text,
-)
 from biphase.report.formats import show_count
 from biphase.run import Run
 from biphase.studies.cost import measure_sizes
@@ -59,12 +49,12 @@ def bundle_study(state: StudyState, out: Path, commands: Sequence[str]) -> Path:
     """
     if not out.name.endswith((".tar.gz", ".tar.xz")):
         raise InputError(f"{out}: the name of an archive ends in .tar.gz or .tar.xz")
-    refuse_existing(out)
+    files.refuse_existing(out)
     if not any(kept.scores for kept in state.scores.values()):
         raise InputError(f"the study's folder {state.folder} has no finished score to publish yet")
     if left := len(state.kinds.keys() - state.done):
         err.print(f"{show_count(left, 'unit')} of {len(state.kinds)} not done: the archive has only finished units")
-    with claimed(out, "staged.part") as place, new_file(out) as file:
+    with files.claimed(out, "staged.part") as place, files.new_file(out) as file:
         staged = place / f"study-{state.plan.study.name}"
         for path in list_kept(state):
             copy = staged / path.relative_to(state.folder)
@@ -83,11 +73,12 @@ def bundle_study(state: StudyState, out: Path, commands: Sequence[str]) -> Path:
 def hide_places(staged: Path) -> None:
     """Write the last name of each path of this machine into the recipes, scores and failures of a staged study."""
     for path in (*staged.glob("runs/*/config.yaml"), *staged.glob("failed/*.json")):
-        write_text(path, without_folders(path.read_text(encoding="utf-8")))
+        files.write_text(path, without_folders(path.read_text(encoding="utf-8")))
     for path in staged.glob("scores/*/*/score.json"):
-        score = read_json_as(path, dict[str, Any])
+        score = files.read_json_as(path, dict[str, Any])
         if (source := without_folders(score["source"])) != score["source"]:
-            write_hashed(path, {key: score[key] for key in score if key != RECORD_HASH} | {"source": source})
+            score.pop(files.RECORD_HASH, None)
+            files.write_hashed(path, score | {"source": source})
 
 
 def list_kept(state: StudyState) -> Iterator[Path]:
@@ -103,7 +94,7 @@ def list_kept(state: StudyState) -> Iterator[Path]:
             assert score.folder is not None
             yield score.folder / "score.json"
             yield from score.folder.glob("*.npz")
-    yield from [path for path in files_below(folder / "failed") if path.suffix == ".json"]
+    yield from [path for path in files.files_below(folder / "failed") if path.suffix == ".json"]
     yield from filter(Path.is_file, [folder / DECLARED])
 
 
@@ -119,20 +110,20 @@ def write_records(state: StudyState, staged: Path, commands: Sequence[str]) -> P
             (staged / "own-tasks").mkdir(exist_ok=True)
             shutil.copyfile(file, staged / beside)
     tree = move_tasks(state.plan.study.model_dump(mode="json"), lambda name: moved.get(name, name))
-    write_text(staged / "study.yaml", without_folders(study_text(state.plan.study.model_validate(tree))))
+    files.write_text(staged / "study.yaml", without_folders(study_text(state.plan.study.model_validate(tree))))
     plan = plan_study(load_study(staged / "study.yaml"))
     (staged / "trained").mkdir(exist_ok=True)
     for name, record in state.records.items():
         models = {model.step: state.identify(name, model.step) for model in state.plan.models if model.run == name}
         known = dict(record.models) | {step: identity for step, identity in models.items() if identity}
         record = replace(record, key=plan.runs[name].key, models=known)
-        write_hashed(staged / "trained" / f"{name}.json", to_jsonable_python(record))
+        files.write_hashed(staged / "trained" / f"{name}.json", to_jsonable_python(record))
     bundle = read_bundle(state.folder)
     sizes, made = measure_sizes(state.plan), list_commands(state, commands)
     if bundle is not None:  # the study itself came as an archive
         sizes, made = sizes | dict(bundle.sizes), [*chain(*map(as_published, bundle.commands))]
     tree = to_jsonable_python(BundleRecord(__version__, find_commit(), sizes, tuple(made)))
-    write_hashed(staged / BUNDLE, json.loads(without_folders(json.dumps(tree, ensure_ascii=False))))
+    files.write_hashed(staged / BUNDLE, json.loads(without_folders(json.dumps(tree, ensure_ascii=False))))
     return plan
 
 
@@ -153,7 +144,7 @@ def gzip_file(file: IO[bytes], mode: Literal["wb"]) -> gzip.GzipFile:
 def write_archive(folder: Path, file: IO[bytes], pack: Callable[..., Any]) -> None:
     """Write all files below a folder into an archive, in order, all with the same time, owner and mode."""
     with pack(file, "wb") as packed, tarfile.open(fileobj=packed, mode="w") as archive:
-        for path in files_below(folder):
+        for path in files.files_below(folder):
             entry = tarfile.TarInfo(f"{folder.name}/{path.relative_to(folder)}")
             entry.size, entry.mtime = path.stat().st_size, DATE
             with open(path, "rb") as content:
