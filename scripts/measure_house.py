@@ -36,9 +36,9 @@ PATHS = {
 }
 """Path → the module and the function where it begins."""
 CAPS = {
-    "code": 26_980,
+    "code": 26_994,
     "modules": 147,
-    "import lines": 2_816,
+    "import lines": 2_817,
     "longest function": 53,
     "a recipe into train": 87,
     "a cell into its score": 75,

@@ -28,7 +28,7 @@ from biphase.studies.report import collect_results, hypotheses_json, measure_hyp
 from biphase.studies.spec import Study, load_study
 
 
-def make_plan(*holds: str) -> Plan:
+def make_plan(*holds: str, **changes: Any) -> Plan:
     schedule = {"warmup_steps": 10, "decay_steps": 20}
     tree: dict[str, Any] = {
         "name": "small",
@@ -56,7 +56,7 @@ def make_plan(*holds: str) -> Plan:
         "evaluation": {"tasks": ["wnut17", "genre"], "learning_rates": [1e-3], "seeds": 5, "random_weights": True},
         "hypotheses": [{"name": f"h{n}", "says": f"Number {n}", "holds": line} for n, line in enumerate(holds)],
     }
-    return plan_study(parse_config(Study, tree, origin="small.yaml"))
+    return plan_study(parse_config(Study, tree | changes, origin="small.yaml"))
 
 
 def test_what_names_stand_for() -> None:
@@ -349,6 +349,29 @@ def test_what_was_declared_is_recorded(tmp_path: Path) -> None:
     first, replaced = sentences_on(before, tmp_path)
     assert "changed twice since" in first and first.endswith("before anything was trained.")
     assert "(stack - mlm40 > 1 point)" in replaced
+
+
+def test_settings_that_changed_since_the_declaration_are_named(tmp_path: Path) -> None:
+    """More seeds, another place of the text and further arms change no arm that was declared."""
+    plan, rule = make_plan("stack - mlm40 > 0"), "stack - mlm40 > 0"
+    declare(plan, tmp_path)
+    (_, *arms), tree = plan.study.arms, plan.study.model_dump(mode="json")
+    masked = [
+        tree["arms"][0] | {"curricula": ["mlm40", "25/75", "mlm10"], "recipe": {"optimizer": {"weight_decay": 0.2}}},
+        *tree["arms"][1:],
+    ]
+    moved = {"recipe": tree["recipe"] | {"data": {"shards": "elsewhere"}}, "pretraining_seeds": 3}
+    assert arms and len(sentences_on(make_plan(rule, **moved), tmp_path)) == 1
+    fitted = tree["evaluation"] | {"learning_rates": [2e-3]}
+    for changes, named in (
+        ({"arms": masked}, "1m-mlm40-400, 1m-mlm40-100, 1m-25-75-400 and 1 more"),
+        ({"evaluation": fitted}, "fine-tuning"),
+    ):
+        changed = make_plan(rule, **changes)
+        assert sentences_on(changed, tmp_path)[1] == f"Since they were declared, the settings have changed of: {named}."
+        declare(changed, tmp_path)  # recorded, and told all the same
+        assert len(sentences_on(changed, tmp_path)) == 2
+    assert len(read_declared(tmp_path).declarations) == 3
 
 
 def test_a_task_of_ones_own_is_planned_under_its_name_in_scores(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ others, publish it elsewhere before training.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from biphase.config import Count
+from biphase.errors import first_of
 from biphase.files import content_hash, read_hashed, write_hashed
 from biphase.report.claims import NO_LOOKS, Looks
 from biphase.report.formats import show_count
@@ -41,6 +42,22 @@ def hash_hypotheses(plan: Plan) -> str:
     unsaid = {group.group for group in plan.study.arms if group.budgets and group.name and "{budget}" not in group.name}
     steps = {arm.name: arm.recipe.num_steps for arm in plan.of_first_seed.arms.values() if arm.group in unsaid}
     return content_hash([words, about, steps] if steps else [words, about])[:8]
+
+
+FITTING = "fine-tuning"
+
+
+def hash_settings(plan: Plan) -> dict[str, str]:
+    """Return the hash of each arm's training, without the places of its text, and that of all fine-tunings."""
+    plan, hashes = plan.of_first_seed, {}
+    for name in plan.arms:
+        recipes = [arm.recipe for arm in plan.lineage(name)]
+        hashes[name] = content_hash([recipe.weights_tree | {"data": recipe.data.order} for recipe in recipes])[:8]
+    fitted = {"learning_rates", "tuned_rates", "embed", "finetune", "per_task"}
+    evaluation = plan.study.evaluation
+    return hashes | (
+        {FITTING: content_hash(evaluation.model_dump(mode="json", include=fitted))[:8]} if evaluation else {}
+    )
 
 
 def list_subjects(plan: Plan, groups: Sequence[Sequence[AskedInequality]]) -> list[Any]:
@@ -71,6 +88,8 @@ class Declaration:
     """The number of pretraining seeds that it plans; 0 if an earlier version of biphase recorded it."""
     up_to: Count = 0
     """The number of pretraining seeds that looks may add up to; 0 for a fixed number."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Arm, or `fine-tuning` → the hash of its settings; empty if an earlier version of biphase recorded it."""
 
     @property
     def words(self) -> str:
@@ -79,6 +98,10 @@ class Declaration:
             return f"declared {self.when}, before anything was trained"
         counted = f"{show_count(self.runs, 'run')} and {show_count(self.scores, 'score')} in the folder"
         return f"declared {self.when}, with {counted}"
+
+    def list_changed(self, settings: Mapping[str, str]) -> list[str]:
+        """Name what has other settings now."""
+        return [name for name, digest in self.settings.items() if settings.get(name, digest) != digest]
 
 
 @dataclass(frozen=True)
@@ -121,15 +144,16 @@ def list_words(hypotheses: Iterable[Hypothesis]) -> dict[str, str]:
 
 
 def declare(plan: Plan, folder: Path) -> None:
-    """Record a study's hypotheses and the numbers of runs and scores in its folder, unless the last entry has the same
-    hash."""
-    record, digest = read_declared(folder), hash_hypotheses(plan)
-    if record.declarations and record.declarations[-1].hash == digest:
+    """Record a study's hypotheses and settings and the numbers of runs and scores in its folder, unless the last entry
+    has the same."""
+    record, digest, settings = read_declared(folder), hash_hypotheses(plan), hash_settings(plan)
+    last = record.declarations[-1] if record.declarations else None
+    if last and last.hash == digest and not last.list_changed(settings):
         return
     runs = len([*folder.glob("runs/*/config.yaml")])
     scores = len([path for path in folder.glob("scores/*/[!.]*/score.json") if path.parts[-3][0] != "."])
     up_to = plan.study.pretraining_seeds.up_to or 0
-    entry = Declaration(digest, now(), plan.study.hypotheses, runs, scores, plan.num_seeds, up_to)
+    entry = Declaration(digest, now(), plan.study.hypotheses, runs, scores, plan.num_seeds, up_to, settings)
     replace(record, declarations=(*record.declarations, entry)).write(folder)
 
 
@@ -183,6 +207,8 @@ def tell_declaration(plan: Plan, folder: Path) -> tuple[str, list[str]]:
     else:
         history = f"{own[0].words}; unchanged since (wording, arms, budgets, tasks)"
     sentences = [f"Hypotheses (hash {current}): {history}."]
+    if changed := own[0].list_changed(hash_settings(plan)) if own else []:
+        sentences.append(f"Since they were declared, the settings have changed of: {first_of(changed)}.")
     for entry in reversed(replaced.values()):
         told = " · ".join(f"{name}: {text}" for name, text in list_words(entry.hypotheses).items())
         sentences.append(f"Replaced: {entry.hash}, {entry.words}: {told}.")
