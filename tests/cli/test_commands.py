@@ -16,6 +16,7 @@ from biphase.config import parse_config
 from biphase.corpus.tokenizer import train_tokenizer
 from biphase.encoder.network import TokenIds, make_model
 from biphase.errors import InputError
+from biphase.files import write_mark
 from biphase.finetuning.config import FinetuneConfig, plan_cells
 from biphase.finetuning.grid import keep_best_networks
 from biphase.tasks.sources import name_data_dirs
@@ -103,6 +104,7 @@ def test_the_best_of_each_task_is_kept(
     code, _, err = call(models / "a", "batch_size=8", "device=cpu", "--keep", kept)
     assert code == 0 and "a-wnut17: already holds the best network" in err and weights.stat().st_mtime_ns == stamp
     (kept / "a-wnut17" / "biphase.json").write_text(json.dumps(record | {"cell": "another"}))
+    write_mark(kept / "a-wnut17", "fine-tuned model")
     code, _, err = call(models / "a", "batch_size=8", "device=cpu", "--keep", kept)
     assert code == 0 and "a-wnut17: kept, learning rate" in err and weights.stat().st_mtime_ns > stamp
     assert json.loads((kept / "a-wnut17" / "biphase.json").read_text()) == record

@@ -30,7 +30,7 @@ from biphase.deploying.copying import copy_model
 from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.exporting.model import export_checkpoint, save_encoder, set_direction
-from biphase.exporting.plain import load_named
+from biphase.exporting.plain import NamedOutputs, load_named
 from biphase.exporting.push import MODEL_FILES
 from biphase.files import MARK, file_hash
 from biphase.pretraining.loop import train
@@ -169,9 +169,7 @@ def test_a_graph_that_holds_for_its_example_alone_is_not_written(
         outputs = network(**features).last_hidden_state
         return {"last_hidden_state": outputs + float(len(features["input_ids"]))}  # traced as a number
 
-    monkeypatch.setattr(
-        onnx_files.NamedOutputs, "outputs", lambda self, features: with_fixed_length(self.network, features)
-    )
+    monkeypatch.setattr(NamedOutputs, "outputs", lambda self, features: with_fixed_length(self.network, features))
     source = make_family("modernbert", encoder, tmp_path / "source")
     with pytest.raises(FailedProofError, match="gives another last_hidden_state than PyTorch for texts of 1 tokens"):
         biphase.export(source, tmp_path / "out", onnx=True)

@@ -210,7 +210,7 @@ def config_labels(folder: Path) -> list[str]:
 READERS: dict[str, tuple[str, Callable[[Path, Path], Any]]] = {
     "predict": ("biphase.finetuning.predict.load_weights", lambda kept, rows: biphase.predict(kept, rows)),
     "score": ("biphase.finetuning.predict.load_weights", lambda kept, rows: biphase.score(kept, rows)),
-    "check": ("biphase.exporting.golden.load_named", lambda kept, rows: biphase.check(kept)),
+    "check": ("biphase.exporting.plain.load_named", lambda kept, rows: biphase.check(kept)),
     "encode": ("biphase.finetuning.heads.load_backbone", lambda kept, rows: biphase.encode(kept, ["a dog"])),
     "finetune": (
         "biphase.finetuning.heads.load_backbone",
