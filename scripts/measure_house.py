@@ -36,9 +36,9 @@ PATHS = {
 }
 """Path → the module and the function where it begins."""
 CAPS = {
-    "code": 26_994,
+    "code": 27_006,
     "modules": 147,
-    "import lines": 2_817,
+    "import lines": 2_820,
     "longest function": 53,
     "a recipe into train": 87,
     "a cell into its score": 75,

@@ -18,6 +18,7 @@ from biphase.files import RECORD_HASH, locked, read_json, write_hashed
 from biphase.finetuning.config import settle_config
 from biphase.finetuning.scores import ScoreSet, read_score
 from biphase.report.contrasts import difference
+from biphase.report.page import tell_cost
 from biphase.report.results import tell_edges
 from biphase.run import Run
 from biphase.studies import folder
@@ -292,6 +293,8 @@ def test_every_sitting_and_every_process_counts(tmp_path: Path, monkeypatch: pyt
     row, other = list_costs(StudyState(plan, place, records, environments=elsewhere), measure_sizes(plan))
     assert (row["device"], row["device hours"], row["kWh at most"]) == ("1 × H100 and 2 × cpu", *["not known"] * 2)
     assert other["device"] == "2 × cpu"
+    ((_, told),) = tell_cost([row, other])
+    assert re.fullmatch(r"\S+ hours of a CPU thread and unknown hours of 1 × H100 and 2 × cpu", told)
 
 
 def test_a_study_that_was_trained_on_other_text_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,14 @@ from biphase.report.paper import measure_findings, read_findings, read_reference
 from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
 from biphase.report.statistics import spend_error
 from biphase.studies.cost import measure_sizes
-from biphase.studies.declarations import count_looks, declare, hash_hypotheses, read_declared, tell_declaration
+from biphase.studies.declarations import (
+    count_looks,
+    declare,
+    hash_hypotheses,
+    hash_settings,
+    read_declared,
+    tell_declaration,
+)
 from biphase.studies.describe import Begun, list_planned_looks
 from biphase.studies.plan import Plan, bind_hypotheses, list_named_arms, plan_study
 from biphase.studies.report import collect_results, hypotheses_json, measure_hypotheses, with_losses
@@ -351,6 +358,16 @@ def test_what_was_declared_is_recorded(tmp_path: Path) -> None:
     assert "(stack - mlm40 > 1 point)" in replaced
 
 
+OWN_TASK = {
+    "name": "mine",
+    "family": "sequence_classification",
+    "metric": "accuracy",
+    "classes": ["a", "b"],
+    "template": "{text}",
+    "files": [{"train": "t.jsonl"}],
+}
+
+
 def test_settings_that_changed_since_the_declaration_are_named(tmp_path: Path) -> None:
     """More seeds, another place of the text and further arms change no arm that was declared."""
     plan, rule = make_plan("stack - mlm40 > 0"), "stack - mlm40 > 0"
@@ -372,13 +389,21 @@ def test_settings_that_changed_since_the_declaration_are_named(tmp_path: Path) -
         declare(changed, tmp_path)  # recorded, and told all the same
         assert len(sentences_on(changed, tmp_path)) == 2
     assert len(read_declared(tmp_path).declarations) == 3
+    # A task of one's own is the same wherever its file lies.
+    hashes = []
+    for name in ("here", "there"):
+        file = tmp_path / name / "reviews.yaml"
+        file.parent.mkdir()
+        file.write_text(json.dumps(OWN_TASK))
+        evaluation = tree["evaluation"] | {"tasks": [str(file)], "per_task": {str(file): {"epochs": 2}}}
+        hashes.append(hash_settings(make_plan(rule, evaluation=evaluation)))
+    assert hashes[0] == hashes[1] != hash_settings(plan)
 
 
 def test_a_task_of_ones_own_is_planned_under_its_name_in_scores(tmp_path: Path) -> None:
     """A study names it by its file. Scores that lack rates or seeds are found by the name of the task."""
-    keys = {"name": "mine", "family": "sequence_classification", "metric": "accuracy", "classes": ["a", "b"]}
     file = tmp_path / "reviews.yaml"
-    file.write_text(json.dumps(keys | {"template": "{text}", "files": [{"train": "t.jsonl"}]}))
+    file.write_text(json.dumps(OWN_TASK))
     tree = make_plan().study.model_dump(mode="json")
     tree["evaluation"] |= {"tasks": [str(file), "genre"]}
     plan = plan_study(parse_config(Study, tree, origin="small.yaml"))
@@ -428,10 +453,12 @@ def test_looks_at_hypotheses_count_for_those_that_replace_them(tmp_path: Path) -
 
 
 def test_looks_up_to_a_declared_number_share_the_level(tmp_path: Path) -> None:
+    declare(plan_seeds(count=3), tmp_path)
     plan = plan_seeds(count=3, up_to=8)
-    declare(plan, tmp_path)
+    declare(plan, tmp_path)  # before the first look, the numbers of seeds may still be declared
     assert look(plan, tmp_path, 3) == (([3], 8), "planned 3 to 8 seeds, tested at 3 at the first look")
     assert look(plan_seeds(count=5, up_to=8), tmp_path, 5)[0] == ([3, 5], 8)
+    declare(plan_seeds(count=9), tmp_path)
     later, words = look(plan_seeds(count=9), tmp_path, 9)  # up_to is what was declared
     assert later == ([3, 5, 9], 9)
     assert words == "planned 3 to 8 seeds, tested at 9 after 2 looks, beyond the seeds that share the 5 %"

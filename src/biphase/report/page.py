@@ -333,12 +333,16 @@ def describe_results(results: ResultSet) -> list[tuple[str, str]]:
 
 def tell_cost(costs: Sequence[Mapping[str, object]]) -> Iterator[tuple[str, str]]:
     """Yield the hours of each device, a GPU or a thread of a CPU, by the rows of the table of costs."""
-    hours = defaultdict[str, float](float)
+    hours, unknown = defaultdict[str, float](float), list[str]()
     for row in costs:
-        hours[str(row["device"]).partition(" × ")[2]] += float(str(row["device hours"]))
+        if row["device hours"] == "not known":  # of runs that went on elsewhere
+            unknown.append(f"unknown hours of {row['device']}")
+        else:
+            hours[str(row["device"]).partition(" × ")[2]] += float(str(row["device hours"]))
     spent = {"a CPU thread" if name == "cpu" else f"one {name}": num for name, num in hours.items() if num}
-    if spent:
-        yield "cost", show_list([f"{show_estimate(num)} hours of {name}" for name, num in spent.items()])
+    if spent or unknown:
+        known = [f"{show_estimate(num)} hours of {name}" for name, num in spent.items()]
+        yield "cost", show_list([*known, *unknown])
 
 
 class Scope(NamedTuple):

@@ -66,6 +66,8 @@ def bundle_study(state: StudyState, out: Path, commands: Sequence[str]) -> Path:
         if lost := len(state.scored - kept.scored):  # an earlier version did not record the hashes of models
             raise InputError(f"{state.folder}: {show_count(lost, 'cell')} cannot be identified without model weights")
         report_study(plan, staged, staged / "report", commands)
+        if (staged / DECLARED).exists():  # the report in the archive is a look
+            files.write_text(state.folder / DECLARED, (staged / DECLARED).read_text(encoding="utf-8"))
         write_archive(staged, file.buffer, lzma.LZMAFile if out.suffix == ".xz" else gzip_file)
     return out
 

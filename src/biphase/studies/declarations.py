@@ -8,6 +8,7 @@ its own hash, which reveals damage and accidents, but the owner of the folder ca
 others, publish it elsewhere before training.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -19,13 +20,15 @@ from pydantic_core import to_jsonable_python
 
 from biphase.config import Count
 from biphase.errors import first_of
+from biphase.exporting.push import without_folders
 from biphase.files import content_hash, read_hashed, write_hashed
 from biphase.report.claims import NO_LOOKS, Looks
 from biphase.report.formats import show_count
 from biphase.report.grammar import AskedInequality
 from biphase.report.results import MEAN_OF_FAMILIES
 from biphase.studies.plan import Plan
-from biphase.studies.spec import Hypothesis
+from biphase.studies.spec import Hypothesis, move_tasks
+from biphase.tasks.spec import find_task
 
 DECLARED = "hypotheses.json"
 REMEDY = "restore the original; without it, hypotheses count as declared at the next run of the study"
@@ -45,19 +48,21 @@ def hash_hypotheses(plan: Plan) -> str:
 
 
 FITTING = "fine-tuning"
+FITTED = ("learning_rates", "tuned_rates", "embed", "finetune", "per_task")
+"""The settings of `Evaluation` that every fine-tuning has."""
 
 
 def hash_settings(plan: Plan) -> dict[str, str]:
-    """Return the hash of each arm's training, without the places of its text, and that of all fine-tunings."""
-    plan, hashes = plan.of_first_seed, {}
+    """Return the hash of each arm's training and that of all fine-tunings, the same wherever text and tasks lie."""
+    plan, settings = plan.of_first_seed, dict[str, Any]()
     for name in plan.arms:
         recipes = [arm.recipe for arm in plan.lineage(name)]
-        hashes[name] = content_hash([recipe.weights_tree | {"data": recipe.data.order} for recipe in recipes])[:8]
-    fitted = {"learning_rates", "tuned_rates", "embed", "finetune", "per_task"}
-    evaluation = plan.study.evaluation
-    return hashes | (
-        {FITTING: content_hash(evaluation.model_dump(mode="json", include=fitted))[:8]} if evaluation else {}
-    )
+        texts = [recipe.data.order | {"shares": [str(share) for share in recipe.data.shares]} for recipe in recipes]
+        settings[name] = [recipe.weights_tree | {"data": text} for recipe, text in zip(recipes, texts, strict=True)]
+    tree = move_tasks(plan.study.model_dump(mode="json"), lambda task: find_task(task).name)
+    if evaluation := tree["evaluation"]:
+        settings[FITTING] = {key: evaluation[key] for key in FITTED}
+    return {name: content_hash(without_folders(json.dumps(value)))[:8] for name, value in settings.items()}
 
 
 def list_subjects(plan: Plan, groups: Sequence[Sequence[AskedInequality]]) -> list[Any]:
@@ -144,17 +149,24 @@ def list_words(hypotheses: Iterable[Hypothesis]) -> dict[str, str]:
 
 
 def declare(plan: Plan, folder: Path) -> None:
-    """Record a study's hypotheses and settings and the numbers of runs and scores in its folder, unless the last entry
-    has the same."""
+    """Record a study's hypotheses, settings and numbers of seeds, and the numbers of runs and scores in its folder,
+    unless the last entry has the same."""
     record, digest, settings = read_declared(folder), hash_hypotheses(plan), hash_settings(plan)
-    last = record.declarations[-1] if record.declarations else None
-    if last and last.hash == digest and not last.list_changed(settings):
+    last, seeds = record.declarations[-1] if record.declarations else None, planned_seeds(record, plan, digest)
+    is_same = last and (last.hash, last.seeds, last.up_to) == (digest, *seeds)
+    if last and is_same and not last.list_changed(settings):
         return
     runs = len([*folder.glob("runs/*/config.yaml")])
     scores = len([path for path in folder.glob("scores/*/[!.]*/score.json") if path.parts[-3][0] != "."])
-    up_to = plan.study.pretraining_seeds.up_to or 0
-    entry = Declaration(digest, now(), plan.study.hypotheses, runs, scores, plan.num_seeds, up_to, settings)
+    entry = Declaration(digest, now(), plan.study.hypotheses, runs, scores, *seeds, settings)
     replace(record, declarations=(*record.declarations, entry)).write(folder)
+
+
+def planned_seeds(record: DeclarationRecord, plan: Plan, digest: str) -> tuple[int, int]:
+    """Return the number of pretraining seeds and the number that looks may add up to, 0 for a fixed number: those of
+    the plan or, once a report has looked, the last that were declared with these hypotheses."""
+    declared = [(entry.seeds, entry.up_to) for entry in record.declarations if entry.hash == digest and record.looks]
+    return declared[-1] if declared else (plan.num_seeds, plan.study.pretraining_seeds.up_to or 0)
 
 
 def count_looks(plan: Plan, folder: Path, tested: Mapping[str, int]) -> dict[str, tuple[Looks, str]]:
@@ -166,9 +178,8 @@ def count_looks(plan: Plan, folder: Path, tested: Mapping[str, int]) -> dict[str
     Return for each hypothesis the looks that share the level of its test with this one, which are none unless the study
     has `up_to`; and words on the looks, "" if it was looked at as planned.
     """
-    record, digest, planned = read_declared(folder), hash_hypotheses(plan), plan.study.pretraining_seeds
-    declared = next((entry for entry in record.declarations if entry.hash == digest), None)
-    seeds, up_to = (declared.seeds, declared.up_to) if declared else (plan.num_seeds, planned.up_to or 0)
+    record, digest = read_declared(folder), hash_hypotheses(plan)
+    seeds, up_to = planned_seeds(record, plan, digest)
     new, found = list[SeedLook](), dict[str, tuple[Looks, str]]()
     for name, num in tested.items():
         before = numbers_seen(record, digest, name)
