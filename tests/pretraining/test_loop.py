@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from training_runs import MakeRecipe, digests, loader_of, losses, only, shorter,
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, MistralConfig
 
 import biphase.pretraining.loop as loop
+from biphase.corpus.packing import Batches
 from biphase.corpus.shards import ShardSet
 from biphase.curriculum import OBJECTIVES
 from biphase.distributed import World
@@ -268,6 +270,11 @@ def test_two_passes_over_each_text(tiny_recipe: MakeRecipe, tmp_path: Path) -> N
     anew = train(tiny_recipe(*order, phase.format(5), "name=anew", f"init={{checkpoint: {whole.path}@3}}"), tmp_path)
     later = train(tiny_recipe(*order, phase.format(2), "name=later", f"init={{checkpoint: {anew.path}@6}}"), tmp_path)
     assert losses(later) == losses(anew)[3:]
+    # With batches of another size, there is no earlier batch to read again.
+    larger = "batch_tokens=2048", f"init={{checkpoint: {whole.path}@3}}", "name=larger"
+    steps = make_steps(*loader_of(tiny_recipe(*flat, phase.format(4), *larger)), range(2))
+    first, second = [[m.sample_ids_S.tolist() for m in step.microbatches] for step in steps]
+    assert first == second
 
 
 def test_every_objective_sees_the_same_samples(tiny_recipe: MakeRecipe) -> None:
@@ -418,9 +425,20 @@ def test_what_makes_no_network_leaves_no_run_folder(tiny_recipe: MakeRecipe, tmp
 
 def test_epochs_are_told_as_people_write_them(tiny_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "explain_computing", lambda *_: "")
-    job, batches = loader_of(tiny_recipe())
     network: Any = torch.nn.Linear(1, 1)
     network.base_model = None
-    tokens, model = 150 * batches.num_tokens, SimpleNamespace(network=network)
+    _, batches = loader_of(tiny_recipe())
+    tokens, model = 210 * batches.num_tokens, SimpleNamespace(network=network)
     state: Any = SimpleNamespace(model=model, num_tokens=tokens, compiling="not compiled")
+    steps = f"batch_tokens={batches.num_tokens}", "schedule={warmup_steps: 0, decay_steps: 0}"
+    masked = "{objective: mlm, steps: 90, mask_probability: 0.3, mask_passes: 3}"
+    phases = f"curriculum=[{masked}, {{objective: clm, steps: 120}}]"
+    job, _ = loader_of(tiny_recipe(*steps, phases))
     assert f" tokens, 150 epochs of {batches.num_samples:,} samples" in loop.describe_start(job, state, batches)
+    # Each set of a mixture is told.
+    mixture = "data.mixture=[{path: a, weight: 1}, {path: b, weight: 4}]"
+    sets = tuple(SimpleNamespace(folder=Path(name)) for name in ("texts/a", "texts/b"))
+    text: Any = replace(job.text, sets=sets)
+    mixed = Batches(2 * batches.sets, job.tokens_before, (Fraction(1, 5), Fraction(4, 5)))
+    job = replace(job, recipe=tiny_recipe(*steps, phases, mixture), text=text)
+    assert ", a 30, b 120 epochs of " in loop.describe_start(job, state, mixed)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -199,10 +200,10 @@ def describe_start(job: Job, state: State, batches: Batches) -> str:
     """Describe a training in two lines: the network and its curriculum, and how it is computed, with reasons."""
     recipe, world, compute, carried = job.recipe, job.world, job.recipe.compute, job.origin.carried
     network: Any = unwrap(state.model).network
+    epochs = describe_epochs(job, state.num_tokens, batches)
     millions = sum(parameter.numel() for parameter in network.parameters()) / 1e6
     num_trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
     adapted = f" ({num_trained:,} of them trained, by LoRA)" if recipe.init.lora is not None else ""
-    epochs = plain_number(state.num_tokens / batches.num_tokens)
     phases = " → ".join(f"{phase.steps:,} steps of {phase.words}" for phase in recipe.curriculum)
     left_out = f", {batches.left_out_tokens:,} tokens left out" if batches.left_out_tokens else ""
     carried_over = f"; taken over: {', '.join(carried)}" if carried else ""
@@ -212,6 +213,18 @@ def describe_start(job: Job, state: State, batches: Batches) -> str:
         f"{recipe.batch_label} tokens, {epochs} epochs of {batches.num_samples:,} samples{left_out}{carried_over}\n"
         f"{several}{explain_computing(world.dtype, world.device, network.base_model)} · blocks {state.compiling}"
     )
+
+
+def describe_epochs(job: Job, num_tokens: float, batches: Batches) -> str:
+    """Describe how often a run reads its text (`12`), or each text of a mixture (`general 0.75, domain 25`). A text
+    counts once for all its passes (`mask_passes`)."""
+    curriculum = job.recipe.curriculum
+    for phase, end in zip(curriculum, accumulate(phase.steps for phase in curriculum), strict=True):
+        num_tokens -= (job.tokens_before(end) - job.tokens_before(end - phase.steps)) * (1 - 1 / phase.mask_passes)
+    names = [f"{shards.folder.name} " if job.recipe.data.mixture else "" for shards in job.text.sets]
+    sizes = [packed.samples.num_tokens for packed in batches.sets]
+    parts = zip(names, batches.shares, sizes, strict=True)
+    return ", ".join(f"{name}{plain_number(num_tokens * float(share) / size)}" for name, share, size in parts)
 
 
 @dataclass(frozen=True)
