@@ -116,6 +116,20 @@ def test_what_embedding_costs_is_counted_where_it_can_be(tree: dict[str, Any], t
             assert next(cell)[:2] == (counted[0], counted[1] * 120)
 
 
+def test_mistakes_in_its_recipe_are_told_before_anything_trains(tree: dict[str, Any], tmp_path: Path) -> None:
+    recipe = tree["evaluation"]["embed"]["recipe"]
+    stage = recipe["stages"][0]
+    missing = str(tmp_path / "missing")
+    for change in ({"data": [{"path": missing}]}, {"loss": "distill", "teacher": missing}):
+        recipe["stages"] = [stage | change]
+        plan = plan_study(parse_config(Study, tree, origin="test"))
+        with pytest.raises(InputError, match=f"{missing}(: there is no such folder| does not exist)"):
+            look_for_data(plan)
+    tree["evaluation"]["embed"]["recipe"] = recipe | {"stages": [stage], "lora": {"r": 2}}
+    with pytest.raises(InputError, match="lora: adapters would leave random weights as they are"):
+        plan_study(parse_config(Study, tree, origin="test"))
+
+
 def test_tests_of_one_file_share_its_training(tree: dict[str, Any], tmp_path: Path) -> None:
     """Their data is that of the task."""
     file = tmp_path / "nli.yaml"

@@ -104,14 +104,20 @@ def check_paths(recipe: EmbeddingRecipe) -> None:
     for model in (recipe.model, *(stage.teacher for stage in recipe.stages)):
         if model is not None:
             find_folder(model)
+    check_sources(recipe)
+    for path in recipe.evaluation:
+        if not Path(path).exists():
+            raise InputError(f"evaluation: {path} does not exist")
+
+
+def check_sources(recipe: EmbeddingRecipe) -> None:
+    """Raise `InputError` for sources of a recipe that do not exist or have no pairs in their first row. Skip pairs on
+    the Hub."""
     for source in (source for stage in recipe.stages for source in stage.data):
         if source.from_text is not None:
             check_place(source.from_text)
         elif is_local(str(source.path)):
             open_pairs(source)
-    for path in recipe.evaluation:
-        if not Path(path).exists():
-            raise InputError(f"evaluation: {path} does not exist")
 
 
 def open_pairs(source: PairSource) -> tuple[Iterator[PlacedRow], tuple[str, ...], bool]:

@@ -22,6 +22,7 @@ from pydantic_core import to_jsonable_python
 
 from biphase.console import duration, err
 from biphase.corpus.shards import read_shard_manifest
+from biphase.embedding.pairs import check_sources
 from biphase.encoder.models import identify
 from biphase.engine.local import THREAD_VARIABLES
 from biphase.engine.scheduler import Failure, Forecast, Pace, run_batch
@@ -32,7 +33,7 @@ from biphase.finetuning.grid import fit_unit, measure_cells, word_units
 from biphase.hub import refuse_missing
 from biphase.machine import STOPS, grace, python_process, stop_signals
 from biphase.recipe import Recipe
-from biphase.run import Run, read_checkpoint_manifest, read_recipe, split_reference, whole_steps
+from biphase.run import Run, find_model, read_checkpoint_manifest, read_recipe, split_reference, whole_steps
 from biphase.studies.cost import cell_costs, measure_sizes, run_flops
 from biphase.studies.declarations import declare
 from biphase.studies.folder import (
@@ -375,9 +376,14 @@ def look_for_data(plan: Plan) -> None:
     if evaluation is None:
         return
     folders = find_data_dirs(evaluation)
-    for path in () if evaluation.embed is None else evaluation.embed.data:
-        if not Path(path).exists():
-            raise InputError(f"evaluation.embed: {path} does not exist")
+    if evaluation.embed is not None:
+        for path in evaluation.embed.data:
+            if not Path(path).exists():
+                raise InputError(f"evaluation.embed: {path} does not exist")
+        recipe = evaluation.embed.settle()
+        check_sources(recipe)
+        for teacher in {stage.teacher for stage in recipe.stages if stage.teacher is not None}:
+            refuse_missing(find_model(teacher), "teacher")
     for name in dict.fromkeys([*evaluation.tasks, *(find_task(task).trained_on or task for task in evaluation.tasks)]):
         task = find_task(name)
         folder = dir_of(task, folders)

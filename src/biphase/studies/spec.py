@@ -277,10 +277,10 @@ class EmbedEvaluation(config.Strict):
         """Name of a score → the path of its data."""
         return {f"zero-shot:{set_name(path)}": path for path in self.data}
 
-    def settle(self) -> EmbeddingRecipe:
+    def settle(self, weights: str = "pretrained") -> EmbeddingRecipe:
         """Return the recipe, without a model. Raises `InputError` for a wrong key, and for one that the study
         decides."""
-        settled = {"name": "embed", "model": "", "out": "", "weights": "pretrained", "seed": 0, "evaluation": ()}
+        settled = {"name": "embed", "model": "", "out": "", "weights": weights, "seed": 0, "evaluation": ()}
         if decided := settled.keys() & self.recipe.keys():
             raise InputError(f"evaluation.embed: '{min(decided)}' follows from the study; leave it out of recipe")
         return config.parse_config(EmbeddingRecipe, {**self.recipe, **settled}, origin="evaluation.embed")
@@ -472,7 +472,7 @@ def check_evaluation(evaluation: Evaluation) -> None:
         refuse_unknown("evaluation.per_task: the study does not train on", task, trained)
     find_data_dirs(evaluation)
     if evaluation.embed is not None:
-        evaluation.embed.settle()
+        evaluation.embed.settle("random" if evaluation.random_weights else "pretrained")
 
 
 def find_data_dirs(evaluation: Evaluation) -> dict[str, str]:
