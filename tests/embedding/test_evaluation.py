@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from biphase.api.networks import open_index, run_zero_shot, search
 from biphase.cli.meant import find_meant
 from biphase.embedding import model as embedders
 from biphase.embedding.evaluation import read_judged_set, score_arms, score_bm25, score_embedder
+from biphase.embedding.index import Searcher
 from biphase.embedding.model import embed_pieces, load_embedder
 from biphase.embedding.questions import By, Filter, parse_filter, read_questions
 from biphase.errors import InputError
@@ -387,8 +388,11 @@ def test_words_alone_rank_until_a_model_adds_embeddings(encoder_folder: Path, pa
 
 
 @pytest.mark.parametrize("by", ["bm25", "embeddings", "both"])
-def test_each_document_is_answered_once_by_its_best_passage(by: By, encoder_folder: Path, tmp_path: Path) -> None:
-    """As many as are asked for, though the passages of one document are better than those of all others."""
+def test_each_document_is_answered_once_by_its_best_passage(
+    by: By, encoder_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as are asked for, though the passages of one document are better than those of all others. Questions are
+    embedded once, and only those that need more passages are asked again."""
     pytest.importorskip("bm25s")
     long = " ".join(f"flow flow flow number{number}" for number in range(1000))  # 34 passages
     rows = [{"id": "long", "text": long}, {"id": "#1", "text": "One flow here."}, {"id": "b", "text": "Flow it does."}]
@@ -401,6 +405,22 @@ def test_each_document_is_answered_once_by_its_best_passage(by: By, encoder_fold
     assert list(found["id"]) == list(best["id"]) and set(found["id"]) == {"long", "#1", "b"}
     assert list(found["text"]) == list(best["text"]) and list(found["rank"]) == [1, 2, 3]
     assert len(search(texts, "flow", top=5, documents=True, **asked)) == 3
+    calls = Counter[str]()
+    rank, embed = Searcher.rank, embedders.encode_batch
+
+    def count_ranked(self: Searcher, request: Any, *given: Any) -> Any:
+        calls.update(question.text for question in request.questions)
+        return rank(self, request, *given)
+
+    def count_embedded(encode: Any, texts: Any) -> Any:
+        calls["embedded"] += len(texts)
+        return embed(encode, texts)
+
+    monkeypatch.setattr(Searcher, "rank", count_ranked)
+    monkeypatch.setattr(embedders, "encode_batch", count_embedded)
+    search(f"{texts}.index", questions=["flow", "does"], by=by, top=2, documents=True)
+    assert calls["embedded"] == (0 if by == "bm25" else 2)
+    assert calls["flow"] > 1 and (calls["does"] == 1 or by != "bm25")
 
 
 def test_a_document_has_the_id_of_its_row_and_no_other_documents(

@@ -14,7 +14,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from glob import glob
 from itertools import compress, islice
@@ -43,7 +43,7 @@ from biphase.embedding.passages import (
     read_texts,
     write_passages,
 )
-from biphase.embedding.questions import By, Filter, Request, read_request
+from biphase.embedding.questions import By, Filter, Request, UserQuestion, read_request
 from biphase.encoder.models import find_folder, find_ranker, unreplaced
 from biphase.encoder.network import load_weights
 from biphase.errors import InputError, clipped, first_of, told_as
@@ -383,27 +383,37 @@ class Searcher:
 
     def rank_documents(self, request: Request, by: By, num_hits: int) -> list[list[Hit]]:
         """Rank the documents for each question: the rows and scores of their best passages, best first."""
-        num_passages = num_hits
-        while True:
+        queries_QD = None if by == "bm25" else self.embed(request.questions)
+        hits_Q: list[list[Hit]] = [[] for _ in request.questions]
+        asked, num_passages = [*range(len(hits_Q))], num_hits
+        while asked:
             num_passages *= 4  # until each question has enough documents or all its passages
-            hits_Q, needs_more = [], False
-            for hits in self.rank(request, by, num_passages):
+            part = replace(request, questions=[request.questions[index] for index in asked])
+            passages_Q = self.rank(part, by, num_passages, None if queries_QD is None else queries_QD[asked])
+            needing = []
+            for index, hits in zip(asked, passages_Q, strict=True):
                 best = dict[str, Hit]()
                 for row, score in hits:
                     best.setdefault(document_of(self.files.read(row)), (row, score))
-                hits_Q.append([*best.values()][:num_hits])
-                needs_more |= len(best) < num_hits and len(hits) == num_passages
-            if not needs_more:
-                return hits_Q
+                hits_Q[index] = [*best.values()][:num_hits]
+                needing += [index] if len(best) < num_hits and len(hits) == num_passages else []
+            asked = needing
+        return hits_Q
 
-    def rank(self, request: Request, by: By, num_hits: int) -> list[list[Hit]]:
-        """Rank the passages for each question: their rows in the index and scores, best first."""
+    def embed(self, questions: Sequence[UserQuestion]) -> torch.Tensor:
+        """Embed questions, [Q, D]."""
+        encode = embedders.fast_encoder_of(self.embedder, "query")
+        return embedders.encode_batch(encode, [question.text for question in questions]).cpu()
+
+    def rank(self, request: Request, by: By, num_hits: int, queries_QD: torch.Tensor | None = None) -> list[list[Hit]]:
+        """Rank the passages for each question: their rows in the index and scores, best first. `queries_QD`: the
+        embeddings of the questions, if the caller has them."""
         files, texts = self.files, [question.text for question in request.questions]
         is_searched_N = self.check_passages(tuple(request.filters)) if request.filters else None
         find_words = stems_of(self.index.manifest.language)
         if by == "bm25":
             return query_bm25(files.words, texts, num_hits, find_words, is_searched_N)
-        queries_QD = embedders.encode_batch(embedders.fast_encoder_of(self.embedder, "query"), texts).cpu()
+        queries_QD = self.embed(request.questions) if queries_QD is None else queries_QD
         searched = None if is_searched_N is None else np.flatnonzero(is_searched_N)
         vectors_ND = torch.from_numpy(files.vectors_ND)
         num_nearest = num_hits if by == "embeddings" else max(num_hits, FUSED_PASSAGES)
