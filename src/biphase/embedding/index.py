@@ -121,7 +121,12 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str,
     name = text or manifest.text
     text_hash = manifest.text_hash
     if text or (not manifest.sources and (Path(name).exists() or glob(name, recursive=True))):
-        text_hash = hash_named(name, find_text_sources([name], manifest.sources))
+        try:
+            text_hash = hash_named(name, find_text_sources([name], manifest.sources))
+        except InputError as error:
+            if text:
+                raise
+            console.err.print(f"{error}: {path} answers as it was built")
     # 2. Differences that only a rebuild removes.
     difference = None
     if manifest.model and embedders.hash_embedder(model_path) != manifest.model_hash:
