@@ -462,8 +462,35 @@ def test_rows_of_one_id_are_parts_of_one_document(tmp_path: Path, capsys: pytest
 def test_a_question_without_an_answer_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("bm25s")
     file = write_rows(tmp_path / "texts.jsonl", [{"text": "A program in C"}])
-    assert len(search(file, "C")) == 0
+    found = search(file, "C", language="en")
+    assert len(found) == 0 and list(found.columns) == ["by", "rank", "score", "id", "text"]
     assert "'C': no passage has a word of this question; words of one" in " ".join(capsys.readouterr().err.split())
+    assert list(search(file, questions=["to be or not"]).columns)[:2] == ["question_id", "question"]
+    assert "'to be or not': has only stop words of 'en'" in " ".join(capsys.readouterr().err.split())
+
+
+def test_filters_that_no_passage_meets_are_told_each_time(papers: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    search(papers, "flow")
+    searcher = open_index(f"{papers}.index")
+    for _ in range(2):
+        found = searcher.search("flow", where="year<1900")
+        assert list(found.columns) == ["by", "rank", "score", "id", "text", "year", "open"]
+        assert "no passage meets the filters" in capsys.readouterr().err
+
+
+def test_an_index_answers_without_its_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever has become of it; an update needs it."""
+    pytest.importorskip("bm25s")
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    file = write_rows(texts / "a.jsonl", [{"text": "A flow."}])
+    found = search(texts, "flow")
+    for change in (lambda: file.write_text(""), file.unlink):
+        change()
+        assert search(f"{texts}.index", "flow").equals(found)
+        assert f"{texts}.index answers as it was built" in " ".join(capsys.readouterr().err.split())
+        with pytest.raises(InputError, match=r"is empty|holds no file"):
+            search(texts, "flow")
 
 
 def test_an_index_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -618,8 +645,9 @@ def test_only_passages_that_are_new_are_embedded(
         embedded == ["A new jet."] and "3 passages, 1 of them new; 2 earlier ones are gone" in capsys.readouterr().err
     )
     assert found.set_index("id")["year"].dropna().to_dict() == {"b#0": 1999}
-    write_rows(papers, changed[1:])
-    assert set(search(papers, "jet flow")["id"]) == {"b#0", "e#0"} and embedded == ["A new jet."]
+    write_rows(papers, [*changed[1:], changed[1]])
+    assert set(search(papers, "jet flow")["id"]) == {"b#0", "e#0", "e#1"} and embedded == ["A new jet."]
+    assert "3 passages, 0 of them new; 1 earlier ones are gone" in capsys.readouterr().err
     write_rows(papers, changed)
     found = search(papers, "jet flow")
     monkeypatch.undo()

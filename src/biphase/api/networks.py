@@ -497,11 +497,9 @@ def search(
     """
     request = read_request(question, questions, top, by, where, rerank, documents)
     opened = find_index(source, model, index, language, rebuild, text_field)
-    import pandas
-
     from biphase.embedding.index import Searcher
 
-    return pandas.DataFrame(Searcher(opened).answer(request))
+    return Searcher(opened).tabulate(request)
 
 
 def open_index(

@@ -180,7 +180,8 @@ def build_index(
     with own_folder(index, "search index") as part:
         # 1. Passages.
         model_hash, embedder = open_model(model) if model else ("", None)
-        old_rows_N, columns = write_passages(part, sources, text_field, root_of(text), old.folder if old else None)
+        before = old.folder if old else None
+        old_rows_N, columns, num_gone = write_passages(part, sources, text_field, root_of(text), before)
         num_passages, num_new = len(old_rows_N), int((old_rows_N < 0).sum())
         if not num_passages:
             raise InputError(f"{text} holds no text to search")
@@ -215,7 +216,7 @@ def build_index(
         )
         write_json(part / "index.json", manifest.model_dump())
         stamp = stamp_of(part / "index.json")
-    change = tell_change(old.manifest.num_passages, num_passages, num_new) if old is not None else ""
+    change = tell_change(num_new, num_gone) if old is not None else ""
     alone = "" if model else "; words alone rank them until you name an embedding model (--model)"
     console.err.print(f"{index}: {num_passages:,} passages{change}; BM25 language: {language}{alone}")
     return Index(index, manifest, model, stamp, embedder)
@@ -240,9 +241,8 @@ def tell_rebuild(model: str) -> str:
     return f"rebuild it (--rebuild{f' --model {model}' if model else ''})"
 
 
-def tell_change(num_before: int, num_passages: int, num_new: int) -> str:
+def tell_change(num_new: int, num_gone: int) -> str:
     """Write how many passages of an updated index are new, and how many earlier ones are gone."""
-    num_gone = num_before - (num_passages - num_new)
     return f", {num_new:,} of them new" + (f"; {num_gone:,} earlier ones are gone" if num_gone > 0 else "")
 
 
@@ -353,9 +353,16 @@ class Searcher:
         top: int = 5,
     ) -> "pandas.DataFrame":
         """Find passages, as `biphase.search` does, whose arguments these are."""
+        return self.tabulate(read_request(question, questions, top, by, where, rerank, documents))
+
+    def tabulate(self, request: Request) -> "pandas.DataFrame":
+        """Find the best passages of each question, as a table, which has its columns without a passage too."""
         import pandas
 
-        return pandas.DataFrame(self.answer(read_request(question, questions, top, by, where, rerank, documents)))
+        found = pandas.DataFrame(self.answer(request))
+        named = ["question_id", "question"] if request.questions[0].id else []
+        names = [*named, "by", "rank", "score", "id", "text", *self.index.manifest.columns]
+        return found if len(found) else found.reindex(columns=[*dict.fromkeys(names)])
 
     def answer(self, request: Request) -> list[Row]:
         """Find the best passages of each question: a row for each passage, with the columns of its document. Raises
@@ -366,9 +373,10 @@ class Searcher:
         num_hits = request.top if request.ranker is None else max(request.top, RERANKED_PASSAGES)
         hits_Q = (self.rank_documents if request.documents else self.rank)(request, by, num_hits)
         lost = [question.text for question, hits in zip(request.questions, hits_Q, strict=True) if not hits]
-        if lost and not request.filters:
-            told = "no passage has a word of this question; words of one character are not searched"
-            console.err.print(f"{first_of([*map(repr, lost)])}: {told}")
+        if not request.filters:
+            tell_lost(lost, self.index.manifest.language)
+        elif not self.check_passages(tuple(request.filters)).any():
+            console.err.print("no passage meets the filters (--where)")
         ranker = None if request.ranker is None else self.load_ranker(request.ranker)
         # 2. Read the passages, reorder them, and give each its rank.
         answers: list[Row] = []
@@ -426,6 +434,19 @@ class Searcher:
         if by == "embeddings":
             return nearest_Q
         return fuse_with_words(files.words, texts, nearest_Q, num_hits, find_words, is_searched_N)
+
+
+def tell_lost(questions: Sequence[str], language: str) -> None:
+    """Print the questions without a passage, and why they have none."""
+    find_words = stems_of(language)
+    stopped = [text for text in questions if searched_words(text) and not find_words(text)]
+    unknown = [text for text in questions if text not in stopped]
+    for texts, told in (
+        (stopped, f"has only stop words of '{language}'; search the text with --language none"),
+        (unknown, "no passage has a word of this question; words of one character are not searched"),
+    ):
+        if texts:
+            console.err.print(f"{first_of([*map(repr, texts)])}: {told}")
 
 
 def settle_by(index: Index, files: IndexFiles, by: By | None) -> By:
@@ -515,10 +536,7 @@ def check_passages(index: Index, files: IndexFiles, filters: Sequence[Filter]) -
             names = clipped(", ".join(index.manifest.columns)) or "none"
             raise InputError(f"where: there is no column '{wanted.column}'; the columns are: {names}")
     rows = (files.read(row).get("columns", {}) for row in range(len(files.offsets_N)))
-    is_searched_N = np.array([all(wanted.holds(row) for wanted in filters) for row in rows])
-    if not is_searched_N.any():
-        console.err.print("no passage meets the filters (--where)")
-    return is_searched_N
+    return np.array([all(wanted.holds(row) for wanted in filters) for row in rows])
 
 
 def rank_again(ranker: CrossEncoder, name: str, question: str, passages: Sequence[Row]) -> list[Row]:

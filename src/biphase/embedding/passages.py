@@ -59,9 +59,9 @@ def cutting_hash() -> str:
 
 def write_passages(
     part: Path, sources: Sequence[TextSource], text_field: str, root: Path, old: Path | None
-) -> tuple[np.ndarray, tuple[str, ...]]:
+) -> tuple[np.ndarray, tuple[str, ...], int]:
     """Write the passages of a text, and the offset of each. Returns each passage's row in the old index, [N], or -1 for
-    a new one, and the columns of the documents.
+    a new one, the columns of the documents, and the number of different passages of the old index that are gone.
 
     Args:
         root: the folder of the text. The path of a file below it names the documents that have no id.
@@ -92,7 +92,9 @@ def write_passages(
         template = text_field if "{" in text_field else f"{{{text_field}}}"
         remedy = f"`--text-field '{{title}}\\n{template}'` adds it"
         console.err.print(f"{sources[0].name}: the column 'title' is shown, not searched; {remedy}")
-    return np.array(old_rows, dtype=np.int64), tuple(columns)
+    old_rows_N = np.array(old_rows, dtype=np.int64)
+    num_gone = len(rows_by_hash) - len(np.unique(old_rows_N[old_rows_N >= 0]))
+    return old_rows_N, tuple(columns), num_gone
 
 
 def read_all(sources: Sequence[TextSource], text_field: str, root: Path, shared: dict[str, str]) -> Iterator[Document]:

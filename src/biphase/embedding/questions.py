@@ -9,7 +9,6 @@ from typing import Any, Literal, get_args
 
 from biphase.corpus.forms import PlacedRow, Row, is_missing, rows_in_memory
 from biphase.corpus.rows import as_number, column, ending_of, read_text_lines, rows_of_file
-from biphase.corpus.text import are_names
 from biphase.encoder.models import find_ranker
 from biphase.errors import InputError, clipped, nearest
 
@@ -99,7 +98,7 @@ def read_request(
 def read_questions(questions: Any) -> Iterator[UserQuestion]:
     """Yield the questions of a file, one for each line or row, or of rows or texts in memory."""
     rows: Iterable[PlacedRow]
-    if not are_names(questions):
+    if not isinstance(questions, str | Path):
         rows = ((f"question {index}", row) for index, row in enumerate(rows_in_memory(questions, "question")))
     elif ending_of(Path(questions)) == ".txt":
         lines = ((at, line.strip()) for at, line, _ in read_text_lines(Path(questions)))
