@@ -328,6 +328,14 @@ def test_a_training_that_is_asked_to_stop_keeps_every_step(
         assert kept.name == f"checkpoint-{at}"
     facts = go_on(recipe, tmp_path / "b", whole)
     assert [logged["step"] for logged in facts["stages"][0]["losses"]] == [1, 3, 4]
+    # A stage that is left does not begin.
+    signals.clear()
+    signals[0] = signal.SIGTERM
+    [stage] = recipe.model_dump(mode="json")["stages"]
+    stages = json.dumps([stage | {"name": name, "max_steps": 1} for name in ("first", "second")])
+    with pytest.raises(StoppedError, match="stopped before stage second; run the same command to continue"):
+        train_embedder(make(f"stages={stages}"), tmp_path / "c")
+    assert len(train_embedder(make(f"stages={stages}"), tmp_path / "c")[1]["stages"]) == 2
 
 
 @pytest.mark.parametrize(

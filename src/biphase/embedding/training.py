@@ -196,7 +196,8 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def run_stages(stage_runs: Sequence["StageRun"], send: console.Send) -> list[dict[str, Any]]:
-    """Train the stages that are not done, one after the other. Returns the record of each."""
+    """Train the stages that are not done, one after the other. Returns the record of each. Raises `StoppedError` before
+    a stage after a stop signal that came in the last step of an earlier one."""
     records: list[dict[str, Any]] = []
     for run in stage_runs:
         folder, network = run.folder / "model", run.model[0]
@@ -208,6 +209,9 @@ def run_stages(stage_runs: Sequence["StageRun"], send: console.Send) -> list[dic
             console.err.print(f"stage {run.stage.name}: done already")
             records.append(files.read_json(run.folder / "done.json"))
         else:
+            if noted := [number for earlier in stage_runs for number in earlier.stop_signals]:
+                message = f"stopped before stage {run.stage.name}; run the same command to continue"
+                raise StoppedError(message, noted[0])
             run.send, run.steps_before = send, sum(record["steps"] for record in records)
             records.append(run_stage(run))
     return records
