@@ -30,10 +30,10 @@ from biphase.config import parse_config
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.embedding import model as encode
 from biphase.embedding import training
-from biphase.embedding.model import hash_embedder, load_embedder, teach_once, whitened
+from biphase.embedding.model import hash_embedder, load_embedder, teach_once, tell_unused_parts, whitened
 from biphase.embedding.pairs import read_pairs
 from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives, PairSource
-from biphase.embedding.training import make_loss, tell_unused_modules, train_embedder
+from biphase.embedding.training import make_loss, train_embedder
 from biphase.encoder import search
 from biphase.errors import InputError, StoppedError
 from biphase.files import MARK
@@ -556,10 +556,16 @@ def test_a_teacher_reads_with_its_own_prompts(wide_teacher: Path, tmp_path: Path
 def test_what_is_left_out_of_an_embedding_model_is_told(
     make: Make, wide_teacher: Path, encoder_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tell_unused_modules(make(f"model={wide_teacher}", "pooling=cls"))
-    told = capsys.readouterr().err
-    assert "the network alone is trained, without its pooling mean (pooling is cls), its Dense" in told
-    tell_unused_modules(make(f"model={encoder_folder}"))
+    file = wide_teacher / "config_sentence_transformers.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"similarity_fn_name": "dot"}))
+    assert tell_unused_parts(make(f"model={wide_teacher}", "pooling=cls")) == "the network before training"
+    told = " ".join(capsys.readouterr().err.split())
+    assert "the network alone is trained, without its pooling mean (pooling is cls), its Dense, its prompts" in told
+    kept = 'prompts: {query: "asked: ", document: "said: "}'
+    assert f"(give {kept} to keep them), its similarity dot" in told
+    tell_unused_parts(make(f"model={wide_teacher}", kept.replace(": ", "=", 1)))
+    assert "its prompts" not in capsys.readouterr().err
+    assert tell_unused_parts(make(f"model={encoder_folder}")) == "before training"
     assert not capsys.readouterr().err
 
 

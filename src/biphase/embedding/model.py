@@ -8,6 +8,7 @@ Letters: T packed tokens, S samples, N texts, A anchors, B rows of a piece, C co
 """
 
 import copy
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -40,7 +41,7 @@ from biphase.errors import InputError, clipped, told_as
 from biphase.exporting.card import render_card
 from biphase.exporting.golden import write_golden
 from biphase.exporting.model import close_texts, save_encoder, write_sentence_transformer
-from biphase.exporting.plain import list_module_files, load_sentence_transformer, read_modules
+from biphase.exporting.plain import list_module_files, load_sentence_transformer, read_embedder_file, read_modules
 from biphase.files import content_hash, file_hash, make_once, own_folder, write_json, write_text
 from biphase.finetuning.encoding import most_tokens, split_by_tokens, take_samples
 from biphase.finetuning.heads import copy_backbone, load_encoder
@@ -225,6 +226,31 @@ def make_embedder(
         identity = torch.eye(width)
         modules.insert(2, Dense(width, width, bias=False, activation_function=nn.Identity(), init_weight=identity))
     return SentenceTransformer(modules=modules, similarity_fn_name="cosine")
+
+
+def tell_unused_parts(recipe: EmbeddingRecipe) -> str:
+    """Print the parts of an embedding model beside its network, because training starts without them. Returns the name
+    of the model before training, which is not that model if it has such parts."""
+    folder = find_folder(recipe.model)
+    left_out = []
+    for module in read_modules(folder):
+        class_name = module.type.rpartition(".")[2]
+        if class_name == "Pooling":
+            mode = Pooling.load(str(folder), subfolder=module.path).pooling_mode
+            left_out += [f"its pooling {mode} (pooling is {recipe.pooling})"] if mode != recipe.pooling else []
+        elif class_name not in ("Transformer", "Normalize"):
+            left_out.append(f"its {class_name}")
+    saved, given = read_embedder_file(folder), recipe.prompts.model_dump()
+    prompts = {name: text for name, text in (saved.prompts or {}).items() if text and text not in given.values()}
+    if prompts:
+        quoted = {name: json.dumps(text, ensure_ascii=False) for name, text in prompts.items()}
+        keys = ", ".join(f"{name}: {quoted[name]}" for name in given if name in quoted)
+        left_out.append("its prompts" + (f" (give prompts: {{{keys}}} to keep them)" if keys else ""))
+    if saved.similarity_fn_name not in (None, "cosine"):
+        left_out.append(f"its similarity {saved.similarity_fn_name} (cosine is trained)")
+    if left_out:
+        console.err.print(f"{recipe.model}: the network alone is trained, without {', '.join(left_out)}")
+    return "the network before training" if left_out else "before training"
 
 
 ENCODE_TEXTS = 64

@@ -30,7 +30,6 @@ from datasets.table import InMemoryTable
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer import losses
-from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 from transformers import PrinterCallback, TrainerCallback
 
@@ -47,7 +46,6 @@ from biphase.encoder.lora import add_adapters, has_adapters, merge_adapters
 from biphase.encoder.models import find_folder, identify, unreplaced
 from biphase.encoder.network import layer_cosines, load_backbone, merge_weights
 from biphase.errors import InputError, StoppedError, first_line, memory_told
-from biphase.exporting.plain import read_modules
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig
 from biphase.finetuning.heads import refuse_replaced
 from biphase.finetuning.metrics import BM25
@@ -87,6 +85,7 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
         for name in (recipe.model, *teachers):
             opened.enter_context(unreplaced(find_folder(name)))
         before, model = open_models(recipe)
+        begun = embedders.tell_unused_parts(recipe)
         console.err.print(f"{explain_computing(dtype, device, before[0].network)} · not compiled (too short a run)")
         stage_runs = open_stages(recipe, model)
         model_hash, *teacher_hashes = map(embedders.hash_embedder, (recipe.model, *teachers))
@@ -111,7 +110,7 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
                 merge_weights(model[0], before[0], recipe.merge)
             # 4. Scores, and facts for the card.
             model.eval()
-            models = {TRAINED: model, "before training": before}
+            models = {TRAINED: model, begun: before}
             scores = {dataset.name: score_arms(models, dataset) for dataset in datasets}
             is_distilled = recipe.stages[-1].loss == "distill"  # distillation learns all dimensions at once
             dims = matryoshka_dims(embedders.width_of(model), recipe.matryoshka and not is_distilled)
@@ -132,7 +131,6 @@ def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
     `InputError` for a tokenizer that sentence-transformers would misread, and token embeddings that cannot be
     scaled."""
     console.err.print(f"loading {recipe.model}")
-    tell_unused_modules(recipe)
     torch.manual_seed(recipe.seed)
     before: Any = embedders.make_embedder(
         recipe.model, recipe.max_length, recipe.pooling, dense=recipe.dense, weights=recipe.weights
@@ -148,21 +146,6 @@ def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
     if recipe.token_embedding_rms is not None:
         embedders.scale_token_embeddings(model[0], recipe.token_embedding_rms, whiten=recipe.whiten_token_embeddings)
     return before, model
-
-
-def tell_unused_modules(recipe: EmbeddingRecipe) -> None:
-    """Print the modules of an embedding model beside its network, because training starts without them."""
-    folder = find_folder(recipe.model)
-    left_out = []
-    for module in read_modules(folder):
-        class_name = module.type.rpartition(".")[2]
-        if class_name == "Pooling":
-            mode = Pooling.load(str(folder), subfolder=module.path).pooling_mode
-            left_out += [f"its pooling {mode} (pooling is {recipe.pooling})"] if mode != recipe.pooling else []
-        elif class_name not in ("Transformer", "Normalize"):
-            left_out.append(f"its {class_name}")
-    if left_out:
-        console.err.print(f"{recipe.model}: the network alone is trained, without {', '.join(left_out)}")
 
 
 def open_stages(recipe: EmbeddingRecipe, model: SentenceTransformer) -> list["StageRun"]:

@@ -248,6 +248,7 @@ class EmbedderFile:
 
     prompts: dict[str, str | None] | None = None
     default_prompt_name: str | None = None
+    similarity_fn_name: str | None = None
     activation_fn: hub.Activation | None = None
 
 
