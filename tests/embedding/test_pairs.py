@@ -1,12 +1,15 @@
 """Texts that belong together, out of tables and plain text."""
 
 import json
+from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
+from datasets import Dataset
 
-from biphase.embedding.pairs import read_pairs
-from biphase.embedding.recipe import PairSource
+from biphase.embedding.pairs import check_stage, read_pairs
+from biphase.embedding.recipe import EmbeddingStage, PairSource
 from biphase.errors import InputError
 
 
@@ -55,6 +58,23 @@ def test_all_numbered_negatives_are_taken(tmp_path: Path) -> None:
     row = {"anchor": "a", "positive": "b", "negative_1": "c", "negative_2": "d"}
     (tmp_path / "pairs.jsonl").write_text(json.dumps(row) + "\n")
     assert read_pairs(PairSource(path=str(tmp_path / "pairs.jsonl")), 0).rows == [("a", "b", "c", "d")]
+
+
+@pytest.mark.parametrize(("num_equal", "weight", "num_read"), [(51, 1, 69), (51, 3, 207), (5, 1, 100)])
+def test_rows_that_no_epoch_reads_are_told(
+    num_equal: int, weight: int, num_read: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As many as sentence-transformers' sampler leaves out."""
+    sampler = pytest.importorskip("sentence_transformers.base.sampler")
+    rows = [{"anchor": f"a {n}", "positive": f"b {max(n, num_equal)}"} for n in range(1, 101)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = PairSource(path=str(tmp_path / "pairs.jsonl"), weight=weight)
+    check_stage(EmbeddingStage(name="s", data=(source,), batch_size=5), [read_pairs(source, 0)])
+    told = f"at most {num_read / weight:.0f}% of the rows are read in an epoch"
+    assert (told in " ".join(capsys.readouterr().err.split())) == (num_read < 100 * weight)
+    table = Dataset.from_list(weight * rows)
+    batches = sampler.NoDuplicatesBatchSampler(table, 5, drop_last=False, generator=torch.Generator())
+    assert sum(map(len, islice(batches, len(batches)))) == num_read
 
 
 def test_pairs_of_text_without_spaces(tmp_path: Path) -> None:

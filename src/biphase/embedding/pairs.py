@@ -1,5 +1,6 @@
 """Sources of a recipe → tables of pairs, triplets or scored pairs, checked before anything trains."""
 
+import math
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,6 +9,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -38,6 +40,8 @@ GUESSES: tuple[tuple[str, ...], ...] = (
 )
 """The columns of pairs if a recipe names none: the first of these entries that the file has."""
 SCORES = ("score", "relatedness_score", "label", "similarity")
+MOST_TOLD = 0.99
+"""The largest share of rows read in an epoch of which a line tells."""
 PIECE_ROWS = 10_000
 """The number of rows that are Python objects at a time."""
 SHORTEST_PASSAGE = 8
@@ -271,7 +275,8 @@ PAIR_MAKERS = {"crops": crops, "neighbours": neighbours, "titles": titles}
 
 
 def check_stage(stage: EmbeddingStage, sources: Sequence[Pairs]) -> None:
-    """Raise `InputError` if a source of a stage is too small for a batch or for hard negatives."""
+    """Raise `InputError` if a source of a stage is too small for a batch or for hard negatives. Print a line if an
+    epoch must leave out rows."""
     for source, pairs in zip(stage.data, sources, strict=True):
         distinct = {f"pairs at weight {source.weight:g}": round(min(1, source.weight) * len(pairs.table))}
         if pairs.kind == "pairs":
@@ -280,6 +285,10 @@ def check_stage(stage: EmbeddingStage, sources: Sequence[Pairs]) -> None:
         if num_distinct < (stage.batch_size if pairs.kind == "pairs" else 2):
             message = f"{pairs.name} has {num_distinct:,} different {fewest}, too few for a batch of {stage.batch_size}"
             raise InputError(f"stage {stage.name}: {message}: lower batch_size, or give more pairs")
+        read = most_read(pairs.table, source.weight, stage.batch_size)
+        if pairs.kind == "pairs" and read < MOST_TOLD:
+            told = f"at most {read:.0%} of the rows are read in an epoch, because a text occurs once in a batch"
+            console.err.print(f"stage {stage.name}: {pairs.name}: {told}: lower batch_size")
         mined = stage.hard_negatives
         if mined and len(pairs.table.columns) > 2:
             has = f"{pairs.name} has scores or negatives of its own"
@@ -287,3 +296,12 @@ def check_stage(stage: EmbeddingStage, sources: Sequence[Pairs]) -> None:
         if mined and mined.first_rank + mined.number > min(mined.last_rank, num_distinct):
             message = f"ranks {mined.first_rank} to {mined.last_rank} of the {num_distinct:,} {fewest} of {pairs.name}"
             raise InputError(f"stage {stage.name}: hard_negatives: {message} do not hold {mined.number} negatives")
+
+
+def most_read(table: pa.Table, weight: float, batch_size: int) -> float:
+    """Return an upper bound on the share of rows that an epoch reads if no anchor and no positive may occur twice in a
+    batch: those of a text beyond the number of batches are left out."""
+    num_rows = weight * len(table)
+    counts = [weight * np.asarray(table[name].value_counts().field("counts")) for name in table.column_names[:2]]
+    left_out = max(np.maximum(counts_N - math.ceil(num_rows / batch_size), 0).sum() for counts_N in counts)
+    return float(1 - left_out / num_rows)
