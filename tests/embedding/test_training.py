@@ -5,6 +5,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -551,6 +552,30 @@ def test_a_teacher_reads_with_its_own_prompts(wide_teacher: Path, tmp_path: Path
     assert teach_once(scored, teacher, "a", tmp_path / "scored.arrow")["label"][0][0] == pytest.approx(
         theirs.encode("who?"), abs=1e-5
     )
+
+
+def test_a_run_is_named_by_contents(make: Make) -> None:
+    """Neither by paths nor by devices."""
+    distil = "stages.0.loss=distill", "stages.0.teacher=a", "device=auto", "precision=auto"
+    first = make(*distil).identity("model", ["data", "teacher", "torch.float32"])
+    for change in ("stages.0.teacher=elsewhere/a", "stages.0.data.0.path=b.csv", "device=cpu", "precision=fp32"):
+        assert make(*distil, change).identity("model", ["data", "teacher", "torch.float32"]) == first
+    assert make(*distil).identity("model", ["data", "other", "torch.float32"]) != first
+    assert make(*distil, "stages.0.learning_rate=1").identity("model", ["data", "teacher", "torch.float32"]) != first
+
+
+def test_a_teacher_reads_repeated_rows_once(make: Make, wide_teacher: Path, tmp_path: Path) -> None:
+    recipe = make("stages.0.loss=distill", f"stages.0.teacher={wide_teacher}", "stages.0.data.0.weight=2.5")
+    [stage], teacher, model = recipe.stages, load_embedder(str(wide_teacher)), SimpleNamespace()
+    sources = [read_pairs(source, 0) for source in stage.data]
+    run = training.StageRun(recipe, stage, model, tmp_path, sources, teacher)  # type: ignore[arg-type]
+    [(_, taught)] = training.stage_tables(run).values()
+    [(_, plain)] = training.stage_tables(replace(run, teacher=None)).values()
+    assert taught.remove_columns("label").to_dict() == plain.to_dict()
+    again = teach_once(plain, teacher, "all", tmp_path / "all.arrow")
+    np.testing.assert_allclose(taught["label"], again["label"], atol=1e-5)
+    num_rows = len(sources[0].rows)
+    assert len(Dataset.from_file(str(tmp_path / "taught-0.arrow"))) == num_rows < len(taught) / 2
 
 
 def test_what_is_left_out_of_an_embedding_model_is_told(

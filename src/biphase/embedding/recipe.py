@@ -193,12 +193,14 @@ class EmbeddingRecipe(Strict):
         return self
 
     def identity(self, model_hash: str, data_hashes: list[str]) -> str:
-        """Hash everything that decides the weights: contents, not paths."""
+        """Hash everything that decides the weights: contents, not paths or devices. `data_hashes`: those of sources and
+        teachers, and the precision that is computed in."""
         elsewhere = {"name", "out", "languages", "license", "evaluation", "tracking", "merge"}
         tree = self.model_dump(mode="json", exclude=elsewhere)
-        tree["model"] = model_hash
+        tree |= {"model": model_hash, "device": "auto", "precision": "auto"}  # `data_hashes` have the precision
         for stage in tree["stages"]:
             stage.pop("save_steps"), stage.pop("mini_batch_tokens")
+            stage["teacher"] = None
             for source in stage["data"]:
                 source["path"] = source["from_text"] = None
         return content_hash([tree, data_hashes])

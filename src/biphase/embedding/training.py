@@ -261,7 +261,12 @@ def stage_tables(run: "StageRun") -> "Tables":
             path = run.folder / f"negatives-{index}.arrow"
             table = embedders.mine_once(table, run.model, stage.name, stage.hard_negatives, path)
         if run.teacher is not None:
-            table = embedders.teach_once(table, run.teacher, stage.name, run.folder / f"taught-{index}.arrow")
+            # The teacher reads rows that are repeated once.
+            is_repeated = whole > 0 and stage.hard_negatives is None
+            once = table.select(range(num_rows)) if is_repeated else table
+            table = embedders.teach_once(once, run.teacher, stage.name, run.folder / f"taught-{index}.arrow")
+            if is_repeated:
+                table = table.select([*range(num_rows)] * int(whole) + np.flatnonzero(is_drawn).tolist())
         tables[f"source_{index}"] = pairs.kind, table
     return tables
 
