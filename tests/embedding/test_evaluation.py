@@ -262,6 +262,21 @@ def test_texts_in_memory_are_searched(encoder_folder: Path, documents: list[str]
         search(["a.txt", "b.txt"], "who?", index=index)
 
 
+def test_texts_in_memory_are_kept_once_and_keep_their_ids(tmp_path: Path) -> None:
+    """A file of their folder that biphase did not write stays."""
+    pytest.importorskip("bm25s")
+    texts, index = ["A flow of water.", "A wing of wood."], tmp_path / "my.index"
+    found = search(texts, "flow", index=index)
+    assert list(found["id"]) == ["texts:1#0"]
+    [first] = (tmp_path / "my.index.texts").iterdir()
+    others = [first.with_name(f"texts-{12 * '0'}.jsonl"), first.with_name("texts-mine.jsonl")]
+    for other in others:
+        shutil.copy(first, other)
+    assert search([*texts, "A third one."], "flow", index=index)[["id", "text"]].equals(found[["id", "text"]])
+    assert not first.exists() and len([*first.parent.iterdir()]) == 3 and all(other.exists() for other in others)
+    assert search(index, "flow")["id"].tolist() == ["texts:1#0"]
+
+
 @pytest.mark.parametrize(
     ("question", "top", "told"),
     [

@@ -14,7 +14,7 @@ from biphase import console
 from biphase.config import AnyPath, Changes, ModelName, OnCommandLine, read_settings
 from biphase.corpus.packing import open_text
 from biphase.corpus.text import TxtDocuments, are_names, check_place, find_text_sources, name_sources, sample_texts
-from biphase.embedding.passages import is_index
+from biphase.embedding.passages import is_index, remove_earlier_texts
 from biphase.embedding.questions import By, read_request
 from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names
 from biphase.encoder.models import Stamps, find_folder, stamp_model, unreplaced
@@ -550,5 +550,9 @@ def find_index(
         check_language(language)
         from biphase.embedding.index import build_index, open_index
     if has_index:
-        return open_index(folder, embedder, text, text_field, language)
-    return build_index(name, embedder or "", folder, text_field, language)
+        opened = open_index(folder, embedder, text, text_field, language)
+    else:
+        opened = build_index(name, embedder or "", folder, text_field, language)
+    if not are_names(source):
+        remove_earlier_texts(Path(name))
+    return opened

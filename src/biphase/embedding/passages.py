@@ -9,6 +9,7 @@ Letter: N passages.
 
 import json
 import os
+import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +24,12 @@ from biphase.config import plain_value
 from biphase.corpus.forms import Row
 from biphase.corpus.text import Document, TextSource, cut_words, join_words, read_documents
 from biphase.errors import first_of
-from biphase.files import MARK, content_hash, reading
+from biphase.files import MARK, content_hash, file_hash, reading
 from biphase.tasks.bm25 import searched_words
 
 PASSAGES, LINES = "passages.jsonl", "lines.npy"
+KEPT_TEXTS = re.compile(r"texts-([0-9a-f]{12})\.jsonl")
+"""The name of a copy of texts in memory, with the beginning of its hash (`corpus.text.keep_rows`)."""
 ID_FIELDS = ("id", "_id")
 """The fields that may hold a document's id; the second is that of BEIR's files."""
 PASSAGE_WORDS = 120
@@ -105,11 +108,22 @@ def read_all(sources: Sequence[TextSource], text_field: str, root: Path, shared:
         name = source.name if source.path is None else os.path.relpath(source.name, root)
         for document in read_documents(source, text_field, ID_FIELDS, with_columns=True):
             id = document.id
-            if source.path is not None and id.partition(":")[0] == Path(name).name:  # the file, perhaps with the line
+            if len(sources) == 1 and KEPT_TEXTS.fullmatch(name) and id.startswith(f"{name}:"):
+                id = id.replace(name, "texts", 1)
+            elif source.path is not None and id.partition(":")[0] == Path(name).name:  # the file, perhaps with the line
                 id = str(Path(name).parent / id)
             elif (owner := owners.setdefault(id, name)) != name:
                 shared[id], id = owner, f"{name}/{id}"
             yield replace(document, id=id)
+
+
+def remove_earlier_texts(kept: Path) -> None:
+    """Remove the copies of earlier texts in memory beside that of the present ones. A file that has changed since it
+    was written stays."""
+    for path in kept.parent.glob("texts-*.jsonl"):
+        match = KEPT_TEXTS.fullmatch(path.name)
+        if match and path != kept and file_hash(path).startswith(match[1]):
+            path.unlink()
 
 
 def rename_documents(path: Path, files: Mapping[str, str]) -> "array[int]":
