@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.special import softmax
-from sklearn.metrics import f1_score, log_loss
+from sklearn.metrics import accuracy_score, f1_score, log_loss
 
 import biphase
 from biphase.errors import InputError
@@ -111,14 +111,35 @@ def test_thresholds_have_the_highest_f1_of_each_class() -> None:
     rng = np.random.default_rng(0)
     gold_NC = rng.random((60, 4)) < [0.1, 0.5, 0.3, 0.0]
     probabilities_NC = (0.2 * gold_NC + 0.4 * rng.random((60, 4))).round(2)  # of which some are equal
-    thresholds = choose_thresholds(probabilities_NC, gold_NC)
+    thresholds = choose_thresholds(probabilities_NC, gold_NC, "macro_f1")
     for number, threshold in enumerate(thresholds[:3]):
         tried = [f1_score(gold_NC[:, number], probabilities_NC[:, number] > t) for t in np.linspace(0, 0.99, 199)]
         chosen = f1_score(gold_NC[:, number], probabilities_NC[:, number] > threshold)
         assert chosen == max(tried) > f1_score(gold_NC[:, number], probabilities_NC[:, number] > 0.5)
     assert thresholds[3] == 0.5  # which no example has
-    assert choose_thresholds(np.array([[0.9], [0.4]]), np.array([[1], [0]])) == (0.5,)  # as good as any from 0.4 to 0.9
-    assert choose_thresholds(np.array([[0.4], [0.2]]), np.array([[1], [0]])) == (pytest.approx(0.3),)
+    gold_21 = np.array([[1], [0]])
+    assert choose_thresholds(np.array([[0.9], [0.4]]), gold_21, "macro_f1") == (0.5,)  # as good as any from 0.4 to 0.9
+    assert choose_thresholds(np.array([[0.4], [0.2]]), gold_21, "macro_f1") == (pytest.approx(0.3),)
+
+
+@pytest.mark.parametrize("metric", ["micro_f1", "accuracy"])
+def test_thresholds_lower_no_score_on_validation(metric: str) -> None:
+    """Of a class that is not learned, the best F1 is that of predicting it for nearly every text."""
+    rng = np.random.default_rng(0)
+    gold_NC = rng.random((300, 4)) < [0.4, 0.4, 0.05, 0.05]
+    probabilities_NC = 0.05 + 0.01 * rng.random((300, 4))
+    probabilities_NC[:, :2] = 0.3 * rng.random((300, 2)) + [0.2, 0.5] + 0.2 * gold_NC[:, :2]
+    scores = []
+    for thresholds in ((0.5,) * 4, choose_thresholds(probabilities_NC, gold_NC, metric)):
+        predicted_NC = probabilities_NC > np.array(thresholds)
+        scores.append(
+            accuracy_score(gold_NC, predicted_NC)
+            if metric == "accuracy"
+            else f1_score(gold_NC, predicted_NC, average="micro")
+        )
+    assert thresholds[0] < 0.5 < thresholds[1] and scores[1] > scores[0] + 0.1 and thresholds[2:] == (0.5, 0.5)
+    of_macro = choose_thresholds(probabilities_NC, gold_NC, "macro_f1")
+    assert of_macro[:2] == thresholds[:2] and max(of_macro[2:]) < 0.06
 
 
 def test_a_kept_model_is_scored_as_its_cell_was(

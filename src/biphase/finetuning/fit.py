@@ -265,7 +265,7 @@ def calibrate_cell(
     for calibration in (AS_THEY_ARE, chosen):
         outputs = predictions["test"] / calibration.temperature
         metrics, rows = splits["test"].judge(outputs, replace(cell, calibration=calibration))
-        measured.append(metrics["macro_f1"] if chosen.thresholds else calibration_error(rows))
+        measured.append(metrics[cell.task.metric] if chosen.thresholds else calibration_error(rows))
     return chosen.model_copy(update={"on_test": tuple(measured)})
 
 

@@ -114,7 +114,8 @@ def keep_anew(plan: CellPlan, out: Path, folder: Path) -> Score:
 def keep_cell(fitted: FittedCell, folder: Path) -> None:
     """Write a trained network, calibrated, to a model folder."""
     cell = replace(fitted.context, calibration=fitted.score.calibration or AS_THEY_ARE)
-    for line in filter(None, (tell_calibration(cell.calibration), tell_kept_coverage(fitted, cell))):
+    told = tell_calibration(cell.calibration, cell.task.kind.metrics[cell.task.metric].words)
+    for line in filter(None, (told, tell_kept_coverage(fitted, cell))):
         err.print(line)
     model = to_transformers(fitted.network, fitted.encoder, cell)
     heads.refuse_replaced(fitted.plan.model)

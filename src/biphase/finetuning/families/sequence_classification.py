@@ -78,7 +78,7 @@ class Split(EncodedSplit):
     def calibrate(self, logits_SC: np.ndarray, cell: CellContext) -> Calibration:
         if cell.task.problem_type is None:
             return Calibration(temperature=fit_temperature(logits_SC, self.labels_S))
-        return Calibration(thresholds=choose_thresholds(expit(logits_SC), self.labels_S))
+        return Calibration(thresholds=choose_thresholds(expit(logits_SC), self.labels_S, cell.task.metric))
 
     def judge(self, logits_SC: np.ndarray, cell: CellContext) -> Judgement:
         """Score the outputs. Labels in the rows are names, numbers, or lists of names."""
