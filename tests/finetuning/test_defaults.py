@@ -72,19 +72,21 @@ def test_the_search_tries_higher_rates_for_adapters(
 
 
 @pytest.mark.parametrize(
-    ("train", "validation", "epochs", "updates", "told"),
+    ("train", "validation", "epochs", "updates", "patience", "told"),
     [
         (
             285,
             15,
             20,
             180,
+            None,
             "20 epochs of 9 updates for 285 examples; the last weights are kept, because validation has",
         ),
-        (3000, 500, 6, 564, "up to 6 epochs of 94 updates for 3,000 examples; the weights that score best on"),
-        (3000, 499, 6, 564, "genre: 6 epochs of 94 updates for 3,000 examples; the last weights are kept"),
-        (19_000, 1000, 3, 1782, "up to 3 epochs of 594 updates for 19,000 examples"),
-        (67_349, 5000, 3, 4000, "up to 4,000 updates for 67,349 examples"),
+        (200, 500, 20, 140, 10, "up to 20 epochs of 7 updates for 200 examples; the weights that score best on"),
+        (3000, 500, 6, 564, 3, "up to 6 epochs of 94 updates for 3,000 examples; the weights that score best on"),
+        (3000, 499, 6, 564, None, "genre: 6 epochs of 94 updates for 3,000 examples; the last weights are kept"),
+        (19_000, 1000, 3, 1782, 3, "up to 3 epochs of 594 updates for 19,000 examples"),
+        (67_349, 5000, 3, 4000, 3, "up to 4,000 updates for 67,349 examples"),
     ],
 )
 def test_the_length_follows_from_the_size_of_the_table(
@@ -92,6 +94,7 @@ def test_the_length_follows_from_the_size_of_the_table(
     validation: int,
     epochs: int,
     updates: int,
+    patience: int | None,
     told: str,
     model_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -104,7 +107,7 @@ def test_the_length_follows_from_the_size_of_the_table(
     chosen = defaults.choose_length(plan, ())
     assert told in " ".join(capsys.readouterr().err.split()) and chosen.hash != plan.hash
     assert chosen.config.epochs == epochs and choose_items(splits["train"], chosen.config)[1] == updates
-    checks = (True, 3) if validation >= 500 else (False, None)
+    checks = (patience is not None, patience)
     assert (chosen.config.load_best_model_at_end, chosen.config.early_stopping_patience) == checks
     for given in ({"shots"}, {"epochs", "max_steps"}, {"epochs", "shots"}):
         assert defaults.choose_length(plan, given) is plan

@@ -14,7 +14,7 @@ from biphase.finetuning.config import FinetuneConfig, settle_config
 from biphase.finetuning.encoding import CellContext, TokenizedTexts
 from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.families.sequence_classification import Split
-from biphase.finetuning.fit import train_network
+from biphase.finetuning.fit import steps_to_validate, train_network
 from biphase.finetuning.heads import build_network
 from biphase.finetuning.loss import weigh_classes
 from biphase.tasks.sources import find_task_sources
@@ -156,3 +156,22 @@ def test_training_stops_when_validation_has_not_risen_for_so_many_checks(
     )
     assert f"snli: {first} after step {steps_per_epoch}, had 10.00%" in said
     assert (f"; stopped after step {len(losses)}, as it rose no more" in said) == (num_checks < 8)
+
+
+def test_no_training_stops_while_it_warms_up(encoder: Encoder, data_dirs: Dirs) -> None:
+    validation: Any = SimpleNamespace(predict=lambda *_: None, judge=lambda *_: ({"accuracy": 0.5}, []))
+    cell = make_cell("snli", epochs=8, warmup_ratio=0.5, early_stopping_patience=1)
+    network = build_network(encoder, cell, [])
+    _, told = train_network(network, encoded_split(encoder, cell, data_dirs), cell, validation)
+    assert [*told["checks"]] == [epoch * told["num_steps"] // 5 for epoch in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_steps", "num_checks"),
+    [({"shots": 8}, 1000, 20), ({"shots": 8, "epochs": 30}, 30, 30), ({"epochs": 30}, 30, 30), ({}, 1, 1)],
+)
+def test_few_shots_without_epochs_are_checked_twenty_times(
+    settings: dict[str, int], num_steps: int, num_checks: int
+) -> None:
+    config = FinetuneConfig(early_stopping_patience=3, **settings)
+    assert len(steps_to_validate(config, 16, num_steps)) == num_checks

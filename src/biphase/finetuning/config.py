@@ -97,11 +97,12 @@ class FinetuneConfig(Strict):
     """Classification into one class: the share of each label that is spread over all classes, as in torch."""
     load_best_model_at_end: bool = False
     """Whether to end with the weights that score best on validation, the earliest of equal ones. Training then scores
-    validation after each epoch, or after each quarter of the steps if there are fewer than four epochs. The paper keeps
-    the last weights."""
+    validation after each epoch, after each quarter of the steps if there are fewer than four epochs, and with `shots`
+    but no `epochs` at most 20 times. The paper keeps the last weights."""
     early_stopping_patience: PositiveCount | None = None
     """Training stops when this many checks of validation in a row, at the same steps as for `load_best_model_at_end`,
-    bring no better score. None: it runs to its end. The rate falls as if it did not stop."""
+    bring no better score, but not before the end of warm-up. None: it runs to its end. The rate falls as if it did not
+    stop."""
     max_length: Annotated[int, Field(ge=2)] = DEFAULT_MAX_LENGTH
     """The longest input in tokens, end-of-text included. A network with fewer positions lowers it. A pair that is too
     long loses tokens of its longer text."""

@@ -46,7 +46,8 @@ TABLE_STEPS, TABLE_EPOCHS, MOST_TABLE_STEPS = 600, (3, 20), 4000
 """The length of a training: as many epochs as give about 600 updates, between 3 and 20, and never more than 4,000
 updates."""
 FEWEST_VALIDATED, PATIENCE = 500, 3
-"""The fewest examples of validation that choose weights, and the checks without a better score that end a training."""
+"""The fewest examples of validation that choose weights, and the checks without a better score that end a training; in
+a long one half of its epochs, because a score may stay flat through the first of them."""
 
 
 def fill_in_length(plan: CellPlan, given: Collection[str]) -> CellPlan:
@@ -99,7 +100,7 @@ def choose_length(plan: CellPlan, given: Collection[str]) -> CellPlan:
     epochs = int(np.clip(round(TABLE_STEPS / steps), *TABLE_EPOCHS))
     chosen: dict[str, Any] = {"epochs": epochs, "max_steps": MOST_TABLE_STEPS}
     if num_validated >= FEWEST_VALIDATED:
-        chosen |= {"load_best_model_at_end": True, "early_stopping_patience": PATIENCE}
+        chosen |= {"load_best_model_at_end": True, "early_stopping_patience": max(PATIENCE, epochs // 2)}
     plan = plan.changed(**{key: value for key, value in chosen.items() if key not in given})
     config = plan.config
     has_all = epochs * steps <= MOST_TABLE_STEPS

@@ -39,6 +39,9 @@ from biphase.tasks.examples import inputs_of, load_examples
 from biphase.tasks.spec import EVALUATED_SPLITS
 from biphase.tasks.splits import draw_indices
 
+MOST_CHECKS = 20
+"""The most checks of validation in a few-shot training without `epochs`, whose epochs have few updates."""
+
 
 def train_network(
     network: nn.Module, split: EncodedSplit, cell: CellContext, validation: EncodedSplit | None = None
@@ -73,7 +76,7 @@ def train_network(
             num_tokens += int(split.lengths_I[chosen].sum())
             if step + 1 in checks and validation is not None:
                 best = check_weights(network, validation, cell, step + 1, scores) or best
-                num_steps = step + 1 if is_stuck(scores, config) else num_planned
+                num_steps = step + 1 if is_stuck(scores, config, num_planned) else num_planned
             if len(unread) == 25 or step + 1 == num_steps or time.perf_counter() - shown_at > 1:
                 finite = finite_losses(unread)
                 losses += finite
@@ -129,7 +132,8 @@ def steps_to_validate(config: FinetuneConfig, num_items: int, num_steps: int) ->
     `early_stopping_patience` needs it."""
     if not config.load_best_model_at_end and config.early_stopping_patience is None:
         return set()
-    num_checks = max(4, math.ceil(num_steps / math.ceil(num_items / config.batch_size)))
+    num_epochs = math.ceil(num_steps / math.ceil(num_items / config.batch_size))
+    num_checks = max(4, min(num_epochs, MOST_CHECKS) if has_no_epochs(config) else num_epochs)
     return {math.ceil(num_steps * check / num_checks) for check in range(1, num_checks + 1)}
 
 
@@ -156,10 +160,12 @@ def best_of(scores: Mapping[int, float]) -> int:
     return max(scores, key=lambda step: scores[step])
 
 
-def is_stuck(scores: Mapping[int, float], config: FinetuneConfig) -> bool:
-    """Tell whether as many checks as `early_stopping_patience` followed the best one."""
-    patience = config.early_stopping_patience
-    return patience is not None and bool(scores) and [*scores].index(best_of(scores)) < len(scores) - patience
+def is_stuck(scores: Mapping[int, float], config: FinetuneConfig, num_planned: int) -> bool:
+    """Tell whether warm-up is over, and as many checks as `early_stopping_patience` followed the best one."""
+    patience, warmup_steps = config.early_stopping_patience, config.schedule(num_planned).warmup_steps
+    if patience is None or max(scores, default=0) <= warmup_steps:
+        return False
+    return [*scores].index(best_of(scores)) < len(scores) - patience
 
 
 def tell_checks(scores: Mapping[int, float], has_stopped: bool) -> str:
@@ -178,11 +184,16 @@ def choose_examples(split: EncodedSplit, config: FinetuneConfig) -> np.ndarray:
     return draw_shots(split.strata, config.shots, config.seed)
 
 
+def has_no_epochs(config: FinetuneConfig) -> bool:
+    """Tell whether `max_steps` alone ends a training: with `shots`, one epoch sets no limit."""
+    return config.shots is not None and config.epochs == 1
+
+
 def choose_items(split: EncodedSplit, config: FinetuneConfig) -> tuple[np.ndarray, int]:
     """List the items to train on, and count the updates."""
     examples = choose_examples(split, config)
     items = split.items_of(examples)
-    if config.shots is not None and config.epochs == 1:
+    if has_no_epochs(config):
         return items, config.max_steps
     return items, min(config.max_steps, config.epochs * math.ceil(len(items) / config.batch_size))
 
