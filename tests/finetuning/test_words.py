@@ -23,6 +23,7 @@ from biphase.errors import InputError
 from biphase.finetuning import words
 from biphase.finetuning.config import CellPlan, FinetuneConfig, plan_cells
 from biphase.finetuning.fit import draw_shots, fit_cells
+from biphase.finetuning.metrics import score_rows
 from biphase.finetuning.scores import Score, read_examples, read_scores
 from biphase.finetuning.words import (
     STRENGTHS,
@@ -126,6 +127,21 @@ def test_sets_of_classes_have_a_regression_for_each_class_and_a_class_of_no_exam
     assert source.task.problem_type == "multi_label_classification"
     [score] = score_words(source, source, [FEW], tmp_path / "words")
     assert score.metrics["test"]["micro_f1"] > 0.95
+
+
+def test_beside_a_kept_model_words_alone_have_thresholds_too(tmp_path: Path) -> None:
+    """For labels that words make likely, but seldom likelier than a half."""
+    halves = {"cat": 0.5, "dog": 0.6}
+    source = own_source(
+        tmp_path, lambda nouns, luck: [name for name in halves if name in nouns and luck < halves[name]]
+    )
+    [alone] = score_words(source, source, [FEW], tmp_path / "words")
+    rows, _ = words.judge_words(FEW, source, load(source).test)
+    beside = score_rows(rows, ["micro_f1"], source.task.classes)
+    assert beside["micro_f1"] > alone.metrics["test"]["micro_f1"] + 0.1
+    for name in halves:
+        chances = [[row["probabilities"][name] for row in rows if (name in row["predicted"]) == has] for has in (0, 1)]
+        assert max(chances[0]) < min(chances[1]) < 0.5
 
 
 def test_a_table_with_a_known_answer_is_answered(tmp_path: Path) -> None:

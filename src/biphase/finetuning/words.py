@@ -144,13 +144,19 @@ def write_words(plan: CellPlan, data: Any, trained: Any, folder: Path) -> None:
 
 
 def judge_words(config: FinetuneConfig, source: TaskSource, test: Sequence[Any]) -> tuple[Rows, list[Any]]:
-    """Predict other test examples by words alone. Returns a row for each, and the inputs that trained the baseline."""
+    """Predict other test examples by words alone, sets of classes with thresholds by validation, as a kept model does.
+    Returns a row for each, and the inputs that trained the baseline."""
     data, cell = load_examples(source, False, config.max_eval_examples), make_context(source.task, config)
     assert isinstance(data, TaskData), "a ranking has no rows to score"
     inputs = inputs_of(data, "train")
     trained = [inputs[index] for index in list_seen(make_split(source.task, data.train), cell)]
-    judge = judge_tags if source.task.kind.is_tagging else judge_texts
-    return judge(cell, replace(data, test=tuple(test)), data)["test"][1], trained
+    others = replace(data, test=tuple(test))
+    if source.task.kind.is_tagging:
+        return judge_tags(cell, others, data)["test"][1], trained
+    splits, outputs = fit_texts(cell, others, data)
+    if source.task.kind.has_label_sets:
+        cell = replace(cell, calibration=splits["validation"].calibrate(outputs["validation"], cell))
+    return splits["test"].judge(outputs["test"], cell)[1], trained
 
 
 def make_context(task: Task, config: FinetuneConfig) -> "CellContext":
@@ -182,12 +188,20 @@ def list_seen(train: Any, cell: "CellContext") -> np.ndarray:
 
 
 def judge_texts(cell: "CellContext", data: TaskData, trained: TaskData) -> Judged:
-    """Judge a linear model on TF-IDF of words and characters: ridge for numbers, else a logistic regression for each
-    class against the rest."""
+    """Judge the linear model of `fit_texts`."""
+    splits, outputs = fit_texts(cell, data, trained)
+    return {name: split.judge(outputs[name], cell) for name, split in splits.items()}
+
+
+def fit_texts(
+    cell: "CellContext", data: TaskData, trained: TaskData
+) -> tuple[dict[EvaluatedSplit, Any], dict[EvaluatedSplit, np.ndarray]]:
+    """Fit a linear model on TF-IDF of words and characters: ridge for numbers, else a logistic regression for each
+    class against the rest. Returns the splits and its outputs for each, [N, C]."""
     task, train = cell.task, make_split(cell.task, trained.train)
     seen, features = list_seen(train, cell), make_features()
     train_NF = features.fit_transform(cut_texts(trained.train[index] for index in seen))
-    splits = {name: make_split(task, data.splits[name]) for name in EVALUATED_SPLITS}
+    splits: dict[EvaluatedSplit, Any] = {name: make_split(task, data.splits[name]) for name in EVALUATED_SPLITS}
     features_of = {name: features.transform(cut_texts(data.splits[name])) for name in EVALUATED_SPLITS}
     labels_N = train.labels_S[seen]
     targets_NC = np.eye(len(task.classes))[labels_N] if task.problem_type is None else labels_N.reshape(len(seen), -1)
@@ -197,7 +211,7 @@ def judge_texts(cell: "CellContext", data: TaskData, trained: TaskData) -> Judge
         value = splits["validation"].judge(outputs["validation"], cell)[0][task.metric]
         if value > highest:
             chosen, highest = outputs, value
-    return {name: split.judge(chosen[name], cell) for name, split in splits.items()}
+    return splits, chosen
 
 
 def make_features() -> Any:
