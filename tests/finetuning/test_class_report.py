@@ -25,6 +25,10 @@ from biphase.finetuning.class_report import (
     tell_coverage,
 )
 from biphase.finetuning.class_report import tell_report as tell
+from biphase.finetuning.families import sequence_classification, token_classification
+from biphase.tasks.examples import LabelledText, TaggedWords
+from biphase.tasks.spec import task_table
+from biphase.tasks.splits import draw_indices
 
 from ..conftest import full_disk
 from .conftest import fit_cell, make_cell
@@ -152,6 +156,16 @@ def test_of_many_classes_the_worst_and_the_best_are_shown(capsys: pytest.Capture
     assert "class000 " in printed and "class038 " in printed and "│ class025" not in printed
 
 
+def test_classes_are_listed_for_some_examples() -> None:
+    sentences = [TaggedWords("", ("a",) * len(tags), tags) for tags in ((2, 0), (1,), (3, 3))]
+    tags = token_classification.tag_split(sentences)
+    several: Any = {"problem_type": "multi_label_classification", "classes": tuple("abcd")}
+    task = task_table()["snli"].model_copy(update=several)
+    sets = sequence_classification.label_split(task, [LabelledText("", (), label) for label in ((0, 2), (1,), (3,))])
+    for split, expected in ((tags, [2, 0, 3, 3]), (sets, [0, 2, 3])):
+        assert split.classes_of(np.array([0, 2])).tolist() == expected
+
+
 @pytest.mark.parametrize("num", [3, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.minutes])])
 def test_what_is_confused_is_drawn(num: int, tmp_path: Path) -> None:
     """A hundred classes are too many for counts and for letters of the usual size."""
@@ -172,16 +186,18 @@ def test_what_is_confused_is_drawn(num: int, tmp_path: Path) -> None:
 def test_a_cell_says_what_it_never_predicts(
     model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In its score, by `inspect`, and in the summary of `evaluate`."""
+    """In its score, by `inspect`, and in the summary of `evaluate`; it counts the examples that train."""
     out = tmp_path / "scores"
-    config = make_cell("snli", learning_rate=1e-9).config
+    config = make_cell("snli", learning_rate=1e-9, max_train_examples=20).config
     score = fit_cell(str(model_folder), "snli", config, out, data_dirs["snli"])
     assert score.folder is not None
     lines = (score.folder / "test.jsonl").read_text().splitlines()
     pairs = [(row["gold"], row["predicted"]) for row in map(json.loads, lines)]
     never = {gold for gold, _ in pairs} - {predicted for _, predicted in pairs}
     train = [json.loads(line)["label"] for line in (data_dirs["snli"] / "train.jsonl").read_text().splitlines()]
-    expected = {name: train.count(score.classes.index(name)) for name in never}
+    chosen = [train[index] for index in draw_indices(len(train), 20)]
+    expected = {name: chosen.count(score.classes.index(name)) for name in never}
+    assert any(train.count(score.classes.index(name)) > number for name, number in expected.items())
     assert expected and score.never_predicted["test"] == expected
     facts = biphase.inspect(score.folder, picture=tmp_path / "cell.png")
     assert set(facts["classes"].never_predicted) == never and (tmp_path / "cell.png").exists()

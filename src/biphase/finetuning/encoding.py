@@ -276,9 +276,8 @@ class EncodedSplit(ABC):
         under `torch.no_grad`, with a model in evaluation mode."""
         return self.texts.predict(model, cell)
 
-    @property
-    def class_indices(self) -> np.ndarray:
-        """The index of every class or tag of every example; empty for a task without classes."""
+    def classes_of(self, examples: np.ndarray) -> np.ndarray:
+        """List the index of every class or tag of some examples; none for a task without classes."""
         return np.zeros(0, dtype=np.int64)
 
     def calibrate(self, predictions: Any, cell: CellContext) -> Calibration | None:

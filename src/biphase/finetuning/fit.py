@@ -253,7 +253,7 @@ def evaluate_cell(
         classes=plan.task.classes,
         config=cell.config,
         metrics=metrics,
-        never_predicted=name_never_predicted(splits["train"], rows, plan.task.classes),
+        never_predicted=name_never_predicted(splits["train"], rows, cell),
         num_examples={name: split.num_examples for name, split in splits.items()},
         num_truncated={name: split.num_truncated for name, split in splits.items()},
         num_left_out=num_left_out,
@@ -281,13 +281,15 @@ def calibrate_cell(
 
 
 def name_never_predicted(
-    train: EncodedSplit, predictions: Mapping[str, Rows], classes: Sequence[str]
+    train: EncodedSplit, predictions: Mapping[str, Rows], cell: CellContext
 ) -> dict[str, dict[str, int]]:
-    """Name the classes that are gold in a split but never predicted, and count them in train."""
+    """Name the classes that are gold in a split but never predicted, and count them in the training examples."""
+    classes = cell.task.classes
     if not classes:
         return {}
     in_train: Counter[str] = Counter()
-    for name, count in zip(classes, np.bincount(train.class_indices, minlength=len(classes)).tolist(), strict=True):
+    indices = train.classes_of(choose_examples(train, cell.config))
+    for name, count in zip(classes, np.bincount(indices, minlength=len(classes)).tolist(), strict=True):
         in_train[name.removeprefix("B-") if classes[0] == "O" else name] += count  # entities by their type
     reports = {split: report_classes(rows, classes) for split, rows in predictions.items()}
     return {split: {name: in_train[name] for name in report.never_predicted} for split, report in reports.items()}

@@ -68,7 +68,7 @@ class Score(Strict):
     """Values by split (validation and test), then by name; empty if training diverged."""
     never_predicted: dict[str, dict[str, int]] = Field(default={})
     """By split, the classes (for entities, the types) that occur in gold but are never predicted, with their number in
-    train."""
+    the examples that train."""
     num_examples: dict[str, int]
     num_truncated: dict[str, int] = Field(default={})
     num_left_out: int = 0

@@ -52,9 +52,8 @@ class Split(EncodedSplit):
         right = cell.on_device(firsts + self.right_Q[questions_M[firsts]])
         return (segment_logsumexp(output, bounds)[:, 0] - output[right, 0]).sum() / len(items)
 
-    @property
-    def class_indices(self) -> np.ndarray:
-        return self.right_Q
+    def classes_of(self, examples: np.ndarray) -> np.ndarray:
+        return self.right_Q[examples]
 
     def calibrate(self, scores_S1: np.ndarray, cell: CellContext) -> Calibration:
         sizes_Q = np.diff(self.bounds_Q1)

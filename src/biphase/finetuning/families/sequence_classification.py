@@ -71,9 +71,8 @@ class Split(EncodedSplit):
                 loss = binary_cross_entropy_with_logits(output, targets_S, pos_weight=weights_C, reduction="sum")
                 return loss / (len(items) * output.shape[1])
 
-    @property
-    def class_indices(self) -> np.ndarray:
-        return np.nonzero(self.labels_S)[1] if self.labels_S.ndim == 2 else self.strata
+    def classes_of(self, examples: np.ndarray) -> np.ndarray:
+        return np.nonzero(self.labels_S[examples])[1] if self.labels_S.ndim == 2 else self.strata[examples]
 
     def calibrate(self, logits_SC: np.ndarray, cell: CellContext) -> Calibration:
         if cell.task.problem_type is None:

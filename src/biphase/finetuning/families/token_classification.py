@@ -63,9 +63,9 @@ class Split(EncodedSplit):
         targets_T = np.where(words_T >= 0, self.tags_W[words_T], -100)  # torch ignores -100
         return cross_entropy(cell, output, targets_T, self.targets_of(items))
 
-    @property
-    def class_indices(self) -> np.ndarray:
-        return self.tags_W
+    def classes_of(self, examples: np.ndarray) -> np.ndarray:
+        bounds_S1 = self.word_bounds_S1
+        return np.concatenate([self.tags_W[bounds_S1[index] : bounds_S1[index + 1]] for index in examples])
 
     def predict(self, model: BatchModel, cell: CellContext) -> tuple[np.ndarray, np.ndarray]:
         """Predict the tag of each word, [W], and the mean probability of this tag over the word's tokens, [W]; 0 for a
