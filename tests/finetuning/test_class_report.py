@@ -154,6 +154,8 @@ def test_of_many_classes_the_worst_and_the_best_are_shown(capsys: pytest.Capture
     printed = capsys.readouterr().out
     assert "the 6 worst and 6 best of 40 classes by F1" in printed and printed.count("│ class0") == 12
     assert "class000 " in printed and "class038 " in printed and "│ class025" not in printed
+    print_report(report_of(" ".join(names[:7]), " ".join(names[:7]), " ".join(names)), {})
+    assert "the 7 in gold of 40 classes by F1" in capsys.readouterr().out
 
 
 def test_classes_are_listed_for_some_examples() -> None:

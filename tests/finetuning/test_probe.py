@@ -121,6 +121,8 @@ def test_shots_are_drawn_from_each_class_by_the_seed(encoder: Encoder, data_dirs
     assert {tuple(draw_shots(strata, 2, seed)) for seed in range(9)} != {tuple(drawn)}
     with pytest.raises(InputError, match="shots=4: a class of the train split has only 3 examples"):
         draw_shots(strata, 4, seed=0)
+    with pytest.raises(InputError, match="shots=4: the train split has only 3 examples"):
+        draw_shots(np.zeros(3, dtype=np.int64), 4, seed=0)
     # Steps are not bounded by the one epoch that a whole task has by default.
     _, encoded, _, _, training = train("snli", encoder, data_dirs["snli"], shots=2, epochs=1, max_steps=5)
     assert training["num_steps"] == 5

@@ -220,9 +220,11 @@ def print_report(report: ClassReport, in_train: Mapping[str, int], console: Plai
     title = f"{report.unit}, in %"
     if len(shown) > CLASSES_IN_TABLE:
         half = CLASSES_IN_TABLE // 2
-        by_f1 = sorted((score for score in shown if score.support), key=lambda score: score.f1)
-        shown = by_f1 if len(by_f1) <= CLASSES_IN_TABLE else [*by_f1[:half], *by_f1[-half:]]
-        title += f"; the {half} worst and {half} best of {len(report.classes)} classes by F1"
+        shown = sorted((score for score in shown if score.support), key=lambda score: score.f1)
+        which = f"the {len(shown)} in gold"
+        if len(shown) > CLASSES_IN_TABLE:
+            shown, which = [*shown[:half], *shown[-half:]], f"the {half} worst and {half} best"
+        title += f"; {which} of {len(report.classes)} classes by F1"
     rows = []
     for score in (*shown, *report.averages):
         percents = [f"{100 * value:.1f}" for value in (score.precision, score.recall, score.f1)]

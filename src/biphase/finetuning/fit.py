@@ -205,7 +205,8 @@ def draw_shots(strata: np.ndarray, shots: int, seed: int) -> np.ndarray:
     for stratum in np.unique(strata):
         members = order[strata[order] == stratum]
         if len(members) < shots:
-            raise InputError(f"shots={shots}: a class of the train split has only {len(members)} examples")
+            part = "the train split" if len(members) == len(strata) else "a class of the train split"
+            raise InputError(f"shots={shots}: {part} has only {len(members)} examples")
         drawn.append(members[:shots])
     return np.sort(np.concatenate(drawn))
 
