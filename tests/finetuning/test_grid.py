@@ -3,6 +3,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from biphase.engine.scheduler import read_failures
@@ -15,6 +16,7 @@ from biphase.finetuning.config import CellPlan
 from biphase.finetuning.grid import (
     Grid,
     grid_units,
+    list_numbers,
     missing_trainings,
     plan_grid,
     plan_missing,
@@ -53,6 +55,14 @@ def names(grid: Grid) -> list[str]:
 def finished(grid: Grid) -> list[Score]:
     cells = [cell for training in plan_grid(grid) for cell in training if cell.is_finished(grid.out)]
     return [read_score(cell.folder(grid.out)) for cell in cells]
+
+
+def test_numbers_of_numpy_are_those_of_python() -> None:
+    seeds, rates = list_numbers("seeds", np.arange(2)), list_numbers("learning_rates", np.array([0.5, 1], np.float32))
+    assert (seeds, rates) == ((0, 1), (0.5, 1.0)) and {*map(type, seeds + rates)} == {int, float}
+    for axis, number in (("seeds", -1), ("seeds", 0.5), ("learning_rates", "low"), ("learning_rates", 0.0)):
+        with pytest.raises(InputError, match=f"^{axis}: '{axis[:-1]}' is {number!r}: "):
+            list_numbers(axis, [number])
 
 
 def test_only_what_is_missing_is_run(grid: Grid) -> None:

@@ -34,6 +34,7 @@ from biphase.finetuning.grid import (
     MissingCells,
     check_keep,
     keep_best_networks,
+    list_numbers,
     plan_grid,
     plan_missing,
     resolve_for,
@@ -503,10 +504,8 @@ def evaluate(
 
     rows = by_task(data)
     names, folders = place_data(rows, list_names(tasks or list(rows) or "paper"), Path(scores))
-    for axis, numbers in {"learning_rates": learning_rates, "seeds": seeds}.items():
-        if isinstance(numbers, str) or not isinstance(numbers, Iterable):
-            raise InputError(f"`{axis}` is {numbers!r}: give a list of numbers")
-    config, axes = parse_config(FinetuneConfig, {**settings}, origin="evaluate"), (tuple(learning_rates), tuple(seeds))
+    axes = list_numbers("learning_rates", learning_rates), list_numbers("seeds", seeds)
+    config = parse_config(FinetuneConfig, {**settings}, origin="evaluate")
     grid = Grid(tuple(list_names(models)), tuple(names), config, Path(scores), *axes)
     chosen: Any = {"engine": engine, "address": address, "workers": workers, "workers_per_gpu": workers_per_gpu}
     answer = run_evaluation(grid, folders, part=part, dry_run=dry_run, keep=keep, **chosen)

@@ -12,6 +12,7 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
+from biphase.config import parse_config
 from biphase.console import err
 from biphase.encoder.models import identify
 from biphase.engine.local import count_workers
@@ -41,6 +42,15 @@ class Grid:
     learning_rates: tuple[float, ...] = PAPER_LEARNING_RATES
     seeds: tuple[int, ...] = PAPER_SEEDS
     data_dirs: DataDirs = field(default_factory=dict)
+
+
+def list_numbers(axis: str, numbers: Any) -> tuple[Any, ...]:
+    """List the `learning_rates` or `seeds` of a grid, those of NumPy as Python's own. Raises `InputError` for what
+    cannot be one."""
+    if isinstance(numbers, str) or not isinstance(numbers, Iterable):
+        raise InputError(f"`{axis}` is {numbers!r}: give a list of numbers")
+    key = axis.removesuffix("s")
+    return tuple(getattr(parse_config(FinetuneConfig, {key: number}, origin=axis), key) for number in numbers)
 
 
 SharedTraining = list[CellPlan]
