@@ -156,6 +156,7 @@ def test_training_stops_when_validation_has_not_risen_for_so_many_checks(
     )
     assert f"snli: {first} after step {steps_per_epoch}, had 10.00%" in said
     assert (f"; stopped after step {len(losses)}, as it rose no more" in said) == (num_checks < 8)
+    assert ("; the last weights are kept" in said) != is_best_kept
 
 
 def test_no_training_stops_while_it_warms_up(encoder: Encoder, data_dirs: Dirs) -> None:

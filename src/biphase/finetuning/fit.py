@@ -91,7 +91,7 @@ def train_network(
         diverged_at = num_steps - 1
     if scores and diverged_at is None:
         network.load_state_dict(best, strict=False)
-        console.err.print(f"{cell.task.name}: {tell_checks(scores, num_steps < num_planned)}")
+        console.err.print(f"{cell.task.name}: {tell_checks(scores, config, num_steps < num_planned)}")
     seconds = time.perf_counter() - started
     return losses, {
         "num_steps": num_steps,
@@ -168,13 +168,15 @@ def is_stuck(scores: Mapping[int, float], config: FinetuneConfig, num_planned: i
     return [*scores].index(best_of(scores)) < len(scores) - patience
 
 
-def tell_checks(scores: Mapping[int, float], has_stopped: bool) -> str:
-    """Write which check was best on validation, what the first one was, and whether training stopped early."""
+def tell_checks(scores: Mapping[int, float], config: FinetuneConfig, has_stopped: bool) -> str:
+    """Write which check was best on validation, what the first one was, whether training stopped early, and whether it
+    kept its last weights."""
     (first, value), best = next(iter(scores.items())), best_of(scores)
     sentence = f"step {best} was best on validation, {scores[best]:.2%}"
     if best != first:
         sentence += f"; the first check, after step {first}, had {value:.2%}"
-    return sentence + (f"; stopped after step {[*scores][-1]}, as it rose no more" if has_stopped else "")
+    sentence += f"; stopped after step {[*scores][-1]}, as it rose no more" if has_stopped else ""
+    return sentence + ("" if config.load_best_model_at_end else "; the last weights are kept")
 
 
 def choose_examples(split: EncodedSplit, config: FinetuneConfig) -> np.ndarray:
