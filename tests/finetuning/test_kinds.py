@@ -15,6 +15,7 @@ import transformers
 import yaml
 from sklearn.preprocessing import StandardScaler
 
+import biphase
 from biphase.encoder.models import Encoder
 from biphase.errors import InputError
 from biphase.finetuning.config import PROTOCOL, FinetuneConfig, settle_config
@@ -111,6 +112,8 @@ def test_similarity_of_pairs(model_folder: Path, tmp_path: Path) -> None:
     assert classify.model.config.problem_type == "regression"
     said = [classify(f"{row['a']} ; {row['b']}")[0] for row in rows[2::3]]
     assert [one["score"] for one in said] == pytest.approx(predicted.tolist(), abs=1e-4)
+    with pytest.raises(InputError, match=r"every 'score' is 0\.5: a correlation needs different numbers"):
+        biphase.score(tmp_path / "kept", [row | {"score": "0.5"} for row in rows[:2]], device=DEVICE)
     assert said[0]["label"] == "score"
     kept = predict_all(tmp_path / "kept", unlabelled(tmp_path / "test.jsonl", "score"))
     assert [row["predicted"] for row in kept] == pytest.approx(predicted.tolist(), abs=1e-4)

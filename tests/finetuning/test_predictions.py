@@ -1,5 +1,6 @@
 """What each test example contributes to a score: its mean is the score, its spread the noise of the test set."""
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,19 @@ import pytest
 
 from biphase.errors import InputError, StoppedError
 from biphase.finetuning import fit
-from biphase.finetuning.metrics import is_one_for_all, macro_f1, micro_f1
+from biphase.finetuning.metrics import Statistic, is_one_for_all, macro_f1, micro_f1, share
 from biphase.finetuning.scores import KeptExamples, linearize, read_examples, read_score
 
 
 def test_shares_are_their_own_contributions() -> None:
     values = np.array([0.0, 1.0, 0.25])
     assert linearize(values, None).tolist() == values.tolist()
+
+
+@pytest.mark.parametrize(("statistic", "counts"), [(micro_f1, [1, 2, 1]), (share, [3, 4]), (macro_f1, [1, 2])])
+def test_one_example_is_its_own_score(statistic: Statistic, counts: list[int]) -> None:
+    with warnings.catch_warnings(action="error"):
+        assert linearize(np.array([counts]), statistic).tolist() == [statistic(np.array(counts))]
 
 
 @pytest.mark.parametrize("name", ["micro_f1", "macro_f1"])

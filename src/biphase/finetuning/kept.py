@@ -33,7 +33,7 @@ from biphase.errors import InputError, clipped
 from biphase.files import read_json_as, reading
 from biphase.finetuning.calibration import Calibration
 from biphase.finetuning.config import FinetuneConfig
-from biphase.tasks.examples import classes_of, lacks_label, make_examples
+from biphase.tasks.examples import LabelledText, classes_of, lacks_label, make_examples
 from biphase.tasks.families import KINDS
 from biphase.tasks.sources import has_needed_quotes
 from biphase.tasks.spec import FileLayout, Task
@@ -212,7 +212,7 @@ def label_of(model: KeptModel, row: Row) -> tuple[str | list[str] | None, Any]:
 
 def read_labelled(model: KeptModel, file: Path) -> TaskData:
     """Read the labelled rows of a file as test examples, and count the others. Raises `InputError` for an unknown
-    label, and for a file without any."""
+    label, for a file without any, and for one number alone, which has no correlation."""
     if not model.is_ours or model.task.kind.is_search:
         raise InputError(f"{model.folder}: only a classifier or an answerer that `finetune --keep` wrote can be scored")
     task = model.task
@@ -226,6 +226,9 @@ def read_labelled(model: KeptModel, file: Path) -> TaskData:
     examples, _ = make_examples(task, model.layout.scheme, labelled, defaultdict(list))
     if not examples:
         raise InputError(f"{file}: no row has a label in a column '{task.label}'; `biphase predict` needs none")
+    labels = {example.label for example in examples if isinstance(example, LabelledText)}
+    if task.kind.has_label_numbers and len(labels) == 1:
+        raise InputError(f"{file}: every '{task.label}' is {labels.pop()}: a correlation needs different numbers")
     return TaskData(task, train=(), validation=(), test=tuple(examples), left_out=num_rows - len(examples))
 
 

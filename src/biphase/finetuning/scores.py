@@ -463,5 +463,7 @@ def linearize(values: np.ndarray, statistic: metrics.Statistic | None) -> np.nda
         return np.asarray(values, dtype=np.float64)
     counts_NC = values.astype(np.float64)
     sums_C = counts_NC.sum(axis=0)
+    if len(counts_NC) == 1:  # without it, there is nothing to score
+        return np.array([statistic(sums_C)])
     without_N = statistic(sums_C - counts_NC)
     return np.asarray(statistic(sums_C) + (len(counts_NC) - 1) * (without_N.mean() - without_N))
