@@ -324,12 +324,12 @@ def test_rows_below_a_probability_are_left_to_people(
     keys |= {"classes": ["no", "yes"], "labels": {"NO": "no"}, "files": [{"train": "train.csv"}]}
     kept = keep_untrained(Task.model_validate(keys), model_folder, tmp_path / "kept")
     texts = ["red", "a dog", "a cat and a dog", "the garden", "", "no cat", "big"]
-    pandas.DataFrame({"text": texts, "label": ["no ", "NO", "yes", "", "", "maybe", "no"]}).to_csv(
+    pandas.DataFrame({"text": texts, "label": ["no ", "NO", "yes", "", "", "maybe", "never"]}).to_csv(
         tmp_path / "rows.csv", index=False
     )
     plain = biphase.predict(kept, tmp_path / "rows.csv", device=DEVICE)
     assert isinstance(plain, pandas.DataFrame)
-    assert 'labels: 4 known to the model, 2 missing, 1 unknown (the first: "maybe")' in capsys.readouterr().err
+    assert 'labels: 3 known to the model, 2 missing, 2 unknown (the first: "maybe")' in capsys.readouterr().err
     least = float(plain["probability"].median())
     left = biphase.predict(kept, tmp_path / "rows.csv", least=least, device=DEVICE)
     assert isinstance(left, pandas.DataFrame)

@@ -375,22 +375,24 @@ def track_predictions(network: KeptModel, rows: Iterator[PlacedRow], name: str, 
     from biphase.finetuning.predict import predict_placed
 
     with console.track(f"predict {name}", None, "rows") as progress:
-        num_rows = num_without = 0
-        labelled, unknown = Rows(), list[Any]()
+        num_rows = num_without = num_unknown = 0
+        labelled, first_unknown = Rows(), None
         for row in predict_placed(network, rows, name, choose_device(device)):
             num_rows += 1
             progress.advance(1)
             label, given = label_of(network, row)
             num_without += given is None
-            unknown += [given] if label is None and given is not None else []
+            if label is None and given is not None:
+                first_unknown = first_unknown if num_unknown else given
+                num_unknown += 1
             if label is not None and row.get("predicted") is not None:
                 read = ("predicted", "probabilities" if isinstance(label, list) else "probability")
                 labelled.append({"gold": label} | {key: row[key] for key in read})
             yield row
         console.err.print(f"{name}: {num_rows:,} {'row' if num_rows == 1 else 'rows'}")
     if labelled:
-        counted = f"{len(labelled):,} known to the model, {num_without:,} missing, {len(unknown):,} unknown"
-        console.err.print(f"labels: {counted}{f' (the first: {excerpt(unknown[0])})' if unknown else ''}")
+        counted = f"{len(labelled):,} known to the model, {num_without:,} missing, {num_unknown:,} unknown"
+        console.err.print(f"labels: {counted}{f' (the first: {excerpt(first_unknown)})' if num_unknown else ''}")
         print_report(report_classes(labelled, network.task.classes), {}, console.err)
 
 
