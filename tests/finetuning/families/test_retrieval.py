@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from biphase.encoder.models import Encoder
+from biphase.finetuning.encoding import Batch
 from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.families import pair_ranking, retrieval
 from biphase.finetuning.families.retrieval import contrastive_loss, embed_all, no_negatives
@@ -67,6 +68,25 @@ def test_gradient_caching_changes_memory_not_the_gradient(encoder: Encoder, enco
         results.append((loss, [parameter.grad for parameter in model.parameters()]))
     for other in results[1:]:
         torch.testing.assert_close(results[0], other, rtol=1e-4, atol=1e-6)
+
+
+def test_both_passes_of_gradient_caching_drop_the_same(
+    encoder: Encoder, encoded: Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As adapters with dropout need: otherwise the gradient would belong to other embeddings than the loss."""
+    outputs, compute = list[torch.Tensor](), Batch.compute
+
+    def noted(*given: Any) -> torch.Tensor:
+        output = torch.nn.functional.dropout(compute(*given), 0.5)
+        outputs.append(output.detach())
+        return output
+
+    monkeypatch.setattr(Batch, "compute", noted)
+    cell, split, items = make_cell("squad_retrieval", microbatch_tokens=30), encoded["train"], np.arange(9)
+    split.accumulate_gradients(make_model(encoder), items, split.pack_items(items, cell), cell)
+    half = len(outputs) // 2
+    assert half > 1 and (outputs[0] == 0).any()
+    assert all(torch.equal(first, second) for first, second in zip(outputs[:half], outputs[half:], strict=True))
 
 
 def test_search_is_exact(encoder: Encoder, encoded: Splits, monkeypatch: pytest.MonkeyPatch) -> None:

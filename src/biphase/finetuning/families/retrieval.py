@@ -65,9 +65,11 @@ class Split(EncodedSplit):
         self, model: nn.Module, items: np.ndarray, batches: list[Batch], cell: CellContext
     ) -> Tensor:
         """Compute the mean InfoNCE loss over pairs, each query against all documents of the batch, and its gradient."""
-        # 1. Embed all texts; with a graph only if all of them fit into memory at once.
+        # 1. Embed all texts; with a graph only if all of them fit into memory at once. If not, adapters' dropout draws
+        # the same once more in part 3.
         fits = bool(self.lengths_I[items].sum() <= cell.config.microbatch_tokens)
-        with torch.set_grad_enabled(fits):
+        devices = [cell.device] if cell.device.type == "cuda" else []
+        with torch.set_grad_enabled(fits), torch.random.fork_rng(devices, enabled=not fits):
             pieces = [batch.compute(model, cell) for batch in batches]
         embeddings = torch.cat(pieces)
         # 2. The loss, and its gradient: down to the parameters, or, without a graph, only down to the embeddings.
