@@ -10,11 +10,13 @@ from biphase.api.finetuning import evaluate
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig, plan_cells
 from biphase.finetuning.grid import Grid, plan_grid
+from biphase.finetuning.kept import read_task
 from biphase.tasks.examples import input_of, load_examples
-from biphase.tasks.sources import definition, find_task_sources, name_data_dirs
+from biphase.tasks.sources import definition, find_source, find_task_sources, name_data_dirs
 from biphase.tasks.spec import find_task, name_tests
 
 from .conftest import fit_cell, write_jsonl
+from .test_keeping import keep_untrained
 
 
 def write_transfer(folder: Path) -> str:
@@ -95,3 +97,15 @@ def test_copies_are_left_out_of_each_test_because_all_share_a_training(
         trained.append({input_of(example) for example in en.train})
         assert definition(train.task)["duplicates"] == "drop from the test", "other names, as train was another"
     assert first["text"] in trained[1] and second["text"] in trained[1] and third["text"] not in trained[1]
+
+
+def test_a_kept_model_of_one_test_knows_the_rows_that_trained_it(model_folder: Path, tmp_path: Path) -> None:
+    """`score --train` reads them again: copies of a test stay in train."""
+    file = Path(write_transfer(tmp_path))
+    file.write_text(file.read_text().replace("{name: own,", "{name: own, duplicates: drop,"))
+    with (tmp_path / "de.jsonl").open("a") as test:
+        test.writelines((tmp_path / "train.jsonl").read_text().splitlines(keepends=True)[:5])
+    task = find_task(f"{file}:de")
+    read = read_task(keep_untrained(task, model_folder, tmp_path / "kept"))
+    trained, again = (load_examples(find_source(one, tmp_path), False) for one in (task, read))
+    assert again == trained and read.part_of == "own"

@@ -24,7 +24,7 @@ from biphase.corpus.writing import TABLE_FORMS, arrow_table, refuse_ending, writ
 from biphase.engine.scheduler import Failure
 from biphase.engine.units import Engine, EngineKind
 from biphase.errors import InputError
-from biphase.files import new_file, read_json_as, refuse_existing, refuse_filled
+from biphase.files import new_file, refuse_existing, refuse_filled
 from biphase.finetuning.class_report import ClassReport, draw_confusion, print_report, read_report, report_classes
 from biphase.finetuning.config import FinetuneConfig, FinetuneSettings, GridSettings, plan_cells
 from biphase.finetuning.grid import (
@@ -49,6 +49,7 @@ from biphase.finetuning.kept import (
     label_of,
     open_rows,
     read_labelled,
+    read_task,
     read_trained,
 )
 from biphase.finetuning.metrics import Rows, contributions, total_score
@@ -326,7 +327,7 @@ def score(
 def score_beside_words(kept: KeptModel, test: TaskData, rows: Rows, train: Path) -> verdicts.WordsRow:
     """Compare the predictions of a kept model on test examples with those of words alone, trained on the rows in the
     folder `train` that trained the model. Raises `InputError` for other rows."""
-    task = read_json_as(kept.folder / RECORD, KeptModel).task  # `find_kept` drops what only splits need
+    task = read_task(kept.folder)
     if not task.kind.words:
         raise InputError(f"train: {task.name} is {task.family.replace('_', ' ')}, which has no baseline by words alone")
     by_words, inputs = judge_words(kept.config, find_source(task, train), test.test)
@@ -383,8 +384,7 @@ def track_predictions(network: KeptModel, rows: Iterator[PlacedRow], name: str, 
             label, given = label_of(network, row)
             num_without += given is None
             if label is None and given is not None:
-                first_unknown = first_unknown if num_unknown else given
-                num_unknown += 1
+                num_unknown, first_unknown = num_unknown + 1, first_unknown if num_unknown else given
             if label is not None and row.get("predicted") is not None:
                 read = ("predicted", "probabilities" if isinstance(label, list) else "probability")
                 labelled.append({"gold": label} | {key: row[key] for key in read})

@@ -238,7 +238,10 @@ def keep_network(
             write_sentence_transformer(part, model, cell.config.max_length, prompts=prompts)
         save_encoder(part, model, tokenizer)
         spell_special_tokens(part)
-        record = KeptModel(cell=score.cell, task=cell.task, config=cell.config, calibration=cell.calibration)
+        task, calibration = cell.task, cell.calibration
+        record = KeptModel(
+            cell=score.cell, task=task, config=cell.config, calibration=calibration, part_of=task.part_of
+        )
         if cell.task.kind.is_answering:
             longest = cell.config.max_answer_tokens or test.max_answer_tokens
             config = cell.config.model_copy(update={"max_answer_tokens": longest})

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -53,6 +53,8 @@ TEXT = "text"
 class KeptModel(Strict):
     """A fine-tuned network before it is loaded: the form of its inputs, and the way to read its outputs."""
 
+    later: ClassVar[frozenset[str]] = frozenset({"part_of"})
+
     cell: str | None = None
     """The hash of its cell (`CellPlan.hash`)."""
     task: Task
@@ -62,6 +64,8 @@ class KeptModel(Strict):
     """Question answering: whether "no answer" may be predicted."""
     calibration: Calibration = Calibration()
     """`predict` applies its thresholds, which transformers' pipelines ignore. The temperature is in the weights."""
+    part_of: str | None = None
+    """`Task.part_of`, which the record of a task lacks."""
 
     # `find_kept` adds these fields; the stored record lacks them.
     folder: Path = Field(default=Path(), exclude=True)
@@ -71,6 +75,12 @@ class KeptModel(Strict):
     """The stamps of the folder's files, from before one of them was read."""
     layout: FileLayout = Field(default=FileLayout(), exclude=True)
     """The layout for reading a file of rows."""
+
+
+def read_task(folder: Path) -> Task:
+    """Read the task that trained a kept model, with what only its splits need, which `find_kept` drops."""
+    record = read_json_as(folder / RECORD, KeptModel)
+    return record.task.model_copy(update={"part_of": record.part_of})
 
 
 def hash_inputs(inputs: Iterable[Any]) -> np.ndarray:
