@@ -335,3 +335,6 @@ def test_a_study_that_has_not_begun_has_a_status(
     assert (code, lines) == (0, {"train": (0, 2), "genre": (0, 15), "uner_en_ewt": (0, 15)})
     code, printed, _ = run_main("study", "status", "demo")
     assert code == 0 and re.search(r"uner_en_ewt\W+0\W+0\W+0\W+15\b", printed)
+    assert run_main("study", "plan", "demo", "--folder", "mine")[0] == 0
+    bundled = run_main("study", "bundle", "demo", "--folder", "mine", "--out", "mine.tar.gz")
+    assert "the study's folder mine has no finished score" in refused(bundled)

@@ -451,6 +451,7 @@ def search(**options: Any) -> Any:
 def study_plan(
     file: str,
     changes: KeyValues,
+    folder: OutFolder,
     form: Form = "text",
     picture: Annotated[
         Path | None, Parameter(help="Save a drawing of the tree of runs to this .svg, .pdf or .png file.")
@@ -463,7 +464,7 @@ def study_plan(
     """
     from biphase.studies.describe import describe_plan, draw_plan, plan_json
 
-    study = studies.study(file, changes)
+    study = studies.study(file, changes, folder)
     if picture is not None:
         draw_plan(study.planned, picture)
         console.err.print(str(picture))
@@ -514,14 +515,16 @@ def study_report(
 
 
 @like(studies.study, OpenStudy.bundle, arguments="file changes")
-def study_bundle(file: str, changes: KeyValues, out: Annotated[Path | None, Parameter(name="--out")]) -> None:
+def study_bundle(
+    file: str, changes: KeyValues, folder: Path | None, out: Annotated[Path | None, Parameter(name="--out")]
+) -> None:
     """Write one archive to publish, with the study file, records, scores, losses and report.
 
     `biphase study report` rebuilds the page from it.
 
     Example: `biphase study bundle mini --out mini.tar.xz`
     """
-    studies.study(file, changes).bundle(out)
+    studies.study(file, changes, folder).bundle(out)
 
 
 @like(studies.advise)
