@@ -102,6 +102,18 @@ def test_the_power_is_that_of_the_arms_with_the_fewest_pretraining_seeds() -> No
     assert re.findall(r"about ([\d.]+) points", text)[0] == points[0] != points[1]
 
 
+def test_arms_of_a_single_seed_have_no_test_whose_power_is_told() -> None:
+    study = load_study(STUDIES / "demo.yaml", ["pretraining_seeds=6", "evaluation.seeds=1"])
+    one = study.arms[0].model_copy(update={"curricula": ("40/60",), "pretraining_seeds": PretrainingSeeds(count=1)})
+    many = study.arms[0].model_copy(update={"curricula": ("mlm",)})
+    text = " ".join(told(plan_study(study.model_copy(update={"arms": (many, one)}))).split())
+    assert (
+        "1 pretraining seed of 1m-40-60-600: no test beside an arm with several; the differences below are for 6"
+        in text
+    )
+    assert re.search(r"about [\d.]+ points on genre", text) and "inf points" not in text
+
+
 def test_two_pretraining_seeds_are_warned_of() -> None:
     for num in (1, 2, 3):
         text = told(plan_study(load_study(STUDIES / "demo.yaml", [f"pretraining_seeds={num}"])))

@@ -281,17 +281,18 @@ def describe_power(plan: Plan, evaluation: Evaluation, begun: Begun) -> Iterator
     if max(plan.num_seeds, seeds) < 2:
         yield "one seed each: no difference can be distinguished from noise"
         return
+    tested = min(number for number in pretrainings.values() if max(number, seeds) > 1)
     if fewest < plan.num_seeds:
         few = first_of([name for name, number in pretrainings.items() if number == fewest])
         test = "no test beside an arm with several" if fewest == 1 else "less power than arms with more"
-        yield f"{show_count(fewest, 'pretraining seed')} of {few}: {test}; the differences below are for {fewest}"
+        yield f"{show_count(fewest, 'pretraining seed')} of {few}: {test}; the differences below are for {tested}"
     looks = list_planned_looks(plan, begun)
     level = spend_error(looks[0] if looks else [], planned.up_to or 0) / max(len(plan.hypotheses), 1)
     num_arms = len({model.pooled_name for model in plan.models if model.kind != "random"})
     ends, told = list_tests(evaluation, begun.variances), f"{POWER:.0%} power"
     told += f", corrected for {len(plan.hypotheses)} hypotheses" if len(plan.hypotheses) > 1 else ""
     for who, noise in USUAL_NOISE.items() if ends else ():
-        designs = [Design(fewest, seeds, num_rates, *size, noise, num_arms, level) for size, _ in ends]
+        designs = [Design(tested, seeds, num_rates, *size, noise, num_arms, level) for size, _ in ends]
         sizes = zip(designs, ends, strict=True)
         found = [f"{100 * design.smallest_difference:.1f} points on {name}" for design, (_, name) in sizes]
         moved = f"{100 * noise[0]:g} points between pretraining seeds and {100 * noise[1]:g} between fine-tuning seeds"
