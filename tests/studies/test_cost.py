@@ -243,6 +243,9 @@ def test_a_cell_costs_its_steps_and_its_evaluation(paper: Plan) -> None:
     assert (steps, tokens) == (1000, 1000 * 32 * 14)
     each = 6 * shape.block_weights + 12 * 4 * 128 * 14
     assert flops == pytest.approx(each * (tokens + 7e4 / 3))
+    cut = cost_of(shape, StudyCell("m", "sst2", "sst2", ("sst2",), config), 7)[2]
+    by_hand = (6 * shape.block_weights + 12 * 4 * 128 * 7) * (1000 * 32 * 7 + 7e4 / 2 / 3)
+    assert cut == pytest.approx(by_hand), "the half of each text that the network sees"
     few = config.model_copy(update={"max_eval_examples": 50})
     assert cost_of(shape, StudyCell("m", "sst2", "sst2", ("sst2",), few), 2048)[2] == pytest.approx(
         each * (tokens + 2 * 50 * 14 / 3)

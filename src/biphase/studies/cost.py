@@ -523,16 +523,16 @@ def cell_cost(shape: Shape | None, cell: StudyCell, context: int, folders: Mappi
     epoch_steps, steps = math.ceil(examples / config.batch_size), config.max_steps  # 0 steps without examples
     if config.shots is None or config.epochs > 1:
         steps = min(steps, config.epochs * epoch_steps)
-    tokens = steps * examples / max(epoch_steps, 1) * min(size.example_tokens, context, config.max_length)
-    evaluated = 0.0
+    seen, evaluated = min(size.example_tokens, context, config.max_length), 0.0
+    tokens = steps * examples / max(epoch_steps, 1) * seen
     for test in cell.evaluates:
         tested = task_size(test, folders)
-        # Search encodes all documents even for few queries.
-        if config.max_eval_examples and not find_task(test).kind.is_search:
-            evaluated += min(2 * config.max_eval_examples * tested.example_tokens, tested.evaluated_tokens)
-        else:
+        length, most = max(tested.example_tokens, 1), 2 * (config.max_eval_examples or math.inf)
+        if find_task(test).kind.is_search:  # it encodes all documents even for few queries
             evaluated += tested.evaluated_tokens
-    per_token = shape.flops.token(keys=size.example_tokens, targets=0) if shape else 0.0
+        else:
+            evaluated += min(most * length, tested.evaluated_tokens) * min(context, config.max_length, length) / length
+    per_token = shape.flops.token(keys=seen, targets=0) if shape else 0.0
     return CellCost(steps, tokens, per_token * (tokens / (3 if config.frozen else 1) + evaluated / 3))
 
 
