@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import pytest
 
 pytest.importorskip("sentence_transformers")
 
+from biphase.api.studies import study
 from biphase.config import parse_config
 from biphase.embedding.evaluation import read_judged_set, score_bm25
 from biphase.engine.units import Engine
 from biphase.errors import InputError
+from biphase.studies.bundle import bundle_study
 from biphase.studies.cost import cell_costs, count_embedded, estimate, measure_sizes
 from biphase.studies.folder import claim_study_folder, read_state
 from biphase.studies.plan import plan_study
@@ -74,6 +77,13 @@ def test_which_pretraining_embeds_best(tree: dict[str, Any], tmp_path: Path) -> 
     assert ">passages</button>" in page.read_text() and told.hypotheses and told.hypotheses[0][0].key == "mlm"
     bm25 = 100 * score_bm25(read_judged_set(tmp_path / "passages"))["ndcg_at_10"]
     assert re.search(rf">words alone \(no arm\)<.*>{bm25:.2f}</td></tr>", page.read_text())
+    # An archive has no paths of this machine, and so another name of the recipe, which its scores have too.
+    archive = bundle_study(state, tmp_path / "study.tar.gz", [])
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path / "unpacked", filter="data")
+    unpacked = study(tmp_path / "unpacked" / "study-embedding")
+    assert len(read_state(unpacked.planned, unpacked.folder).scored) == 6
+    assert unpacked.planned.cells[0].task != plan.cells[0].task
     # What its data hold is known: an arm that is scored anew on another set is not compared with the rest.
     shutil.rmtree(place / "scores" / "tiny-clm-4")
     with open(tmp_path / "pairs.jsonl", "a") as pairs:

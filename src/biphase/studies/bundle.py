@@ -60,10 +60,12 @@ def bundle_study(state: StudyState, out: Path, commands: Sequence[str]) -> Path:
             copy = staged / path.relative_to(state.folder)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
-        hide_places(staged)
         plan = write_records(state, staged, commands)
+        names = name_embedding(state.plan), name_embedding(plan)
+        hide_places(staged, *names)
         kept = read_state(plan, staged)
-        if lost := len(state.scored - kept.scored):  # an earlier version did not record the hashes of models
+        scored = {name.replace(*names) for name in state.scored}
+        if lost := len(scored - kept.scored):  # an earlier version did not record the hashes of models
             raise InputError(f"{state.folder}: {show_count(lost, 'cell')} cannot be identified without model weights")
         report_study(plan, staged, staged / "report", commands)
         if (staged / DECLARED).exists():  # the report in the archive is a look
@@ -72,15 +74,25 @@ def bundle_study(state: StudyState, out: Path, commands: Sequence[str]) -> Path:
     return out
 
 
-def hide_places(staged: Path) -> None:
-    """Write the last name of each path of this machine into the recipes, scores and failures of a staged study."""
+def name_embedding(plan: Plan) -> str:
+    """Return the name of the study's embedding recipe, or "" without one."""
+    evaluation = plan.study.evaluation
+    return evaluation.embed.name if evaluation and evaluation.embed else ""
+
+
+def hide_places(staged: Path, embedding: str, staged_embedding: str) -> None:
+    """Write the last name of each path of this machine into the recipes, scores and failures of a staged study, and the
+    new name of its embedding recipe, which is a hash that covers paths."""
     for path in (*staged.glob("runs/*/config.yaml"), *staged.glob("failed/*.json")):
-        files.write_text(path, without_folders(path.read_text(encoding="utf-8")))
+        text = without_folders(path.read_text(encoding="utf-8"))
+        files.write_text(path, text.replace(embedding, staged_embedding))
     for path in staged.glob("scores/*/*/score.json"):
         score = files.read_json_as(path, dict[str, Any])
-        if (source := without_folders(score["source"])) != score["source"]:
+        hidden = {"source": without_folders(score["source"])}
+        hidden |= {"trained_on": staged_embedding} if score["trained_on"] == embedding else {}
+        if score | hidden != score:
             score.pop(files.RECORD_HASH, None)
-            files.write_hashed(path, score | {"source": source})
+            files.write_hashed(path, score | hidden)
 
 
 def list_kept(state: StudyState) -> Iterator[Path]:
