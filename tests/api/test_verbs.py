@@ -298,13 +298,21 @@ def test_a_study_of_a_mapping_and_a_data_frame(
         "recipe": {"data": {"shards": "shards"}, "schedule": {"peak_lr": 1e-3, "warmup_steps": 4, "decay_steps": 4}},
         "arms": [{"models": ["1m"], "curricula": ["mlm", "25/75"], "budgets": [40]}],
         "pretraining_seeds": 2,
-        "evaluation": {"tasks": ["rows"], "learning_rates": [1e-4], "seeds": range(2)},
+        "evaluation": {
+            "tasks": ["rows"],
+            "learning_rates": [1e-4],
+            "tuned_rates": {"1m-mlm-40": {"rows": 2e-4}},
+            "seeds": range(2),
+            "per_task": {"rows": {"epochs": 2}},
+        },
         "planning": {"vocab_size": 8192, "mean_sample_tokens": 100},
     }
     study = biphase.study(keys, data={"rows": frame})
     plan = study.plan("CPU")
     assert list(plan["group"]) == ["arms", "evaluation"] and plan["device_hours"].min() > 0
     assert len(study.planned.cells) == 8
+    settings = {(cell.model, cell.config.learning_rate, cell.config.epochs) for cell in study.planned.cells}
+    assert {("1m-mlm-40", 2e-4, 2), ("1m-25-75-40", 1e-4, 2)} < settings and len(settings) == 4
     told = " ".join(capsys.readouterr().err.split())
     assert "on rows (8 examples)" in told and "2 pretraining seeds detect less than 1 does" in told
     assert study.command("run") == "biphase study run study-mine/study.yaml"

@@ -48,7 +48,8 @@ def study(
             are copied into the study's folder.
     """
     from biphase.studies.plan import plan_study
-    from biphase.studies.spec import load_study
+    from biphase.studies.spec import load_study, move_tasks
+    from biphase.tasks.spec import find_task
 
     overrides = list_changes(changes)
     keys = to_jsonable_python(dict(file), fallback=plain_value) if isinstance(file, Mapping) else None
@@ -62,8 +63,10 @@ def study(
             unnamed = rows.keys() - {*(evaluation.tasks if evaluation else ())}
             raise InputError(f"data: {min(unnamed)} is not in `evaluation.tasks`: add it")
         tasks, folders = place_data(rows, [*evaluation.tasks], study_folder)
-        added = {"tasks": tuple(tasks), "data_dirs": evaluation.data_dirs | dict(folders)}
-        settings = settings.model_copy(update={"evaluation": evaluation.model_copy(update=added)})
+        files = {find_task(file).name: file for file in tasks if file not in evaluation.tasks}
+        tree = move_tasks(settings.model_dump(mode="json"), lambda name: files.get(name, name))
+        tree["evaluation"]["data_dirs"] |= {files.get(name, name): folder for name, folder in folders}
+        settings = settings.model_validate(tree)
     planned = plan_study(settings)
     words = (str(study_folder / "study.yaml"),) if keys is not None or rows else (str(file), *overrides)
     return OpenStudy(planned, study_folder, words if folder is None else (*words, "--folder", str(folder)))
