@@ -801,6 +801,15 @@ def test_all_cells_of_what_is_trained(
     assert "4 cells left out: their models are not trained" in capsys.readouterr().err
 
 
+def test_scored_cells_are_not_left_out_for_want_of_a_checkpoint(
+    plan: Plan, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    place = copy_of(finished, tmp_path / "kept")
+    for path in (place / "runs").glob("*/steps"):
+        shutil.rmtree(path)
+    assert run_study(plan, place, HERE, only="cells") == [] and "left out" not in capsys.readouterr().err
+
+
 def test_the_folder_of_another_study(plan: Plan, finished: Path) -> None:
     with pytest.raises(InputError, match="is the folder of the study 'tiny', not of 'other'"):
         claim_study_folder(finished, plan.study.model_copy(update={"name": "other"}))

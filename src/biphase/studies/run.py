@@ -251,7 +251,7 @@ def choose_units(units: Sequence[Unit], only: str, done: Set[str]) -> list[Unit]
         return [unit for unit in units if unit.kind == TRAINING]
     if only == CELLS:
         cells = [unit for unit in units if unit.kind != TRAINING]
-        ready = [unit for unit in cells if not unit.needs]
+        ready = [unit for unit in cells if unit.name in done or not unit.needs]
         if len(ready) < len(cells):
             err.print(f"{len(cells) - len(ready)} cells left out: their models are not trained")
         return ready
