@@ -141,6 +141,8 @@ def test_runs_of_a_short_model_have_samples_of_its_length(plan: Plan, tmp_path: 
     runs = [Run(trained_folder(place, name)) for name in short.runs]
     assert [read_recipe(run).data.max_sample_tokens for run in runs] == [32, 32]
     assert "data position" in read_checkpoint_manifest(runs[1].steps / "4").carried
+    made = [line for line in list_texts(read_runs(short, place)) if line.startswith("biphase tokenizer")]
+    assert made == [f"biphase tokenizer from {tmp_path / 'llama'} --out tokenizer"]
 
 
 def test_a_record_says_what_text_was_trained_on(plan: Plan, finished: Path) -> None:

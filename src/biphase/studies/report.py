@@ -471,6 +471,8 @@ def list_texts(state: StudyState) -> Iterator[str]:
     texts: dict[tuple[str, str], None] = {}
     for name, record in state.records.items():
         texts |= dict.fromkeys(zip(state.plan.runs[name].recipe.data.sets, record.text or (), strict=False))
+    inits = [(path, run.recipe.init) for run in state.plan.runs.values() for path in run.recipe.data.sets]
+    models = {path: init.model + (f"@{init.revision}" if init.revision else "") for path, init in inits if init.model}
     for path, content in texts:
         if find_text(path) != content:
             yield f"# trained on {path}: fingerprint {content[:16]}"
@@ -484,7 +486,9 @@ def list_texts(state: StudyState) -> Iterator[str]:
             is_held_out = not (manifest.options.validation_fraction or shard.parts["train"].documents)
             sources[is_held_out] |= dict.fromkeys(shard.sources)
         train, held_out = (shlex.join(names) if len(names) < 5 else "TEXT" for names in sources.values())
-        yield f"biphase tokenizer train {train} --vocab-size {manifest.vocab_size} --out tokenizer"
+        trained = f"train {train} --vocab-size {manifest.vocab_size}"
+        made = f"from {shlex.quote(models[path])}" if path in models else trained
+        yield f"biphase tokenizer {made} --out tokenizer"
         words = [f"biphase prepare {train} --tokenizer tokenizer --out {shlex.quote(path)}"]
         words += [f"--validation {held_out}"] if held_out else []
         changed = manifest.options.model_dump(exclude_defaults=True).items()
