@@ -18,7 +18,7 @@ from biphase.finetuning.scores import ScoreSet
 from biphase.report.claims import Claim, Finding, Inequality, judge_claims, tell_finding
 from biphase.report.contrasts import Contrast, with_averages
 from biphase.report.paper import measure_findings, read_findings, read_reference
-from biphase.report.results import AVERAGE, ReportArm, Result, ResultSet
+from biphase.report.results import AVERAGE, LOSS, ReportArm, Result, ResultSet
 from biphase.report.statistics import spend_error
 from biphase.studies.cost import measure_sizes
 from biphase.studies.declarations import (
@@ -151,6 +151,23 @@ def test_a_bound_on_the_compute_equivalent() -> None:
         lost = [replace(one, num_diverged=int(one.arm.name == name)) for one in results]
         less, _, more = judge(plan, lost)
         assert (less.verdict, more.verdict) == verdicts
+
+
+def test_an_arm_that_is_a_checkpoint_of_another_run_has_the_loss_there() -> None:
+    """Without a decay, the shorter of two budgets trains no step of its own."""
+    recipe = {"data": {"shards": "shards"}, "schedule": {"warmup_steps": 10, "decay_steps": 0}}
+    arms = [{"group": "all", "models": ["1m"], "curricula": ["mlm40"], "budgets": [400, 100]}]
+    plan = make_plan(recipe=recipe, arms=arms, pretraining_seeds=1)
+    assert [*plan.runs] == ["1m-mlm40-400"]
+    results = ResultSet(
+        tuple(
+            Result(ReportArm(name, "other", "1m", "mlm", 40, 100, 0, 100), "TC", "wnut17", "standard", (0.5, 0.6))
+            for name in plan.arms
+        )
+    )
+    rows = [{"kind": "validation", "step": step, "seed": 0, "loss": step / 100} for step in (100, 400)]
+    lost = [one for one in with_losses(plan, results, {"1m-mlm40-400": rows}).results if one.dataset == LOSS]
+    assert {one.arm.name: one.samples for one in lost} == {"1m-mlm40-400": [4.0], "1m-mlm40-100": [1.0]}
 
 
 def test_losses_are_paired_by_pretraining_seed() -> None:

@@ -136,11 +136,15 @@ def with_losses(plan: Plan, results: ResultSet, losses: Mapping[str, Sequence[Ma
     """Add each arm's held-out loss at its last step, with a sample for each pretraining seed; `losses` as of
     `read_losses`. Only hypotheses read it: it belongs to no family, so it is no part of an average."""
     arms, added, planned = {arm.name: arm for arm in results.models}, [], dict(results.planned_runs)
-    for name, run in plan.of_first_seed.runs.items():
-        if name not in arms:
-            continue
-        rows = [row for row in losses.get(name, ()) if (row["kind"], row["step"]) == ("validation", run.last)]
-        by_seed = {row["seed"]: row["loss"] for row in reversed(rows)}  # of a mixed phase, the masked objective's
+    ends = defaultdict[str, dict[int, float]](dict)
+    for model in plan.models:
+        if model.kind == "final" and model.pooled_name in arms:
+            # An arm without steps of its own is a checkpoint of another arm's run.
+            rows, end = losses.get(plan.arms[model.run].pooled_name, ()), ("validation", model.step, model.seed)
+            found = [row["loss"] for row in rows if (row["kind"], row["step"], row["seed"]) == end]
+            # Of a mixed phase, the first is the masked objective's.
+            ends[model.pooled_name].update((model.seed, loss) for loss in found[:1])
+    for name, by_seed in ends.items():
         planned[name, LOSS] = sum(arm.pooled_name == name for arm in plan.arms.values())
         if by_seed:
             result = Result(arms[name], "", LOSS, results.primary_metric, [*by_seed.values()], num_runs=len(by_seed))
