@@ -20,6 +20,7 @@ import biphase
 from biphase.api.studies import measure_cpu
 from biphase.config import load_config
 from biphase.errors import InputError
+from biphase.flops import SampleLengths, flops_between, update_flops
 from biphase.presets import PRESETS
 from biphase.recipe import Recipe
 from biphase.report.contrasts import Terms, with_averages
@@ -48,6 +49,7 @@ from biphase.studies.report import weigh_evidence
 H100 = find_machine("H100", efficiency=0.4)
 
 BUDGETS: list[dict[str, Any]] = [
+    {"flops": 6e12},
     {"hours": 0.2, "machine": find_machine("CPU", 2), "text": TextAmount(text_bytes=2e8)},
     {"hours": 1, "machine": H100, "text": TextAmount(text_bytes=2e8)},
     {"flops": 1e20, "text": TextAmount(tokens=1e10, vocab_size=50_000)},
@@ -65,6 +67,10 @@ def test_a_recipe_loads_and_stays_within_its_budget(budget: dict[str, Any], tmp_
     limit = budget.get("flops") or budget["hours"] * 3600 * (
         budget["machine"].devices * budget["machine"].peak_flops * budget["machine"].efficiency
     )
+    shape, samples = advice.chosen.shape, SampleLengths(advice.chosen.context / 2, advice.chosen.context / 2, "assumed")
+    flops = replace(shape.flops, per_update=update_flops(advice.recipe.optimizer, shape.matrices))
+    counted = flops_between(advice.recipe, flops, samples, 0, advice.recipe.num_steps)
+    assert advice.flops == pytest.approx(sum(counted.values()))
     assert advice.flops <= 1.02 * limit
     assert advice.flops >= 0.98 * limit or advice.chosen.epochs == MOST_EPOCHS
     trained = advice.recipe.num_steps * advice.recipe.batch_tokens
@@ -298,6 +304,14 @@ def test_the_users_own_study_decides_where_it_is_clear() -> None:
         assert [phase.steps / recipe.num_steps for phase in recipe.curriculum] == pytest.approx(shares, abs=1e-3)
 
 
+@pytest.mark.parametrize(("curriculum", "told"), [("25/75", "20%"), ("50% mlm30-15 + 50% mlm", "30–15% and 20%")])
+def test_the_masking_is_that_of_the_users_own_study(curriculum: str, told: str) -> None:
+    advice = advise(flops=1e21, evidence=[Evidence(curriculum, 60.0, 0.5, mask=0.2)])
+    choice = next(choice for choice in advice.choices if choice.what == "masking")
+    assert (choice.value, choice.source) == (told, "your study")
+    assert advice.recipe.curriculum[-1].mask_at(1) == 0.2
+
+
 def test_evidence_is_over_pretraining_seeds() -> None:
     """The second curriculum is 4 points behind with each fine-tuning seed: clear, unless its pretraining seeds differ
     by 8. The third is as good as the first."""
@@ -368,7 +382,7 @@ def test_what_is_said_of_small_networks_is_in_our_scores() -> None:
     assert more["pos_ewt"] < split["pos_ewt"] and all(more[kind] >= split[kind] for kind in ("TC mean", "genre"))
 
 
-@pytest.mark.parametrize(("flops", "told"), [(2e13, ""), (1e18, "; for 36m and 3.35B tokens that is an extrapolation")])
+@pytest.mark.parametrize(("flops", "told"), [(2e13, ""), (1e18, "; for 36m and 3.33B tokens that is an extrapolation")])
 def test_what_small_networks_showed_is_no_reason_for_larger_ones(flops: float, told: str) -> None:
     advice = advise(flops=flops, from_scratch=True)
     reason = next(choice.reason for choice in advice.choices if choice.what == "curriculum")

@@ -19,9 +19,9 @@ from biphase.corpus.shards import ShardSet
 from biphase.corpus.text import find_language, find_text_sources, read_documents, spread
 from biphase.curriculum import OBJECTIVES, ObjectiveName, Phase
 from biphase.errors import SOURCE, InputError
-from biphase.flops import SampleLengths, Shape, flops_per_token, shape_of
+from biphase.flops import SampleLengths, Shape, flops_per_token, shape_of, update_flops
 from biphase.presets import PRESETS
-from biphase.recipe import Recipe
+from biphase.recipe import Optimizer, Recipe
 from biphase.report.formats import (
     format_bytes,
     show_count,
@@ -194,6 +194,8 @@ LEAST_TOKENS = 100_000
 """The fewest training tokens for which the advice names a network: a rule of ours."""
 LEAST_CONTINUED = 1_000_000
 """The fewest training tokens for which the advice is to continue a public encoder: a rule of ours."""
+OPTIMIZERS: dict[str, dict[str, Any]] = {"small network": {"name": "muon", "eps": 1e-8}}
+"""Case of a candidate in the rules → its optimizer; the other cases have AdamW."""
 
 
 @dataclass(frozen=True)
@@ -234,18 +236,20 @@ class Candidate:
         return str(preset["kind"]) if preset else "continued"
 
 
-def make_candidate(
-    name: str, usual: dict[str, Any], text: TextAmount | None, budget: float, curriculum: str | None = None
-) -> Candidate:
-    """Spend the budget, or all of the text, on a preset or public encoder; `curriculum` replaces its usual one."""
+def make_candidate(name: str, usual: Mapping[str, Any], text: TextAmount | None, budget: float) -> Candidate:
+    """Spend the budget, or all of the text, on a preset or public encoder with its usual settings."""
     if "shape" in usual:
         shape = Shape(**usual["shape"])
     else:
         shape = shape_of(name, {}, (text.vocab_size if text else None) or usual["vocab_size"])
-    curriculum, mask, context = curriculum or usual["curriculum"], usual["mask"], usual["context"]
+    curriculum, mask, context = usual["curriculum"], usual["mask"], usual["context"]
     unique = text.unique_tokens(shape.vocab_size) if text else math.inf
-    token_flops = mean_token_flops(shape, scale_curriculum(curriculum, mask, 10_000), context)
-    tokens, loss = min(budget / token_flops, MOST_EPOCHS * unique), math.nan
+    training = mean_token_flops(shape, scale_curriculum(curriculum, mask, 10_000), context)
+    update = update_flops(Optimizer(**OPTIMIZERS.get(usual.get("kind", ""), {})), shape.matrices)
+    token_flops, tokens, loss = training, math.inf, math.nan
+    for _ in range(3):  # fewer tokens get smaller batches, and so more updates each
+        tokens = min(budget / token_flops, MOST_EPOCHS * unique)
+        token_flops = training + update / choose_steps(tokens, context)[1]
     if name in PRESETS:
         # The law ignores the vocabulary; a network that has learned nothing guesses uniformly over it.
         loss = min(predict_loss(shape.parameters_without_head, tokens, unique), math.log(shape.vocab_size))
@@ -287,8 +291,7 @@ def scale_curriculum(curriculum: str, mask: float, steps: int, epochs: float = 0
 
 
 def mean_token_flops(shape: Shape, phases: Sequence[Phase], context: int) -> float:
-    """Return the FLOPs per training token, averaged over the phases. Samples are assumed to have half of the longest
-    length, `context`."""
+    """Return the mean FLOPs per token of training, without optimizer, for samples of half of the longest length."""
     samples = SampleLengths(context / 2, context / 2, "assumed")
     total = sum(phase.steps for phase in phases)
     return sum(phase.steps / total * flops_per_token(shape.flops, phase, samples) for phase in phases)
@@ -324,6 +327,8 @@ class Evidence:
     """Whether the study's best encoder is ahead of it by more than noise, by the test behind all verdicts."""
     tokens: float = math.inf
     """The number of training tokens."""
+    mask: float = 0.4
+    """The masking probability of its masked phases that state none."""
 
     @property
     def score(self) -> str:
@@ -406,8 +411,8 @@ def advise(
     # Roughly the cost of the encoder's own training.
     encoder_flops = encoder["tokens"] * continued.shape.flops.token(continued.context, continued.mask)
     evident = choose_curriculum(evidence)
-    curriculum = evident.value if evident else None
-    candidates = tuple(make_candidate(name, rules["presets"][name], text, budget, curriculum) for name in PRESETS)
+    own = {"curriculum": evident.value, "mask": evidence[0].mask} if evident else {}
+    candidates = tuple(make_candidate(name, rules["presets"][name] | own, text, budget) for name in PRESETS)
     unfit, chosen = list[str](), choose_candidate(candidates, budget)
     while (recipe := write_recipe(chosen, machine, text)) is None:
         unfit.append(chosen.name)
@@ -427,6 +432,7 @@ def advise(
     facts |= {"option": "--study" if evidence else "--from-scratch", "language": tell_language(language, encoder)}
     facts["times"] = show_estimate(times) if times < 1000 else "over 1,000"
     spent = recipe.tokens_before(recipe.num_steps) * mean_token_flops(chosen.shape, recipe.curriculum, chosen.context)
+    spent += recipe.num_steps * update_flops(recipe.optimizer, chosen.shape.matrices)
     advice = Advice(
         best_use=fill_in(rules["best_use"][case], **facts),
         recipe=recipe,
@@ -551,7 +557,7 @@ def write_recipe(chosen: Candidate, machine: Machine | None, text: TextAmount | 
         "curriculum": phases,
         "schedule": {"peak_lr": rate, "warmup_steps": warmup, "decay_steps": decay},
         "batch_tokens": batch,
-        "optimizer": {"name": "muon", "eps": 1e-8} if is_small else {},
+        "optimizer": OPTIMIZERS.get(chosen.kind, {}),
         "validation": every,
         "checkpoints": every,
         "compute": {"microbatch_tokens": min(batch, max(context, least_tokens))},
@@ -569,7 +575,7 @@ def explain_choices(advice: Advice, evident: Choice | None) -> Iterator[Choice]:
     reach = "" if is_near else fill_in(read_rules()["reach"], chosen=chosen)
     curriculum = evident or apply_rule("curriculum", kind, curriculum=chosen.curriculum, reach=reach)
     possible = [item for item in advice.candidates if item.tokens >= LEAST_TOKENS]
-    cases = {"schedule": "any"}
+    cases = {"schedule": "any"} | ({"masking": "your study"} if evident else {})
     if len(possible) == 1:
         cases["size"] = "one"
     elif possible and chosen.is_guess:
@@ -582,14 +588,13 @@ def explain_choices(advice: Advice, evident: Choice | None) -> Iterator[Choice]:
         cases["tokens"] = "used up"
     else:
         cases["tokens"] = "repeated" if chosen.epochs > FRESH_EPOCHS else "fresh"
-    if kind == "the paper's size":
-        cases["masking"] = "MLM alone" if curriculum.value == "mlm" else "after CLM"
     if text is not None and text.vocab_size is not None and kind != "continued":
         cases["vocabulary"] = "of the shards"
     if recipe.curriculum != scale_curriculum(chosen.curriculum, chosen.mask, recipe.num_steps):
         phases = " + ".join(f"{phase.steps} {phase.objective}" for phase in recipe.curriculum)
         curriculum = apply_rule("curriculum", "cut", before=curriculum, phases=phases, most_clm=CLM_EPOCHS)
     losses = [f"{item.name} {item.loss:.2f}" for item in possible if item != chosen and not item.is_guess]
-    facts = {"chosen": chosen, "recipe": recipe, "others": ", ".join(losses)}
+    masks = show_list([*dict.fromkeys(f"{phase.masked}%" for phase in recipe.curriculum if phase.masked)])
+    facts = {"chosen": chosen, "recipe": recipe, "others": ", ".join(losses), "masks": masks}
     for rule in read_rules()["rules"]:
         yield curriculum if rule == "curriculum" else apply_rule(rule, cases.get(rule, kind), **facts)

@@ -181,13 +181,17 @@ def read_evidence(folder: Path) -> list[Evidence]:
     tables = {table.name for table in plan.study.curricula}
     by_spot: dict[tuple[str, int], dict[str, Terms]] = {}
     for arm in plan.of_first_seed.arms.values():
+        is_usual = arm.recipe_key == plan.usual_recipes.get((arm.model, False), arm.recipe_key)
         terms: Terms = [(1 / len(tasks), scores[arm.name, task]) for task in tasks if (arm.name, task) in scores]
-        if arm.parent is None and not arm.settings and arm.curriculum not in tables and len(terms) == len(tasks) > 0:
-            by_spot.setdefault((arm.model, arm.recipe.tokens_before(arm.recipe.num_steps)), {})[arm.curriculum] = terms
+        is_alike = arm.parent is None and not arm.settings and is_usual
+        if is_alike and arm.curriculum not in tables and len(terms) == len(tasks) > 0:
+            spot = arm.model, arm.recipe.tokens_before(arm.recipe.num_steps)
+            by_spot.setdefault(spot, {}).setdefault(arm.curriculum, terms)
     if not by_spot:
         raise InputError(f"{folder} has no curriculum with a score on every task yet; finish it with study run")
     network, tokens = max(by_spot, key=lambda spot: (len(by_spot[spot]), spot[1]))
-    return [replace(item, tokens=tokens) for item in weigh_evidence(by_spot[network, tokens])]
+    facts: dict[str, Any] = {"tokens": tokens, "mask": plan.study.mask_probability}
+    return [replace(item, **facts) for item in weigh_evidence(by_spot[network, tokens])]
 
 
 def weigh_evidence(curricula: Mapping[str, Terms]) -> list[Evidence]:
