@@ -28,6 +28,7 @@ from biphase.finetuning.config import PROTOCOL
 from biphase.pretraining import loop
 from biphase.recipe import Checkpoints
 from biphase.run import Run, read_checkpoint_manifest, read_recipe
+from biphase.studies import report
 from biphase.studies import run as worker
 from biphase.studies.cost import list_costs, measure_sizes, run_flops
 from biphase.studies.folder import (
@@ -435,6 +436,7 @@ def test_a_study_is_evidence_for_advice(plan: Plan, finished: Path, tmp_path: Pa
     ]
     assert found[1].mean == pytest.approx(100 * both.mean)
     assert not any(item.is_behind for item in found), "all score zero"
+    assert {item.mask for item in found} == {0.4}
     with pytest.raises(InputError, match=r"is not the folder of a study: it has no study.yaml"):
         read_evidence(tmp_path)
     empty = claim_study_folder(tmp_path / "empty", plan.study)
@@ -443,6 +445,26 @@ def test_a_study_is_evidence_for_advice(plan: Plan, finished: Path, tmp_path: Pa
 
 
 BOTH = ("tiny-50-50-12", "ratio", "standard")
+
+
+def test_an_arm_with_a_recipe_of_its_own_is_no_evidence(
+    plan: Plan, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The curriculum has the score of the network's usual recipe, wherever in the file the other one stands."""
+    usual = {item.curriculum: item.mean for item in read_evidence(finished)}
+    tree = plan.study.model_dump(mode="json") | {"mask_probability": 0.2}
+    faster = tree["arms"][0] | {"group": "faster", "name": "fast-{curriculum}", "curricula": ["mlm40"]}
+    faster["recipe"] = {"schedule": {"peak_lr": 2e-2}}
+    scored = collect_results(plan, read_state(plan, finished).scores, measure_sizes(plan))
+    own = [one for one in scored.results if one.arm.name == "tiny-mlm40-12"]
+    better = [replace(one, arm=replace(one.arm, name="fast-mlm40"), samples=[1.0, 1.0], examples=None) for one in own]
+    monkeypatch.setattr(report, "read_state", lambda *_: read_state(plan, finished))
+    results = replace(scored, results=(*scored.results, *better))
+    monkeypatch.setattr(report, "collect_results", lambda *_: results)
+    for arms in ([*tree["arms"], faster], [faster, *tree["arms"]]):
+        study = parse_config(Study, tree | {"arms": arms}, origin="faster")
+        found = read_evidence(claim_study_folder(tmp_path / "study", study))
+        assert {item.curriculum: item.mean for item in found} == usual and {item.mask for item in found} == {0.2}
 
 
 def test_a_study_that_grows_trains_only_what_is_new(plan: Plan, finished: Path, tmp_path: Path) -> None:

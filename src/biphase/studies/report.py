@@ -170,8 +170,8 @@ def measure_example_variances(plan: Plan, folder: Path) -> dict[str, float]:
 
 def read_evidence(folder: Path) -> list[Evidence]:
     """Compare the curricula of the study in a folder by their mean test score in % over all tasks, for the network with
-    the most curricula, at its largest budget. Leave out arms that lack a score on some task, and curricula without a
-    short form. Raises `InputError` if no curriculum is left."""
+    the most curricula, at its largest budget. Leave out arms that lack a score on some task, arms whose recipe is not
+    the usual one of their network, and curricula without a short form. Raises `InputError` if no curriculum is left."""
     if not (folder / "study.yaml").exists():
         raise InputError(f"{folder} is not the folder of a study: it has no study.yaml; give the folder of `study run`")
     plan = plan_study(load_study(folder / "study.yaml"))
