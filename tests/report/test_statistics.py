@@ -8,6 +8,7 @@ from scipy import stats
 
 from biphase.report.statistics import (
     SIGNIFICANCE,
+    add_overlapping,
     holm,
     holm_level,
     is_stability_rate,
@@ -59,6 +60,22 @@ def test_repetitions_by_hand() -> None:
     assert repetitions([1, 2, 3, 6], [8, 7, 8, 7]).tolist() == [4, 2]
     assert repetitions([[1, 10], [2, 20], [6, 60]], [0, 1, 1]).tolist() == [[1, 10], [4, 40]]
     assert repetitions([1, 2], [7, 7]).tolist() == repetitions([1, 2], []).tolist() == [1, 2]
+
+
+def test_rows_with_the_same_seeds_have_the_spread_of_their_sum() -> None:
+    """Also where the seeds stand in another order in the list; a row alone has the variance of its mean."""
+    a, b = np.random.default_rng(0).random((2, 4))
+    found = add_overlapping([(1.0, a, (0, 1, 2, 3)), (-2.0, b, (3, 3, 1, 2, 0))])
+    assert found == pytest.approx((np.var(a - 2 * b, ddof=1) / 4, 3))
+    assert add_overlapping([(2.0, a, range(4))]) == pytest.approx((4 * np.var(a, ddof=1) / 4, 3))
+
+
+def test_overlapping_rows_by_hand() -> None:
+    """Deviations (-1, 0, 1)/√6 of seeds 0, 1, 2 and (-1, 1)/√2 of seeds 1, 2. Their covariance matrices are
+    [2 -1 -1; -1 2 -1; -1 -1 2]/18 and [1 -1; -1 1]/4: the sum has the trace 5/6 and squares of 17/36."""
+    found = add_overlapping([(1.0, np.array([4.0, 5, 6]), (0, 1, 2)), (1.0, np.array([1.0, 3]), (1, 2))])
+    sums = np.array([-1 / math.sqrt(6), -1 / math.sqrt(2), 1 / math.sqrt(6) + 1 / math.sqrt(2)])
+    assert found == pytest.approx((sums @ sums, 25 / 17))
 
 
 def test_the_papers_rates_of_stability() -> None:

@@ -29,6 +29,8 @@ from biphase.report.statistics import (
     TAILS,
     GapUnit,
     Interval,
+    SpreadTerm,
+    add_overlapping,
     add_variances,
     interaction,
     is_significant,
@@ -74,8 +76,9 @@ class Contrast:
     """The part of the squared error that comes from the choice of rates."""
     choice_degrees: float = math.nan
     """The degrees of freedom of `choice_variance`; nan if the test leaves it out, or there was no choice."""
-    lent: int = 0
-    """The degrees of freedom that other arms lend to the spread over seeds."""
+    lent: float = 0
+    """The degrees of freedom of the spread over seeds beyond those of the fewest seeds: other arms lend them, or tasks
+    with more seeds have them."""
     is_noisy: bool = False
     """Whether its arms vary more between seeds than the others (`are_noisier`), in a test where that matters."""
     has_one_seed: bool = False
@@ -122,13 +125,13 @@ class Contrast:
 def contrast(terms: Iterable[tuple[float, Result]]) -> Contrast:
     """Return Σ weight · mean over the scores of different models, with its error from seeds and test examples together.
 
-    Scores with the same seeds are paired by seed; others count as independent. Test examples are paired. The squared
-    error is a + b - c, and never below a or b: the variance of a mean over two crossed random factors. a is the
-    variance of the sum over R repetitions (Student's, or Welch's for groups of seeds), b its variance over N examples,
-    and c the part that both contain (seeds that differ on single examples). The variance of the choice of rates
-    (`of_choices`) is added. Without that variance, other arms with the same seeds lend degrees of freedom to a
-    (`moderate`). `mix_degrees` combines the degrees of freedom. If examples are unknown, this is the t test over seeds
-    alone.
+    Scores with the same seeds are paired by seed; others count as independent, unless an arm's pretraining seeds
+    overlap between tasks (`add_overlapping`). Test examples are paired. The squared error is a + b - c, and never below
+    a or b: the variance of a mean over two crossed random factors. a is the variance of the sum over R repetitions
+    (Student's, or Welch's for groups of seeds), b its variance over N examples, and c the part that both contain (seeds
+    that differ on single examples). The variance of the choice of rates (`of_choices`) is added. Without that variance,
+    other arms with the same seeds lend degrees of freedom to a (`moderate`). `mix_degrees` combines the degrees of
+    freedom. If examples are unknown, this is the t test over seeds alone.
     """
     # An average counts as the scores behind it.
     terms = [(weight / len(mean.parts), score) for weight, mean in terms for score in mean.parts]
@@ -180,22 +183,38 @@ def seed_interval(terms: Iterable[tuple[float, Result]]) -> Interval:
     return t_test(estimate, math.sqrt(variance), degrees, max(abs(score.mean) for _, score in terms))
 
 
-def over_seeds(terms: Terms, groups: list[Terms] | None, lends: bool) -> tuple[list[tuple[float, int]], int, float]:
-    """Return, for each group of repetitions, the variance of the sum and its degrees of freedom; the fewest
-    repetitions of a group; and the sum. `lends`: whether other arms lend degrees of freedom."""
+def over_seeds(terms: Terms, groups: list[Terms] | None, lends: bool) -> tuple[list[SpreadTerm], int, float]:
+    """Return, for each group of repetitions (overlapping ones count as one), the variance of the sum and its degrees
+    of freedom; the fewest repetitions of a group; and the sum. `lends`: whether other arms lend degrees of freedom."""
     if groups is None:  # only means and spreads are known, as for published scores
         weights, once = defaultdict[int, float](float), {id(score): score for _, score in terms}
         for weight, score in terms:  # the same score may stand on both sides
             weights[id(score)] += weight
-        variances = [((weights[key] * score.std) ** 2 / score.num, score.num - 1) for key, score in once.items()]
-        return variances, min(score.num for _, score in terms), sum(weight * score.mean for weight, score in terms)
+        known = [((weights[key] * score.std) ** 2 / score.num, score.num - 1.0) for key, score in once.items()]
+        return known, min(score.num for _, score in terms), sum(weight * score.mean for weight, score in terms)
     rows = [np.sum([weight * score.repeated for weight, score in group], axis=0) for group in groups]
-    variances = []
-    for group, rows_R in zip(groups, rows, strict=True):
+    variances = list[SpreadTerm]()
+    for joined in join_overlapping(groups):
+        group, rows_R = groups[joined[0]], rows[joined[0]]
         own, degrees = variance(rows_R), len(rows_R) - 1
         moderated, lent = moderate(own, degrees, group) if lends else (own, 0)
-        variances.append((moderated / len(rows_R), degrees + lent))
+        scores = ((w, score.repeated, score.pretraining_seeds) for index in joined for w, score in groups[index])
+        variances.append(add_overlapping(scores) if len(joined) > 1 else (moderated / len(rows_R), degrees + lent))
     return variances, min(len(rows_R) for rows_R in rows), sum(float(rows_R.mean()) for rows_R in rows)
+
+
+def join_overlapping(groups: list[Terms]) -> list[list[int]]:
+    """Join the groups, by their indices, in which an arm has some of its pretraining seeds again, as where one task
+    lacks a seed: a seed's effect on an arm is in all its tasks."""
+    joined = list[tuple[set[tuple[str, int]], list[int]]]()
+    for index, group in enumerate(groups):
+        several = [score for _, score in group if len({*score.pretraining_seeds}) > 1]
+        seeds, indices = {(score.arm.name, seed) for score in several for seed in score.pretraining_seeds}, [index]
+        for other in [other for other in joined if other[0] & seeds]:
+            joined.remove(other)
+            seeds, indices = seeds | other[0], [*other[1], *indices]
+        joined.append((seeds, indices))
+    return [indices for _, indices in joined]
 
 
 FEW_DEGREES = 4
@@ -285,10 +304,6 @@ def are_noisier(group: Terms) -> bool:
     ratio = off_AR.var(axis=1, ddof=1).mean() / (spread * (1 + 1 / num_others))
     degrees = off_AR.shape[1] - 1
     return float(special.fdtrc(len(off_AR) * degrees, (num_others - 1) * degrees, ratio)) < SIGNIFICANCE
-
-
-SpreadTerm = tuple[float, float]
-"""A variance and its degrees of freedom."""
 
 
 def mix_degrees(seeds: SpreadTerm, examples: SpreadTerm, choice: SpreadTerm) -> float:
@@ -478,8 +493,7 @@ def average(cells: Sequence[Result], family: str = "", dataset: str = ALL_TASKS)
     """Average an arm's results on several datasets.
 
     With the same seeds on all datasets, the average has a sample for each seed. With different seeds it has no samples,
-    only an interval over independent repetitions, which pairs datasets by pretraining seed. Published means count as
-    independent.
+    only an interval (`seed_interval`). Published means count as independent.
     """
     first = cells[0]
     mean_result = Result(first.arm, family, dataset, first.metric, cells=tuple(cells) if first.samples else ())

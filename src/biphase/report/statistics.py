@@ -4,7 +4,7 @@ Letters: N values, S seeds, R learning rates or repetitions, B resamples.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,6 +19,9 @@ GapUnit = Literal["points", "nats"]
 """The unit of a difference between scores, or between losses."""
 
 TAILS = SIGNIFICANCE / 2, 1 - SIGNIFICANCE / 2
+
+SpreadTerm = tuple[float, float]
+"""A variance and its degrees of freedom."""
 
 ROUNDING = 1e-12
 """The share of the values' size below which a spread counts as rounding error."""
@@ -190,10 +193,10 @@ def is_significant(p_value: float) -> bool:
     return p_value < SIGNIFICANCE
 
 
-def add_variances(variances: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def add_variances(variances: Sequence[SpreadTerm]) -> SpreadTerm:
     """Add independent variances, and find the degrees of freedom of the sum by Satterthwaite's rule (1946).
 
-    `variances`: (variance, degrees of freedom). In the upper limit of the degrees none counts for more than twice the
+    In the upper limit of the degrees none counts for more than twice the
     least: otherwise two seeds that are close by chance would count as exact beside ten.
     """
     total = sum(value for value, _ in variances)
@@ -203,6 +206,28 @@ def add_variances(variances: Sequence[tuple[float, float]]) -> tuple[float, floa
     least = min(degrees for _, degrees in variances)
     most = sum(min(degrees, 2 * least) for _, degrees in variances)
     return total, min(total**2 / denominator, most) if denominator else math.nan
+
+
+def add_overlapping(rows: Iterable[tuple[float, np.ndarray, Sequence[int]]]) -> SpreadTerm:
+    """Return the variance of Σ weight · mean over rows of repetitions that share some of their seeds, and its degrees
+    of freedom.
+
+    Each mean's deviations are scaled so that their squares add up to its variance, and summed by seed before squaring,
+    so the covariances of shared seeds are in (a cluster-robust variance). Degrees of freedom are Satterthwaite's for
+    such a sum with independent rows (Bell and McCaffrey 2002). If all rows have the same seeds, this is the variance of
+    their sum over repetitions, divided by their number, with one degree less than repetitions.
+
+    Args:
+        rows: weight, the value of each seed (`repetitions`), and these seeds in any order, also repeated.
+    """
+    rows = [(weight / math.sqrt(len(values) * (len(values) - 1)), values, {*seeds}) for weight, values, seeds in rows]
+    seeds_R = sorted(set.union(*(seeds for _, _, seeds in rows)))
+    sums_R, covariance_RR = np.zeros(len(seeds_R)), np.zeros((len(seeds_R), len(seeds_R)))
+    for weight, values, seeds in rows:
+        is_in_R = np.isin(seeds_R, [*seeds])
+        sums_R[is_in_R] += weight * (values - values.mean())
+        covariance_RR += weight**2 * (np.diag(is_in_R) - np.outer(is_in_R, is_in_R) / len(values))
+    return float(sums_R @ sums_R), float(np.trace(covariance_RR) ** 2 / (covariance_RR**2).sum())
 
 
 def interaction(values_RN: np.ndarray) -> float:
