@@ -51,16 +51,16 @@ def test_known_share() -> None:
     # The interval is where the test of a share turns: inside it, within noise; outside, above or below.
     sides = []
     for share in (found.low * 0.97, found.low * 1.03, found.high * 0.97, found.high * 1.03):
-        seen = contrast_at_share(results, arm, list(ladder), share, None)
+        seen = contrast_at_share(results, arm, list(ladder), share, [["a"]])
         tested = seen.against()
         sides.append("below" if tested.high < 0 else "above" if tested.low > 0 else "within")
     assert sides == ["below", "within", "within", "above"]
     for share, baseline in ((1.0, 0.5), (0.25, 0.7)):  # the ends of the ladder are on it
-        assert contrast_at_share(results, arm, list(ladder), share, None).estimate == pytest.approx(
+        assert contrast_at_share(results, arm, list(ladder), share, [["a"]]).estimate == pytest.approx(
             0.65 - baseline, abs=1e-3
         )
     with pytest.raises(InputError, match="the baseline's ladder does not reach 10 times the arm's compute"):
-        contrast_at_share(results, arm, list(ladder), 0.1, None)
+        contrast_at_share(results, arm, list(ladder), 0.1, [["a"]])
 
 
 def test_nothing_is_read_off_beyond_the_ladder() -> None:
@@ -100,7 +100,7 @@ def test_a_line_over_more_than_a_factor_of_four_is_refused() -> None:
     arm = make_arm("ours", 4.0)
     results = make_results({**far, arm: [0.6, 0.61]})
     told = "mlm-small and mlm-large are a factor of 16 apart, .* give the baseline budgets between them"
-    for ask in (compute_equivalent, lambda *own: contrast_at_share(*own, 1.0, None)):
+    for ask in (compute_equivalent, lambda *own: contrast_at_share(*own, 1.0, [["a"]])):
         with pytest.raises(InputError, match=told):
             ask(results, arm, list(far))
     between = make_arm("mlm-middle", 4.0)
@@ -125,6 +125,23 @@ def test_a_ladder_that_dips_is_made_monotone() -> None:
     found = compute_equivalent(make_results({**ladder, arm: [0.64, 0.64, 0.64]}), arm, list(ladder))
     assert [round(height, 3) for height in found.heights] == [0.5, 0.65, 0.65]
     assert found.share == pytest.approx(2 ** -(14 / 15))
+
+
+@pytest.mark.parametrize(
+    ("means", "score"),
+    [((0.5, 0.7, 0.6), 0.63), ((0.5, 0.7, 0.6), 0.68), ((0.7, 0.5, 0.9), 0.61), ((0.7, 0.5, 0.9), 0.55)],
+)
+def test_on_a_ladder_that_dips_the_interval_has_the_point_and_every_share_within_noise(
+    means: tuple[float, ...], score: float
+) -> None:
+    ladder, arm = ladder_of(means), make_arm("ours", 1.0)
+    results = make_results({**ladder, arm: (score + 0.1 * NOISE[::-1]).tolist()})
+    found = compute_equivalent(results, arm, list(ladder))
+    assert found.low <= found.share <= found.high
+    for share in np.geomspace(0.25, 1, 30)[1:-1]:
+        side = contrast_at_share(results, arm, list(ladder), share, [["a"]]).side
+        assert found.low <= share <= found.high or side == ("above" if share > found.high else "below")
+    assert (found.low == 0) == (means[1] > means[0]) == (found.high < 1)
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,29 @@ def test_an_average_that_one_arm_lacks_a_family_of_is_not_there() -> None:
         assert bool(claim.inequalities) == is_there and bool(claim.untested) != is_there
 
 
+def test_every_average_is_the_mean_over_families() -> None:
+    """On a rung of its ladder, a compute equivalent's sum is the difference from that rung. An arm that gains
+    4 points on three data sets of one family and loses 10 on the only one of another is behind."""
+    rng, arms = np.random.default_rng(0), {}
+    for name, flops, score in (("mlm-100", 1.0, 0.6), ("mlm-200", 2.0, 0.65), ("mlm-400", 4.0, 0.7), ("x", 2.0, 0.65)):
+        arms[ReportArm(name, "other", "1m", "mlm", 40, 200, 0, 200, flops=flops)] = score
+    cells = [
+        Result(arm, family, task, "standard", tuple(score + gain * (arm.name == "x") + rng.normal(0, 0.003, 4)))  # type: ignore[arg-type]
+        for arm, score in arms.items()
+        for family, task, gain in (("TC", "a", 0.04), ("TC", "b", 0.04), ("TC", "c", 0.04), ("QA", "d", -0.1))
+    ]
+    tasks = {"a": "TC", "b": "TC", "c": "TC", "d": "QA"}
+    results = with_averages(ResultSet(cells, planned_tasks=tasks))
+    named: dict[str, ArmsBySpot] = {"mlm": {("1m", n): {"mlm": f"mlm-{n}"} for n in (100, 200, 400)}}
+    named |= {"x": {("1m", 200): {"x": "x"}}, "mlm-200": {("1m", 200): {"mlm-200": "mlm-200"}}}
+    for place in ("", " on TC", " on every task"):
+        lines = f"compute_equivalent(x, mlm) < 1{place}", f"x - mlm-200 > 0{place}"
+        share, gap = (measure_claim(bind(line, named, tasks), results).inequalities for line in lines)
+        assert [one.estimate for one in share] == pytest.approx([one.estimate for one in gap])
+        assert [one.interval.low for one in share] == pytest.approx([one.interval.low for one in gap])
+        assert gap[0].estimate < 0 if not place else gap[0].estimate > 0
+
+
 def test_of_a_group_every_arm_is_asked_about_or_one_is_enough() -> None:
     assert asked("every both - clm > 0 on TC for 1m") == [
         ("+1·1m-mlm40-400@TC -1·1m-clm-400@TC", "mlm40 - clm on TC 1m, 400 steps")

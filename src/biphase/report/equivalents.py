@@ -122,15 +122,18 @@ def compute_equivalent(
 
 
 def contrast_at_share(
-    results: ResultSet, arm: ReportArm, baseline: Sequence[ReportArm], share: float, datasets: Sequence[str] | None
+    results: ResultSet, arm: ReportArm, baseline: Sequence[ReportArm], share: float, parts: Sequence[Sequence[str]]
 ) -> Contrast:
-    """Contrast the arm's score with the baseline's score at the arm's FLOPs divided by `share`. The contrast is above
-    zero if the arm's equivalent is less than `share`. Raises `InputError` if those FLOPs lie beyond the ladder."""
-    score, ladder = make_ladder(results, arm, baseline, "flops", datasets)
-    compute = (arm.flops or math.nan) / share
-    if not min(ladder) <= compute <= max(ladder):
-        raise InputError(f"the baseline's ladder does not reach {show_estimate(1 / share)} times the arm's compute")
-    return contrast_at(score, ladder, compute)
+    """Contrast the arm's score with the baseline's score at the arm's FLOPs divided by `share`, by the mean over the
+    means of `parts`, which are lists of data sets. The contrast is above zero if the arm's equivalent is less than
+    `share`. Raises `InputError` if those FLOPs lie beyond the ladder."""
+    compute, terms = (arm.flops or math.nan) / share, []
+    for datasets in parts:
+        score, ladder = make_ladder(results, arm, baseline, "flops", datasets)
+        if not min(ladder) <= compute <= max(ladder):
+            raise InputError(f"the baseline's ladder does not reach {show_estimate(1 / share)} times the arm's compute")
+        terms += [(weight / len(parts), rung) for weight, rung in terms_at(score, ladder, compute)]
+    return contrast(terms)
 
 
 def tell_compute(results: ResultSet, terms: Terms, sign: float = 1.0) -> str:
@@ -222,30 +225,24 @@ def find_interval(score: Result, compute: float, ladder: Rungs) -> tuple[float, 
     new = [ends[0], *map(float, inside), ends[-1]]  # exp(log(end)) may lie beyond the end
     gaps = dict[float, Contrast]()
     for _ in range(1 + HALVINGS):
-        gaps |= {budget: contrast_at(score, ladder, budget) for budget in new}
+        gaps |= {budget: contrast(terms_at(score, ladder, budget)) for budget in new}
         grid = sorted(gaps)
         new = [math.sqrt(less * more) for less, more in itertools.pairwise(grid) if gaps[less].side != gaps[more].side]
     sides, noise = [gaps[budget].side for budget in grid], gaps[grid[0]].noise
     if "untested" in sides:
         return math.nan, math.nan, noise
-    # 2. The equivalent compute is above every point where the arm is ahead, and below every point where it is behind.
-    undecided = [budget for budget, side in zip(grid, sides, strict=True) if side == "within noise"]
-    if sides[0] == "below":
-        return compute / grid[0], math.inf, noise
-    if sides[-1] == "above":
-        return 0.0, compute / grid[-1], noise
-    if not undecided:  # the baseline passes the arm between two points
-        leap = sides.index("below")
-        return compute / grid[leap], compute / grid[leap - 1], noise
-    low = 0.0 if sides[-1] == "within noise" else compute / max(undecided)
-    high = math.inf if sides[0] == "within noise" else compute / min(undecided)
-    return low, high, noise
+    # 2. From the first point where the arm is not ahead to the last where it is not behind, also if the ladder dips.
+    not_ahead, not_behind = (
+        [budget for budget, seen in zip(grid, sides, strict=True) if seen != side] for side in ("above", "below")
+    )
+    high = compute / (not_ahead or grid[-1:])[0] if sides[0] == "above" else math.inf
+    low = compute / (not_behind or grid[:1])[-1] if sides[-1] == "below" else 0.0
+    return min(low, high), max(low, high), noise  # if the baseline passes the arm between two points, `low` is larger
 
 
-def contrast_at(score: Result, ladder: Rungs, compute: float) -> Contrast:
-    """Contrast an arm's score with the baseline's at this compute, interpolated between the two nearest rungs."""
-    baseline = [(-share, rung) for share, rung in interpolate(ladder, compute)]
-    return contrast([(1.0, score), *baseline])
+def terms_at(score: Result, ladder: Rungs, compute: float) -> Terms:
+    """Return an arm's score minus the baseline's at this compute, interpolated between the two nearest rungs."""
+    return [(1.0, score), *((-share, rung) for share, rung in interpolate(ladder, compute))]
 
 
 def interpolate(ladder: Rungs, compute: float) -> Terms:

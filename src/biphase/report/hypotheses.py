@@ -367,13 +367,13 @@ def measure(asked: AskedInequality, results: ResultSet) -> Inequality:
     bound = 0.0 if asked.is_equivalent or not asked.bound else sign * asked.bound
     gap: Contrast | None = None
 
-    def contrast_baseline(names: Sequence[str]) -> Contrast:
-        at_share = contrast_at_share(results, arms[first.arms[0]], baseline, asked.bound, names)
+    def contrast_baseline(parts: Sequence[Sequence[str]]) -> Contrast:
+        at_share = contrast_at_share(results, arms[first.arms[0]], baseline, asked.bound, parts)
         return negate(at_share) if sign > 0 else at_share
 
     # 1. The arms with their weights; and the contrast, unless it is a weighted sum of scores.
     if asked.is_equivalent:
-        gap = contrast_baseline(datasets)
+        gap = contrast_baseline([list_datasets(part, results) for part in list_parts(first.task, results)])
         sides = [WeighedArm(-sign, arms[first.arms[0]], first.task)]
         sides += [WeighedArm(sign, rung, first.task) for rung in baseline]
         owners = ("the arm’s", "the baseline’s")[:: -int(sign)]
@@ -399,7 +399,7 @@ def measure(asked: AskedInequality, results: ResultSet) -> Inequality:
     if first.function != "spread" and len({side.task for side in sides}) == 1:
         for name in datasets:
             on_task = [(side.weight, results.scores[side.arm.name][name]) for side in sides]
-            by_task[name] = contrast_baseline([name]) if asked.is_equivalent else contrast(on_task)
+            by_task[name] = contrast_baseline([[name]]) if asked.is_equivalent else contrast(on_task)
     lacks = find_lacks(weighted, results.planned_runs)
     compared = frozenset(side.arm.name for side in sides)
     bound = -bound if asked.is_equivalence and gap.estimate < 0 else bound
