@@ -151,6 +151,13 @@ def test_the_fewest_seeds_that_are_enough_are_named() -> None:
     assert named[0] is None and named[-2:] == [6, 6] and not is_right(5, 0.034)
 
 
+def test_a_shift_for_which_scipy_has_no_number_is_enough() -> None:
+    """509 seeds shift the difference by 3.05 · √(509 / 3) = 39.7 errors; six are enough."""
+    pair = Contrast(0.0305, 0.01, 2, 0.7, "paired t", 3)
+    assert what_decides(pair, 0.0, 0.025).startswith("about 6 seeds instead of 3")
+    assert all(is_enough(pair, 0.0, 0.025, num / 3, 1) for num in range(6, 1001))
+
+
 def test_what_decides_where_numbers_do_not() -> None:
     alone, alike = Contrast(0.1, np.nan, np.nan, 0.8, "Welch", 1), Contrast(0.1, 0.0, 4, 0.8, "paired t", 5)
     assert what_decides(alone, 0.0, 0.05) == "two seeds or more"

@@ -592,4 +592,5 @@ def find_power(
         degrees = pair.degrees * max((num - 1) / (pair.num - 1 + pair.lent), 1.0)
     error = math.sqrt(of_seeds + of_examples + of_choice)
     shift = min(abs(pair.estimate - bound) / error, 100.0)  # of the noncentral t-distribution
-    return 1.0 - float(special.nctdtr(degrees, shift, special.stdtrit(degrees, 1 - level / 2)))
+    missed = special.nctdtr(degrees, shift, special.stdtrit(degrees, 1 - level / 2))
+    return 1.0 - float(np.nan_to_num(missed))  # SciPy gives nan for some shifts beyond 35, far above the quantile
