@@ -329,6 +329,19 @@ def test_averages_and_differences_of_differences_borrow_too() -> None:
     assert seen.lent == 3 and seen.error**2 == pytest.approx(max(own, drawn) / 4)
 
 
+@pytest.mark.parametrize(("first", "second"), [((0.85, 0.86), (0.8, 0.81)), ((0.85, 0.875), (0.8, 0.825))])
+def test_two_equal_differences_borrow_whether_rounding_makes_them_unequal_or_not(
+    first: tuple[float, ...], second: tuple[float, ...]
+) -> None:
+    """The own variance is 0, or of the size of rounding: both are drawn to the lent one. Alone, they say nothing."""
+    others = np.random.default_rng(0).normal(0.7, 0.02, (4, 2))
+    cells = [of_arm[0] for of_arm in in_a_study(np.array([first, second, *others])[..., None])]
+    seen = difference(*cells[:2])
+    assert (seen.degrees, seen.lent, seen.side) == (4, 3, "above")
+    alone = difference(*(replace(cell, cohort={}) for cell in cells[:2]))
+    assert alone.side == "untested" and alone.estimate == seen.estimate
+
+
 @pytest.mark.parametrize("what", ["one score", "two arms", "other seeds", "unlike weights"])
 def test_who_cannot_borrow_keeps_its_own_spread(what: str) -> None:
     scores_ARD = np.random.default_rng(5).normal(0.7, 0.02, (2 if what == "two arms" else 4, 3, 2))

@@ -280,7 +280,7 @@ def moderate(own: float, degrees: int, group: Terms) -> tuple[float, int]:
     and of averages: then a seed's effects on all arms cancel. Any other sum keeps its own variance, and so does a sum
     with an arm that a cohort leaves out.
     """
-    cohort = weigh_cohort(group) if degrees < FEW_DEGREES and own > 0 else None
+    cohort = weigh_cohort(group) if degrees < FEW_DEGREES else None
     lent = count_lent(degrees, len(cohort.rows_NR)) if cohort else 0
     if not (cohort and lent):
         return own, 0
