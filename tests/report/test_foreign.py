@@ -57,7 +57,8 @@ def test_over_tasks_is_the_paired_test_over_tasks() -> None:
     rng = np.random.default_rng(2)
     scores = rng.uniform(0.3, 0.8, 41) + rng.normal(0.02, 0.03, (2, 41))
     rows = [{"method": m, "task": t, "score": scores[m, t]} for m in range(2) for t in range(41)]
-    assert "No verdict on 2 methods" in biphase.equivalent(rows).sentences[0]
+    alone = biphase.equivalent(rows)
+    assert "No verdict on 2 methods" in alone.sentences[0] and "`over` tasks may allow one." in str(alone)
     (pair,) = biphase.equivalent(rows, over="tasks").pairs
     assert pair.p_value == pytest.approx(stats.ttest_rel(*scores).pvalue)
 
@@ -140,6 +141,22 @@ def test_shares_of_compute_hold_the_truth() -> None:
     assert price.mean[0].share == pytest.approx(0.6, abs=0.1)
 
 
+@pytest.mark.parametrize("name", ["Average", "avg", "MEAN"])
+def test_a_tables_own_average_is_no_task(name: str) -> None:
+    rows = draw_table(np.random.default_rng(4), [0, 0.02], [0.01, 0.01])
+    own = [row | {"task": name, "score": row["score"] + 0.3} for row in rows if row["task"] == "t0"]
+    for settings in ({}, {"over": "tasks"}):
+        expected, seen = biphase.equivalent(rows, **settings), biphase.equivalent(rows + own, **settings)
+        assert seen.sentences == expected.sentences and set(seen.notes) - set(expected.notes) == {
+            f"The table's own means over tasks do not count as tasks: {name}. Rename them if they are tasks."
+        }
+        assert [pair.p_value for pair in seen.pairs] == [pair.p_value for pair in expected.pairs]
+    alone = biphase.equivalent(own)
+    (pair,) = alone.pairs
+    assert pair.p_value == biphase.equivalent([row | {"task": "a"} for row in own]).pairs[0].p_value
+    assert not any("means over tasks" in note for note in alone.notes)
+
+
 def test_examples_and_what_cannot_be_known(tmp_path: Path) -> None:
     rng, rows = np.random.default_rng(5), []
     for method, right in (("a", 0.9), ("b", 0.6)):
@@ -151,12 +168,18 @@ def test_examples_and_what_cannot_be_known(tmp_path: Path) -> None:
     assert not any("test example" in note for note in standing.notes) and "a is the best" in str(standing)
     (one,) = biphase.equivalent([row for row in rows if row["seed"] == 0]).pairs
     assert one.verdict == "cannot be told" and "these runs do differ on the test examples" in one.notes[-1]
+    between = [row | {"method": "c"} for row in rows if row["method"] == "b"]
+    single = biphase.equivalent([row for row in [*rows, *between] if row["seed"] == 0])
+    assert "0 of 3 pairs separated (2 cannot be told), 0 of 2 neighbours" in str(single)
+    assert "`over` tasks" not in str(single), "there is one task"
+    assert "not adjusted, and separates no pair" in single.report(tmp_path / "single").read_text(encoding="utf-8")
     without = biphase.equivalent([{key: row[key] for key in row if key != "examples"} for row in rows])
     assert any("test example" in note for note in without.notes) and any(
         "fine-tuning" in note for note in without.notes
     )
     page = standing.report(tmp_path / "report").read_text(encoding="utf-8")
     assert "a better" in page and "fine-tuning seeds and test examples" in page and "1 to" not in page
+    assert "not adjusted" not in page and "cannot be told" not in str(standing)
     assert not any(word in page for word in ("random", "CLM → MLM", "No figure"))
 
 

@@ -149,8 +149,9 @@ def parse_examples(location: str, value: Any, score: float) -> np.ndarray | None
 
 
 def parse_rows(source: Any, rename: Mapping[str, str]) -> tuple[list[ForeignScore], list[str]]:
-    """Read all scores, and join the budgets of each method (`join_budgets`); return also a note about that. Raises
-    `InputError` for a missing, malformed or repeated score, and for a single method."""
+    """Read all scores, leave out averages (`leave_out_averages`), and join the budgets of each method (`join_budgets`);
+    return also notes about that. Raises `InputError` for a missing, malformed or repeated score, and for a single
+    method."""
     for ours in rename.values():
         refuse_unknown("rename: column", ours, COLUMNS)
     scores, runs = list[ForeignScore](), defaultdict[str, list[tuple[BudgetKey, object]]](list)
@@ -167,7 +168,9 @@ def parse_rows(source: Any, rename: Mapping[str, str]) -> tuple[list[ForeignScor
         choice = row.get("choice")
         choice = choice if isinstance(choice, RateChoice) else None  # a table may have such a column too
         scores.append(ForeignScore(location, method, task, compute, seeds, value, examples, choice))
-        runs[method].append((compute, (task, seeds)))
+    scores, notes = leave_out_averages(scores)
+    for score in scores:
+        runs[score.method].append((score.compute, (score.task, score.seeds)))
     if not runs:
         raise InputError("there are no rows of scores")
     if len(runs) < 2:
@@ -183,7 +186,25 @@ def parse_rows(source: Any, rename: Mapping[str, str]) -> tuple[list[ForeignScor
             raise InputError(f"{location}: a second score of {method} on {task}, {told} (first: {before}); {remedy}")
         places[key] = location
     joined = [name for name, own in budgets.items() if len({*map(round_budget, own)}) > len({*own.values()})]
-    return scores, [read_words()["unknown"]["budgets"].format(names=first_of(joined))] if joined else []
+    notes += [read_words()["unknown"]["budgets"].format(names=first_of(joined))] if joined else []
+    return scores, notes
+
+
+AVERAGE_NAMES = ("average", "avg", "mean")
+"""The names, in small letters, under which a table has a row for the mean over its tasks."""
+
+
+def leave_out_averages(scores: Sequence[ForeignScore]) -> tuple[list[ForeignScore], list[str]]:
+    """Leave out a table's own means over tasks, which would count as one more task, and return a note about them. In a
+    table without other tasks, they stay."""
+    tasks = list(dict.fromkeys(score.task for score in scores))
+    means = [task for task in tasks if task.casefold() in AVERAGE_NAMES]
+    if not means:
+        return [*scores], []
+    if len(means) == len(tasks):  # in small letters, none is the name that our own averages have
+        return [score._replace(task=score.task.casefold()) for score in scores], []
+    told = read_words()["unknown"]["averages"].format(names=first_of(means))
+    return [score for score in scores if score.task not in means], [told]
 
 
 def read_seed(value: Any) -> Any:
@@ -414,6 +435,8 @@ def tell_pairs(pairs: Sequence[TaskComparison]) -> str:
     neighbours = [pair for pair in pairs if names.index(pair.b.arm.name) == names.index(pair.a.arm.name) + 1]
     of_all, of_neighbours = (sum(pair.verdict == "A better" for pair in group) for group in (pairs, neighbours))
     counts = f"{of_all} of {show_count(len(pairs), 'pair')} separated"
+    if untold := sum(pair.verdict == "cannot be told" for pair in pairs):
+        counts += f" ({untold} cannot be told)"
     return f"{at}{top} {len(names)} methods; {counts}, {of_neighbours} of {len(neighbours)} neighbours in rank."
 
 
@@ -440,8 +463,11 @@ def pair_table(pairs: Sequence[TaskComparison], decimals: int, over: Over) -> Ta
         points = (100 * gap.value, 100 * gap.low, 100 * gap.high, gap.level)
         records.append((a, b, *points, pair.p_value, verdict, noise, "; ".join(pair.notes)))
     heads = ("points", "interval", "coverage", "adjusted p", "over", "verdict")
+    rules = [read_words()["pairs_rule"]]
+    if any(pair.difference and math.isnan(pair.p_value) and not math.isnan(pair.difference.low) for pair in pairs):
+        rules.append(read_words()["pairs_alone"])
     title = "Pairs of methods" if len(pairs) <= MOST_PAIRS else "Neighbours in rank"
-    return Table("pairs", title, ("pair",), heads, tuple(rows), (read_words()["pairs_rule"],), records)
+    return Table("pairs", title, ("pair",), heads, tuple(rows), tuple(rules), records)
 
 
 PAIR_COLUMNS = ("a", "b", "points", "low", "high", "level", "adjusted_p", "verdict", "over", "notes")
@@ -478,7 +504,8 @@ def tell_unknown(results: ResultSet, over: Over) -> Iterator[str]:
     elif not any(cell.pretraining_seeds for cell in cells):
         yield words["pretraining"]
     if single := list(dict.fromkeys(cell.arm.name for cell in cells if cell.num == 1)):
-        yield words["seeds"].format(names=first_of(single))
+        hint = words["over_tasks"] if len({cell.dataset for cell in cells}) > 1 else ""
+        yield words["seeds"].format(names=first_of(single)) + hint
     if over == "seeds" and not all(cell.examples for cell in cells):
         yield words["examples"]
     if lacking := [arm.name for arm in results.models if ALL_TASKS not in results.scores[arm.name]]:
