@@ -3,12 +3,13 @@
 import math
 import runpy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from scipy import stats
 
-from biphase.finetuning.scores import KeptExamples, ScoreSet, read_score
+from biphase.finetuning.scores import KeptExamples, ScoreSet, read_score, read_scores
 from biphase.report import results
 from biphase.report.contrasts import difference, with_averages
 from biphase.report.figures import choose_objectives
@@ -19,6 +20,7 @@ from biphase.report.results import (
     ResultSet,
     list_gaps,
     pool,
+    select_rate,
 )
 from biphase.report.statistics import Interval
 from biphase.studies.report import collect_model
@@ -110,6 +112,15 @@ def test_single_seeds_are_tested_at_the_rate_that_other_pretrainings_choose(writ
         ).choice
         is None
     ), "each chose for itself"
+
+
+def test_a_rate_of_an_unfinished_grid_without_a_survivor_is_no_rival(write_cell: Any, scores_folder: Path) -> None:
+    """One seed diverged at both rates; at the second, the other one is not there yet."""
+    for rate, seed, score in ((1e-5, 0, 0.8), (1e-5, 1, None), (2e-5, 1, None)):
+        write_cell("m", rate=rate, seed=seed, test=score, validation=0.8)
+    chosen = select_rate(read_scores(scores_folder), "m", "genre")
+    assert (chosen.samples, chosen.rate, chosen.num_diverged) == ((0.8,), 1e-5, 1)
+    assert chosen.choice and [*chosen.choice.by_rate] == [1e-5] and chosen.choice.draw_noise().variance == 0
 
 
 def test_predictions_that_contradict_their_score_are_missing(write_cell: Any) -> None:

@@ -347,9 +347,10 @@ def select_rate(
         best = choosing.choose_rate({rate: [*by_seed.values()] for rate, by_seed in by_rate.items()})
     except InputError as error:
         raise InputError(f"{model} on {task}: {error}") from None
-    # 2. The rate of each seed. Only a rate at which no more seeds diverged could be chosen with other seeds.
+    # 2. The rate of each seed. Only a rate at which a seed survived, and no more diverged, could be chosen with other
+    # seeds.
     num_lost = {rate: [*by_seed.values()].count(None) for rate, by_seed in by_rate.items()}
-    rivals = {rate: by_seed for rate, by_seed in by_rate.items() if num_lost[rate] == num_lost[best]}
+    rivals = {rate: own for rate, own in by_rate.items() if num_lost[rate] == num_lost[best] < len(own)}
     test = {point: score.metrics["test"][metric] for point, score in cells.items() if not score.diverged}
     peers = [*peers] if len({seed for _, seed in test}) == 1 else []
     by_peers = choosing.validation_by_rate(peers, metric)
