@@ -36,9 +36,9 @@ PATHS = {
 }
 """Path → the module and the function where it begins."""
 CAPS = {
-    "code": 27_006,
+    "code": 27_222,
     "modules": 147,
-    "import lines": 2_820,
+    "import lines": 2_829,
     "longest function": 53,
     "a recipe into train": 87,
     "a cell into its score": 75,

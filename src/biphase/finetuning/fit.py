@@ -76,7 +76,7 @@ def train_network(
             num_tokens += int(split.lengths_I[chosen].sum())
             if step + 1 in checks and validation is not None:
                 best = check_weights(network, validation, cell, step + 1, scores) or best
-                num_steps = step + 1 if is_stuck(scores, config, num_planned) else num_planned
+                num_steps = step + 1 if is_stuck(scores, config, schedule.warmup_steps) else num_planned
             if len(unread) == 25 or step + 1 == num_steps or time.perf_counter() - shown_at > 1:
                 finite = finite_losses(unread)
                 losses += finite
@@ -160,9 +160,9 @@ def best_of(scores: Mapping[int, float]) -> int:
     return max(scores, key=lambda step: scores[step])
 
 
-def is_stuck(scores: Mapping[int, float], config: FinetuneConfig, num_planned: int) -> bool:
+def is_stuck(scores: Mapping[int, float], config: FinetuneConfig, warmup_steps: int) -> bool:
     """Tell whether warm-up is over, and as many checks as `early_stopping_patience` followed the best one."""
-    patience, warmup_steps = config.early_stopping_patience, config.schedule(num_planned).warmup_steps
+    patience = config.early_stopping_patience
     if patience is None or max(scores, default=0) <= warmup_steps:
         return False
     return [*scores].index(best_of(scores)) < len(scores) - patience
@@ -193,9 +193,9 @@ def has_no_epochs(config: FinetuneConfig) -> bool:
 
 def choose_items(split: EncodedSplit, config: FinetuneConfig) -> tuple[np.ndarray, int]:
     """List the items to train on, and count the updates."""
-    examples = choose_examples(split, config)
+    by_steps_alone, examples = has_no_epochs(config), choose_examples(split, config)
     items = split.items_of(examples)
-    if has_no_epochs(config):
+    if by_steps_alone:
         return items, config.max_steps
     return items, min(config.max_steps, config.epochs * math.ceil(len(items) / config.batch_size))
 

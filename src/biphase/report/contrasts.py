@@ -195,11 +195,12 @@ def over_seeds(terms: Terms, groups: list[Terms] | None, lends: bool) -> tuple[l
     rows = [np.sum([weight * score.repeated for weight, score in group], axis=0) for group in groups]
     variances = list[SpreadTerm]()
     for joined in join_overlapping(groups):
+        scores = ((w, score.repeated, score.pretraining_seeds) for index in joined for w, score in groups[index])
+        overlapping = add_overlapping(scores) if len(joined) > 1 else None
         group, rows_R = groups[joined[0]], rows[joined[0]]
         own, degrees = variance(rows_R), len(rows_R) - 1
         moderated, lent = moderate(own, degrees, group) if lends else (own, 0)
-        scores = ((w, score.repeated, score.pretraining_seeds) for index in joined for w, score in groups[index])
-        variances.append(add_overlapping(scores) if len(joined) > 1 else (moderated / len(rows_R), degrees + lent))
+        variances.append(overlapping or (moderated / len(rows_R), degrees + lent))
     return variances, min(len(rows_R) for rows_R in rows), sum(float(rows_R.mean()) for rows_R in rows)
 
 

@@ -220,13 +220,13 @@ def add_overlapping(rows: Iterable[tuple[float, np.ndarray, Sequence[int]]]) -> 
     Args:
         rows: weight, the value of each seed (`repetitions`), and these seeds in any order, also repeated.
     """
-    rows = [(weight / math.sqrt(len(values) * (len(values) - 1)), values, {*seeds}) for weight, values, seeds in rows]
-    seeds_R = sorted(set.union(*(seeds for _, _, seeds in rows)))
+    rows = [*rows]
+    seeds_R = sorted({seed for _, _, seeds in rows for seed in seeds})
     sums_R, covariance_RR = np.zeros(len(seeds_R)), np.zeros((len(seeds_R), len(seeds_R)))
     for weight, values, seeds in rows:
-        is_in_R = np.isin(seeds_R, [*seeds])
-        sums_R[is_in_R] += weight * (values - values.mean())
-        covariance_RR += weight**2 * (np.diag(is_in_R) - np.outer(is_in_R, is_in_R) / len(values))
+        scale, is_in_R = weight / math.sqrt(len(values) * (len(values) - 1)), np.isin(seeds_R, [*seeds])
+        sums_R[is_in_R] += scale * (values - values.mean())
+        covariance_RR += scale**2 * (np.diag(is_in_R) - np.outer(is_in_R, is_in_R) / len(values))
     return float(sums_R @ sums_R), float(np.trace(covariance_RR) ** 2 / (covariance_RR**2).sum())
 
 
