@@ -482,6 +482,8 @@ def test_looks_up_to_a_declared_number_share_the_level(tmp_path: Path) -> None:
     # The plan knows the looks that were taken.
     begun = Begun({}, frozenset(entry.seeds for entry in read_declared(tmp_path).looks))
     assert list_planned_looks(plan_seeds(count=7, up_to=8), begun) == [[3, 5, 7], [3, 5, 7, 8]]
+    late = replace(begun, up_to=0)  # declared only after the first look
+    assert list_planned_looks(plan_seeds(count=7, up_to=8), late) == []
     for seeds in ({"count": 9, "up_to": 8}, {"count": 1, "up_to": 8}):
         with pytest.raises(InputError, match="up_to is 8: it needs a count from 2 to 8"):
             plan_seeds(**seeds)

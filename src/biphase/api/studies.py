@@ -103,14 +103,17 @@ class OpenStudy:
 
     def read_begun(self) -> "Begun":
         """Read what the study's folder says of its tests: the spread of finished scores, and the looks of reports."""
-        from biphase.studies.declarations import read_declared
+        from biphase.studies.declarations import hash_hypotheses, planned_seeds, read_declared
         from biphase.studies.describe import Begun
         from biphase.studies.report import measure_example_variances
 
         if not self.folder.exists():
             return Begun()
-        looks = frozenset(look.seeds for look in read_declared(self.folder).looks)
-        return Begun(measure_example_variances(self.planned, self.folder), looks)
+        record, variances = read_declared(self.folder), measure_example_variances(self.planned, self.folder)
+        if not record.looks:
+            return Begun(variances)
+        _, up_to = planned_seeds(record, self.planned, hash_hypotheses(self.planned))
+        return Begun(variances, frozenset(look.seeds for look in record.looks), up_to)
 
     def plan(self, device: str | None = None, efficiency: float | None = None) -> "pandas.DataFrame":
         """Return the size and cost of the study: a row for each group of arms, and one for evaluation. Print the

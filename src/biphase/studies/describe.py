@@ -159,6 +159,8 @@ class Begun:
     """Task → the variance of the difference between two models on one example (`measure_example_variances`)."""
     looks: frozenset[int] = frozenset()
     """The numbers of seeds at which reports looked at any of the hypotheses."""
+    up_to: int | None = None
+    """The number of seeds up to which looks share the level, as declared before the first look; None without a look."""
 
 
 def describe_plan(plan: Plan, estimate: Estimate, begun: Begun) -> RenderableType:
@@ -275,7 +277,7 @@ class Design:
 def describe_power(plan: Plan, evaluation: Evaluation, begun: Begun) -> Iterator[str]:
     """Yield lines on the smallest differences that the plan's seeds can detect, on its smallest and its largest test
     set."""
-    seeds, num_rates, planned = len(evaluation.seeds_of(0)), plan.num_rates[-1], plan.study.pretraining_seeds
+    seeds, num_rates = len(evaluation.seeds_of(0)), plan.num_rates[-1]
     pretrainings = Counter(arm.pooled_name for arm in plan.arms.values())
     fewest = min(pretrainings.values())
     if max(plan.num_seeds, seeds) < 2:
@@ -287,7 +289,8 @@ def describe_power(plan: Plan, evaluation: Evaluation, begun: Begun) -> Iterator
         test = "no test beside an arm with several" if fewest == 1 else "less power than arms with more"
         yield f"{show_count(fewest, 'pretraining seed')} of {few}: {test}; the differences below are for {tested}"
     looks = list_planned_looks(plan, begun)
-    level = spend_error(looks[0] if looks else [], planned.up_to or 0) / max(len(plan.hypotheses), 1)
+    most = looks[-1][-1] if looks else 0
+    level = spend_error(looks[0] if looks else [], most) / max(len(plan.hypotheses), 1)
     num_arms = len({model.pooled_name for model in plan.models if model.kind != "random"})
     ends, told = list_tests(evaluation, begun.variances), f"{POWER:.0%} power"
     told += f", corrected for {len(plan.hypotheses)} hypotheses" if len(plan.hypotheses) > 1 else ""
@@ -305,7 +308,7 @@ def describe_power(plan: Plan, evaluation: Evaluation, begun: Begun) -> Iterator
             more = f"with one rate for each arm and task, {declared}, and {tuned.num_seeds} fine-tuning seeds"
             yield f"{more}, as many fine-tunings find {100 * gap:.1f} points on {ends[0][1]} in {power}"
     if looks:
-        levels = [f"{spend_error(seen, planned.up_to or 0):.2g} at {seen[-1]}" for seen in looks]
+        levels = [f"{spend_error(seen, most):.2g} at {seen[-1]}" for seen in looks]
         earlier = [*map(str, looks[0][:-1])]
         after = f", after looks at {show_list(earlier)}" if earlier else ""
         yield f"looks at each number of seeds share the 5 %: p below {show_list(levels)}{after}"
@@ -317,7 +320,8 @@ def describe_power(plan: Plan, evaluation: Evaluation, begun: Begun) -> Iterator
 def list_planned_looks(plan: Plan, begun: Begun) -> list[list[int]]:
     """List the looks up to each number of seeds that the study may still have, from the planned one; [] if it may not
     grow. Looks at fewer seeds have been taken."""
-    numbers = range(plan.num_seeds, (plan.study.pretraining_seeds.up_to or 0) + 1)
+    up_to = plan.study.pretraining_seeds.up_to if begun.up_to is None else begun.up_to
+    numbers = range(plan.num_seeds, (up_to or 0) + 1)
     earlier = sorted(seen for seen in begun.looks if seen < plan.num_seeds)
     return [[*earlier, *range(plan.num_seeds, num + 1)] for num in numbers]
 
