@@ -35,7 +35,7 @@ from biphase.finetuning.choosing import (
 from biphase.finetuning.scores import ExampleTable, KeptExamples
 from biphase.report import contrasts
 from biphase.report.contrasts import Contrast, difference
-from biphase.report.results import ReportArm, Result, with_cohorts
+from biphase.report.results import ALL_TASKS, ReportArm, Result, ResultSet, with_cohorts
 from biphase.report.statistics import SIGNIFICANCE, is_significant
 from biphase.studies.describe import USUAL_NOISE, Design
 
@@ -371,22 +371,71 @@ def share_found(design: Design, trials: int, seed: int = 0) -> float:
     return sum(p_value < design.level for p_value in tested) / trials
 
 
+LACKING: dict[str, tuple[int, int, int, Callable[[int, int, int], bool]]] = {
+    "complete": (2, 6, 6, lambda task, seed, arm: False),
+    "a run of one arm": (2, 6, 6, lambda task, seed, arm: task == seed == arm == 0),
+    "one task without one seed": (2, 6, 6, lambda task, seed, arm: task == seed == 0),
+    "half of the tasks without one seed": (2, 6, 6, lambda task, seed, arm: task < 3 and seed == 0),
+    "each task without another seed": (2, 6, 6, lambda task, seed, arm: seed == task),
+    "4 arms, complete": (4, 4, 4, lambda task, seed, arm: False),
+    "4 arms, one task without one seed": (4, 4, 4, lambda task, seed, arm: task == seed == 3),
+    "4 arms, two tasks without one seed": (4, 4, 4, lambda task, seed, arm: task > 1 and seed == 3),
+    "4 arms, each task without another seed": (4, 4, 4, lambda task, seed, arm: seed == task),
+    "4 arms, 3 seeds, a run of one arm": (4, 4, 3, lambda task, seed, arm: task == seed == arm == 0),
+    "10 seeds, one task with only 3": (2, 4, 10, lambda task, seed, arm: task == 0 and seed > 2),
+}
+"""World → the numbers of arms, tasks and pretraining seeds, and whether a run is missing."""
+
+
+def measure_lacking(name: str, trials: int) -> dict[str, Any]:
+    """How often the means over tasks of equal arms are called different, how often ± covers the truth, and how often a
+    gap of 2 (six or more seeds) or 2.5 to 4 points is found. A seed moves all tasks of an arm by 1 point, and each task
+    by 0.3 points alone."""
+    (num_arms, num_tasks, num_seeds, lacks), rng, counts = LACKING[name], np.random.default_rng(1), Counter[str]()
+    arm = ReportArm("m0", "other", "1m", "mlm", 40, 100, 0, 100)
+    found_gap = {3: 0.04, 4: 0.025}.get(num_seeds, 0.02)
+    for gap in (0.0, found_gap) * trials:
+        results = []
+        for number in range(num_arms):
+            effects = rng.normal(0.7 + gap * (number == 0), 0.01, num_seeds)
+            for task in range(num_tasks):
+                seeds = [seed for seed in range(num_seeds) if not lacks(task, seed, number)]
+                scores = (effects[seeds] + rng.normal(0, 0.003, len(seeds))).tolist()
+                named = replace(arm, name=f"m{number}")
+                result = Result(named, "SC", f"t{task}", "standard", scores, seeds=seeds, pretraining_seeds=seeds)
+                results.append(result)
+        means = contrasts.with_averages(ResultSet(tuple(with_cohorts(results)))).scores
+        first, second = (means[f"m{number}"][ALL_TASKS] for number in (0, 1))
+        side = difference(first, second).side
+        if gap:
+            counts["found"] += side == "above"
+        else:
+            counts["false"] += side in ("above", "below")
+            counts["covered"] += first.interval.low <= 0.7 <= first.interval.high
+    return {"world": name, "trials": trials, "gap": found_gap} | {key: num / trials for key, num in counts.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=2000)
     parser.add_argument(
         "--worlds",
-        choices=("all", "odd", "tuned", "studies", "sharper", "plans"),
+        choices=("all", "odd", "tuned", "studies", "sharper", "plans", "lacking"),
         default="all",
         help="odd: unequal seeds and chosen rates; studies: of six models; sharper: loud models, trunks, single seeds "
-        "that choose for each other; plans: what `study plan` promises",
+        "that choose for each other; plans: what `study plan` promises; lacking: means over tasks that lack runs",
     )
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     rows = []
     kinds = {"usual": list_worlds, "odd": list_odd_worlds, "tuned": list_tuned_worlds, "studies": list_studies}
     kinds["sharper"] = list_sharper_worlds
-    wanted = {"all": [*kinds], "odd": ["odd", "tuned"], "plans": []}.get(arguments.worlds, [arguments.worlds])
+    wanted = {"all": [*kinds], "odd": ["odd", "tuned"], "plans": [], "lacking": []}.get(
+        arguments.worlds, [arguments.worlds]
+    )
+    for name in LACKING if arguments.worlds in ("all", "lacking") else ():
+        rows.append(measure_lacking(name, arguments.trials))
+        print(json.dumps(rows[-1]), flush=True)
     for design in list_designs() if arguments.worlds in ("all", "plans") else ():
         trials = arguments.trials // 2
         found = share_found(design, trials)

@@ -435,7 +435,9 @@ def attention_bytes(shape: Shape, recipe: Recipe, number_bytes: int) -> float:
     longest = min(recipe.data.max_sample_tokens, num_tokens)
     num_layers = 1 if recipe.compute.activation_checkpointing else shape.layers
     kept = number_bytes * num_layers * shape.heads * num_tokens * min(longest, KEPT_KEYS)
-    in_bucket = shape.heads * max(BUCKET_BYTES, number_bytes * longest**2)
+    # A bucket has at most the scores of all samples, of which those of two tokens are padded to 16, and its waste.
+    of_all = number_bytes * (num_tokens * max(longest, 128) + 2**13)
+    in_bucket = shape.heads * min(of_all, max(BUCKET_BYTES, number_bytes * longest**2))
     return float(kept + 3 * min(in_bucket, max(BLOCK_BYTES, shape.heads * BUCKET_BYTES)))
 
 
