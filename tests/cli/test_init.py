@@ -500,7 +500,7 @@ def test_the_tag_is_found_among_several_columns(
 ) -> None:
     """As CoNLL's own files have parts of speech and chunks before the entities."""
     words = [line.format(n=n, tag=("O", "B-A")[n % 2], pos=("NN", "VB")[n % 2]) for n in range(80)]
-    comment = "# id 7\n" if columns[0] else ""
+    comment = "# id 7\n"
     text = "\n\n".join(f"{comment}{one}\n{two}" for one, two in zip(words[::2], words[1::2], strict=True))
     Path("train.conll").write_text(f"-DOCSTART- -X- O O\n\n{text}\n")
     init_task(Path("train.conll"), out=Path("mine.yaml"))
@@ -515,10 +515,10 @@ def test_the_tag_is_found_among_several_columns(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("__label__pos a text{n}", "train.txt:2: 4 fields, elsewhere 3; such a file has a word and its tag per"),
-        ("w{n} {n}", "train.txt: different tags: 300; such a file has a word and its tag per line"),
-        ("w{n} x", "train.txt: different tags: 1; such a file"),
-        ("text{n}", "train.txt: different tags: 0; such a file"),
+        ("__label__pos a text{n}", "train.txt:2: 4 fields, elsewhere 3; if a line is a word and its tag, write"),
+        ("w{n} {n}", "train.txt: different tags: 300; if a line is a word and its tag, write"),
+        ("w{n} x", "train.txt: different tags: 1; if a line is a word"),
+        ("text{n}", "train.txt: different tags: 0; if a line is a word"),
     ],
 )
 def test_texts_are_not_taken_for_words_with_tags(line: str, message: str, tmp_path: Path) -> None:

@@ -151,6 +151,8 @@ def test_a_tables_own_average_is_no_task(name: str) -> None:
             f"The table's own means over tasks do not count as tasks: {name}. Rename them if they are tasks."
         }
         assert [pair.p_value for pair in seen.pairs] == [pair.p_value for pair in expected.pairs]
+    third = [row | {"method": "third", "task": name} for row in own if row["method"] == own[0]["method"]]
+    assert any("lack tasks" in note and "third" in note for note in biphase.equivalent(rows + own + third).notes)
     alone = biphase.equivalent(own)
     (pair,) = alone.pairs
     assert pair.p_value == biphase.equivalent([row | {"task": "a"} for row in own]).pairs[0].p_value

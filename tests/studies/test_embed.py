@@ -134,7 +134,7 @@ def test_mistakes_in_its_recipe_are_told_before_anything_trains(tree: dict[str, 
         recipe["stages"] = [stage | change]
         plan = plan_study(parse_config(Study, tree, origin="test"))
         with pytest.raises(InputError, match=f"{missing}(: there is no such folder| does not exist)"):
-            look_for_data(plan)
+            look_for_data(plan, {cell.training for cell in plan.cells})
     tree["evaluation"]["embed"]["recipe"] = recipe | {"stages": [stage], "lora": {"r": 2}}
     with pytest.raises(InputError, match="lora: adapters would leave random weights as they are"):
         plan_study(parse_config(Study, tree, origin="test"))
@@ -154,5 +154,5 @@ def test_tests_of_one_file_share_its_training(tree: dict[str, Any], tmp_path: Pa
         (tmp_path / f"{split}.tsv").write_text("text\tlabel\n")
     tree["evaluation"] |= {"tasks": list(tests), "learning_rates": [1e-4], "data_dirs": {"nli": str(tmp_path)}}
     plan = plan_study(parse_config(Study, tree | {"hypotheses": []}, origin="test"))
-    look_for_data(plan)
+    look_for_data(plan, {cell.training for cell in plan.cells})
     assert {cell.evaluates for cell in plan.cells} == {tests, ("zero-shot:passages",)}

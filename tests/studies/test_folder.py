@@ -294,7 +294,7 @@ def test_every_sitting_and_every_process_counts(tmp_path: Path, monkeypatch: pyt
     assert (row["device"], row["device hours"], row["kWh at most"]) == ("1 × H100 and 2 × cpu", *["not known"] * 2)
     assert other["device"] == "2 × cpu"
     ((_, told),) = tell_cost([row, other])
-    assert re.fullmatch(r"\S+ hours of a CPU thread and unknown hours of 1 × H100 and 2 × cpu", told)
+    assert re.fullmatch(r"\S+ hours of a CPU thread and an unknown number of hours on 1 × H100 and 2 × cpu", told)
 
 
 def test_a_study_that_was_trained_on_other_text_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -402,7 +402,9 @@ def test_settings_that_changed_since_the_declaration_are_named(tmp_path: Path) -
         ({"evaluation": fitted}, "fine-tuning"),
     ):
         changed = make_plan(rule, **changes)
-        assert sentences_on(changed, tmp_path)[1] == f"Since they were declared, the settings have changed of: {named}."
+        assert (
+            sentences_on(changed, tmp_path)[1] == f"The settings of these have changed since the declaration: {named}."
+        )
         declare(changed, tmp_path)  # recorded, and told all the same
         assert len(sentences_on(changed, tmp_path)) == 2
     assert len(read_declared(tmp_path).declarations) == 3
@@ -472,6 +474,10 @@ def test_looks_at_hypotheses_count_for_those_that_replace_them(tmp_path: Path) -
 def test_looks_up_to_a_declared_number_share_the_level(tmp_path: Path) -> None:
     declare(plan_seeds(count=3), tmp_path)
     plan = plan_seeds(count=3, up_to=8)
+    for _ in range(2):  # a further number that is not declared does not count, before the first look and after it
+        (tmp_path / "declared").mkdir(exist_ok=True)
+        declare(plan_seeds(count=3), tmp_path / "declared")
+        assert look(plan, tmp_path / "declared", 3) == (((), 0), "")
     declare(plan, tmp_path)  # before the first look, the numbers of seeds may still be declared
     assert look(plan, tmp_path, 3) == (([3], 8), "planned 3 to 8 seeds, tested at 3 at the first look")
     assert look(plan_seeds(count=5, up_to=8), tmp_path, 5)[0] == ([3, 5], 8)

@@ -237,11 +237,13 @@ def add_forms(folder: Path, as_: str | None, onnx: bool, int8: bool, test: str |
     if onnx:
         from biphase.deploying.onnx import add_onnx
 
-        add_onnx(folder, int8, None if test is None else Path(test))
+        with needs_extra("onnx", "biphase export --onnx"):  # an embedding model needs sentence-transformers too
+            add_onnx(folder, int8, None if test is None else Path(test))
     if gguf:
         from biphase.deploying.gguf import add_gguf
 
-        add_gguf(folder)
+        with needs_extra("gguf", "biphase export --gguf"):
+            add_gguf(folder)
     write_golden(folder)
 
 

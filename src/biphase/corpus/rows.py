@@ -542,8 +542,8 @@ def read_columns(
     """Read CoNLL's form: a word and its tag per line, an empty line or -DOCSTART- between sentences.
 
     A word may contain any character except tabs and spaces, even no-break spaces. If the first column numbers the
-    words, a line that begins with `#` is a comment; else it is a word. In CoNLL-U, skips lines with numbers such as 3-4
-    (a contraction of 3 and 4) and 3.1 (an unwritten word).
+    words, a line that begins with `#` is a comment, as `# id …` is everywhere; else it is a word. In CoNLL-U, skips
+    lines with numbers such as 3-4 (a contraction of 3 and 4) and 3.1 (an unwritten word).
     """
     is_default = layout.columns == DEFAULT_FORM.columns
     word_at, tag_at = UD_COLUMNS if is_conllu and is_default else layout.columns
@@ -557,7 +557,7 @@ def read_columns(
             if words:
                 yield f"{path}:{first}", row | {words_name: words} | ({tags_name: tags} if tags_name else {})
             words, tags, row = [], [], {}
-        elif is_numbered and line.startswith("#"):
+        elif line.startswith("#") and (is_numbered or line.startswith("# id ")):
             key, _, value = line[1:].partition("=")
             row |= {"id": value.strip()} if key.strip() == "sent_id" else {}
         else:

@@ -442,7 +442,10 @@ def tell_lost(questions: Sequence[str], language: str) -> None:
     stopped = [text for text in questions if searched_words(text) and not find_words(text)]
     unknown = [text for text in questions if text not in stopped]
     for texts, told in (
-        (stopped, f"has only stop words of '{language}'; search the text with --language none"),
+        (
+            stopped,
+            f"has only stop words of '{language}'; search its text again with --language none",
+        ),
         (unknown, "no passage has a word of this question; words of one character are not searched"),
     ):
         if texts:

@@ -132,7 +132,7 @@ def tell_history(run: Run, manifest: CheckpointManifest) -> tuple[str | None, li
 
 
 def find_hub_id(model: str) -> str | None:
-    """Find the Hub id in a model's name, without its revision; None for a path, also one of a folder that is gone."""
+    """Find the Hub id in a model's name, without its revision; None for a path."""
     id = model.partition("@")[0]
     is_path = any(place.exists() for place in (Path(model), Path(id), *Path(id).parents[:-1]))
     return id if re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", id) and not is_path else None

@@ -16,7 +16,7 @@ from biphase.config import ModelName, OnCommandLine, by_commas
 from biphase.console import err, out
 from biphase.encoder.models import find_folder
 from biphase.errors import InputError, first_of, told_as
-from biphase.files import files_below
+from biphase.files import files_below, refuse_damaged
 from biphase.hub import told_by_hub
 from biphase.run import Run, find_checkpoint, is_run_folder, name_run, read_done, split_reference, whole_steps
 
@@ -227,7 +227,10 @@ def check_files(folder: Path, files: dict[str, Path]) -> None:
     has_weights = any(name.endswith(".safetensors") for name in files)
     if not has_weights or not files.keys() & {"config.json", "modules.json"}:
         raise InputError(f"{folder} is not a model folder (configuration and *.safetensors); export a run into one")
-    find_folder(str(folder))
+    if "config.json" in files:
+        find_folder(str(folder))
+    else:  # a model of sentence-transformers whose network lies in a folder of its own
+        refuse_damaged(folder, "make it again")
     if CARD_NAME not in files:
         raise InputError(f"{folder} has no model card ({CARD_NAME}); write one")
     local = []

@@ -46,8 +46,8 @@ TABLE_STEPS, TABLE_EPOCHS, MOST_TABLE_STEPS = 600, (3, 20), 4000
 """The length of a training: as many epochs as give about 600 updates, between 3 and 20, and never more than 4,000
 updates."""
 FEWEST_VALIDATED, PATIENCE = 500, 3
-"""The fewest examples of validation that choose weights, and the checks without a better score that end a training; in
-a long one half of its epochs, because a score may stay flat through the first of them."""
+"""The fewest examples of validation that choose weights, and the checks without a better score that end a training;
+half of the epochs if that is more, because a score may stay flat through the first epochs."""
 
 
 def fill_in_length(plan: CellPlan, given: Collection[str]) -> CellPlan:

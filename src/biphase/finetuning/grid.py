@@ -19,7 +19,7 @@ from biphase.engine.local import count_workers
 from biphase.engine.scheduler import Failure, Forecast, Pace, read_failures, run_batch, run_units
 from biphase.engine.units import Engine, Unit
 from biphase.errors import InputError, refuse_doubles
-from biphase.files import read_json_as, refuse_filled
+from biphase.files import read_json_as, refuse_filled, refuse_foreign
 from biphase.finetuning.choosing import choose_rate, validation_by_rate
 from biphase.finetuning.config import CellPlan, FinetuneConfig, plan_cell, plan_cells, resolve_precision
 from biphase.finetuning.kept import RECORD
@@ -315,7 +315,8 @@ def keep_best_networks(candidates: BestCells, out: Path) -> None:
     """Train the best cell of each model and task again, and keep its network: the seed with the best validation score
     at the rate that validation chooses over all seeds.
 
-    Leave a folder with that network as it is; replace a kept network of another cell. Keep nothing while cells of the
+    Leave a folder with that network as it is; replace a kept network of another cell, unless somebody
+    changed its files. Keep nothing while cells of the
     model and task are missing.
     """
     from biphase.finetuning.keeping import fit_and_keep
@@ -336,5 +337,6 @@ def keep_best_networks(candidates: BestCells, out: Path) -> None:
         if (target / RECORD).is_file() and read_json_as(target / RECORD, dict[str, Any]).get("cell") == best.hash:
             err.print(f"{target}: already holds the best network")
             continue
+        refuse_foreign(target, "fine-tuned model")  # before a training that could not be kept there
         fit_and_keep(best, out, target)
         err.print(f"{target}: kept, learning rate {rate:g}, seed {best.config.seed}")

@@ -86,7 +86,7 @@ def open_job(
         begun = run_from(origin, dtype)
         if world.on_first(lambda: not run.path.exists() and bool(whole_steps(begun)) and not begun.is_done):
             problem = f"{begun.path} was begun in {other}, which is not the precision of this device"
-            remedy = f"continue it on a device like its first, set compute.precision={other}, or delete it"
+            remedy = f"continue it on a device like its first or with compute.precision={other}, or delete it"
             raise InputError(f"{problem}: {remedy}")
     return Job(recipe, run, world, text, origin)
 

@@ -206,11 +206,14 @@ def describe_start(job: Job, state: State, batches: Batches) -> str:
     adapted = f" ({num_trained:,} of them trained, by LoRA)" if recipe.init.lora is not None else ""
     phases = " → ".join(f"{phase.steps:,} steps of {phase.words}" for phase in recipe.curriculum)
     left_out = f", {batches.left_out_tokens:,} tokens left out" if batches.left_out_tokens else ""
+    of_samples = (
+        f"; {batches.num_samples:,} samples in all" if recipe.data.mixture else f" of {batches.num_samples:,} samples"
+    )
     carried_over = f"; taken over: {', '.join(carried)}" if carried else ""
     several = f"{world.size} processes, {compute.parallel} · " if world.size > 1 else ""
     return (
         f"{job.run.path}: {type(network).__name__} of {millions:.1f}M parameters{adapted}, {phases}, batches of "
-        f"{recipe.batch_label} tokens, {epochs} epochs of {batches.num_samples:,} samples{left_out}{carried_over}\n"
+        f"{recipe.batch_label} tokens, {epochs} epochs{of_samples}{left_out}{carried_over}\n"
         f"{several}{explain_computing(world.dtype, world.device, network.base_model)} · blocks {state.compiling}"
     )
 

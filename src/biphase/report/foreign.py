@@ -203,8 +203,11 @@ def leave_out_averages(scores: Sequence[ForeignScore]) -> tuple[list[ForeignScor
         return [*scores], []
     if len(means) == len(tasks):  # in small letters, none is the name that our own averages have
         return [score._replace(task=score.task.casefold()) for score in scores], []
-    told = read_words()["unknown"]["averages"].format(names=first_of(means))
-    return [score for score in scores if score.task not in means], [told]
+    words, kept = read_words()["unknown"], [score for score in scores if score.task not in means]
+    told = [words["averages"].format(names=first_of(means))]
+    if lacking := sorted({score.method for score in scores} - {score.method for score in kept}):
+        told.append(words["methods"].format(names=first_of(lacking)))
+    return kept, told
 
 
 def read_seed(value: Any) -> Any:

@@ -335,8 +335,8 @@ def tell_cost(costs: Sequence[Mapping[str, object]]) -> Iterator[tuple[str, str]
     """Yield the hours of each device, a GPU or a thread of a CPU, by the rows of the table of costs."""
     hours, unknown = defaultdict[str, float](float), list[str]()
     for row in costs:
-        if row["device hours"] == "not known":  # of runs that went on elsewhere
-            unknown.append(f"unknown hours of {row['device']}")
+        if row["device hours"] == "not known":  # of runs that went on with other devices or threads
+            unknown.append(f"an unknown number of hours on {row['device']}")
         else:
             hours[str(row["device"]).partition(" × ")[2]] += float(str(row["device hours"]))
     spent = {"a CPU thread" if name == "cpu" else f"one {name}": num for name, num in hours.items() if num}

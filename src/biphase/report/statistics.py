@@ -196,8 +196,8 @@ def is_significant(p_value: float) -> bool:
 def add_variances(variances: Sequence[SpreadTerm]) -> SpreadTerm:
     """Add independent variances, and find the degrees of freedom of the sum by Satterthwaite's rule (1946).
 
-    In the upper limit of the degrees none counts for more than twice the
-    least: otherwise two seeds that are close by chance would count as exact beside ten.
+    In the upper limit of the degrees, none counts for more than twice the least: otherwise two seeds that are close by
+    chance would count as exact beside ten.
     """
     total = sum(value for value, _ in variances)
     if math.isnan(total):

@@ -568,7 +568,7 @@ class StageCost(NamedTuple):
 
 def list_costs(state: StudyState, sizes: Mapping[str, RunSize]) -> list[dict[str, object]]:
     """Return the measured costs: a row for each stage and device, with headers as keys. A device is a GPU or a CPU's
-    thread. Runs that went on elsewhere have no device hours. The energy is the board's power limit times the hours."""
+    thread. Runs that went on with others have no hours. The energy is the board's power limit times the hours."""
     spent: dict[tuple[str, str, int], list[StageCost]] = defaultdict(list)
     for name, record in state.records.items():
         run, machine = state.plan.runs[name], state.environments[name]

@@ -62,7 +62,10 @@ def hash_settings(plan: Plan) -> dict[str, str]:
     tree = move_tasks(plan.study.model_dump(mode="json"), lambda task: find_task(task).name)
     if evaluation := tree["evaluation"]:
         settings[FITTING] = {key: evaluation[key] for key in FITTED}
-    return {name: content_hash(without_folders(json.dumps(value)))[:8] for name, value in settings.items()}
+    return {
+        name: content_hash(without_folders(json.dumps(value, ensure_ascii=False)))[:8]
+        for name, value in settings.items()
+    }
 
 
 def list_subjects(plan: Plan, groups: Sequence[Sequence[AskedInequality]]) -> list[Any]:
@@ -179,7 +182,8 @@ def count_looks(plan: Plan, folder: Path, tested: Mapping[str, int]) -> dict[str
     has `up_to`; and words on the looks, "" if it was looked at as planned.
     """
     record, digest = read_declared(folder), hash_hypotheses(plan)
-    seeds, up_to = planned_seeds(record, plan, digest)
+    declared = [(entry.seeds, entry.up_to) for entry in record.declarations if entry.hash == digest]
+    seeds, up_to = declared[-1] if declared else planned_seeds(record, plan, digest)
     new, found = list[SeedLook](), dict[str, tuple[Looks, str]]()
     for name, num in tested.items():
         before = numbers_seen(record, digest, name)
@@ -219,7 +223,7 @@ def tell_declaration(plan: Plan, folder: Path) -> tuple[str, list[str]]:
         history = f"{own[0].words}; unchanged since (wording, arms, budgets, tasks)"
     sentences = [f"Hypotheses (hash {current}): {history}."]
     if changed := own[0].list_changed(hash_settings(plan)) if own else []:
-        sentences.append(f"Since they were declared, the settings have changed of: {first_of(changed)}.")
+        sentences.append(f"The settings of these have changed since the declaration: {first_of(changed)}.")
     for entry in reversed(replaced.values()):
         told = " · ".join(f"{name}: {text}" for name, text in list_words(entry.hypotheses).items())
         sentences.append(f"Replaced: {entry.hash}, {entry.words}: {told}.")

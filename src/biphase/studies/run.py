@@ -208,7 +208,7 @@ def run_study(plan: Plan, folder: Path, engine: Engine, processes: int = 1, only
     refuse_other_text(state)
     # 2. Check the data of all tasks and the name of the unit before hours of training.
     if only != TRAINING and len(units) > len(done):
-        look_for_data(plan)
+        look_for_data(plan, {unit.kind for unit in units if unit.name not in done})
     chosen = units if only is None else choose_units(units, only, done)
     # 3. The remaining units. Check their shards and models.
     drop_checkpoints(folder, plan)  # a killed process may have left some
@@ -370,13 +370,14 @@ def study_units(state: StudyState, processes: int = 1) -> list[Unit]:
     return units
 
 
-def look_for_data(plan: Plan) -> None:
-    """Raise `InputError` for a task with missing data, before hours of training. Do not ask the Hub."""
+def look_for_data(plan: Plan, kinds: Set[str]) -> None:
+    """Raise `InputError` for a task with missing data, before hours of training. `kinds`: those of the units left. Do
+    not ask the Hub."""
     evaluation = plan.study.evaluation
     if evaluation is None:
         return
     folders = find_data_dirs(evaluation)
-    if evaluation.embed is not None:
+    if evaluation.embed is not None and evaluation.embed.name in kinds:
         for path in evaluation.embed.data:
             if not Path(path).exists():
                 raise InputError(f"evaluation.embed: {path} does not exist")

@@ -144,7 +144,7 @@ def tell_columns(file: Path) -> None:
     tags = Counter(fields[tag_at] for _, fields in lines if len(fields) > tag_at)
     uneven = [f"{file}:{at}: {len(fields)} fields, elsewhere {width}" for at, fields in lines if len(fields) != width]
     if lines and not have_spans(tags.elements()) and (uneven or not 2 <= len(tags) <= MOST_CLASSES):
-        remedy = "such a file has a word and its tag per line; name a file of texts .csv, .tsv, .jsonl or .xlsx"
+        remedy = "if a line is a word and its tag, write a task file for it; name a file of texts .csv, .jsonl or .xlsx"
         raise InputError(f"{uneven[0] if uneven else f'{file}: different tags: {len(tags):,}'}; {remedy}")
     if width > word_at + 2:
         told = f"of its {width} columns (from 0), {word_at} is read as the word and {tag_at} as the tag"
@@ -333,7 +333,7 @@ def describe_labels(data: str, label: str, values: list[Any], family: str | None
         family = "multi_label_classification"
     numbers: list[float] = []
     classes = Counter(map(read_label, values))
-    signs = {*NO_LABELS, "-1"} if stands_for_none(classes) else NO_LABELS
+    signs = {*NO_LABELS, "-1"} if family != "regression" and stands_for_none(classes) else NO_LABELS
     if doubtful := [name for name in classes if name.casefold() in signs]:
         told = first_of([f"'{name}' (rows: {classes[name]:,})" for name in doubtful])
         remedy = f"say `unlabelled: {write_value(doubtful)}` in a task file, without it in `classes`"

@@ -170,7 +170,7 @@ def training_source(source: TaskSource) -> TaskSource:
 
 
 def definition(task: spec.Task) -> dict[str, Any]:
-    """Return the keys of a task that decide its examples and their use, but not their place, for hashes. Two entries
+    """Return the keys of a task that decide its examples and their use, but not their place, for hashes. Three entries
     tell tasks that are read in another way than earlier versions read them."""
     elsewhere = {"name", "bundled", "files", "hub", "size", "licence", "citation", "note"}
     tree = task.model_dump(mode="json", exclude=elsewhere)
@@ -179,6 +179,8 @@ def definition(task: spec.Task) -> dict[str, Any]:
     names = [name for _, name, _, _ in Formatter().parse(task.template)]
     if names[-1:] == [None] and len(names) - names.count(None) == 1:
         tree["cut"] = "the only column, not the text after it"
+    if task.missing == "drop" and len(names) - names.count(None) > 1:
+        tree["null"] = "an empty text beside others"
     return tree
 
 
