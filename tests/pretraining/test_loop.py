@@ -441,4 +441,4 @@ def test_epochs_are_told_as_people_write_them(tiny_recipe: MakeRecipe, monkeypat
     text: Any = replace(job.text, sets=sets)
     mixed = Batches(2 * batches.sets, job.tokens_before, (Fraction(1, 5), Fraction(4, 5)))
     job = replace(job, recipe=tiny_recipe(*steps, phases, mixture), text=text)
-    assert ", a 30, b 120 epochs of " in loop.describe_start(job, state, mixed)
+    assert ", a 30, b 120 epochs; " in loop.describe_start(job, state, mixed)
