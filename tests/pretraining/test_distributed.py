@@ -242,7 +242,7 @@ def test_planned_memory_beside_what_is_allocated(
         assert found[name] == pytest.approx(planned[name], rel=1e-3), name
     block = 4 * (4 * 256 * 256 + 3 * 256 * 512)  # in fp32, as gathered
     waiting = 2 * block if SIZES[number] > 1 else 0
-    assert 0.7 * planned["total"] < found["update"] < planned["total"] + waiting
+    assert 0.65 * planned["total"] < found["update"] < planned["total"] + waiting
 
 
 def test_all_processes_end_when_the_first_cannot_save(trained: Jobs) -> None:
