@@ -36,7 +36,7 @@ PATHS = {
 }
 """Path → the module and the function where it begins."""
 CAPS = {
-    "code": 27_250,
+    "code": 27_248,
     "modules": 147,
     "import lines": 2_829,
     "longest function": 53,

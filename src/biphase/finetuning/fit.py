@@ -133,7 +133,8 @@ def steps_to_validate(config: FinetuneConfig, num_items: int, num_steps: int) ->
     if not config.load_best_model_at_end and config.early_stopping_patience is None:
         return set()
     num_epochs = math.ceil(num_steps / math.ceil(num_items / config.batch_size))
-    num_checks = max(4, min(num_epochs, MOST_CHECKS) if has_no_epochs(config) else num_epochs)
+    # With `shots` and without `epochs`, `max_steps` may take hundreds of epochs.
+    num_checks = max(4, min(num_epochs, max(config.epochs, MOST_CHECKS)))
     return {math.ceil(num_steps * check / num_checks) for check in range(1, num_checks + 1)}
 
 
@@ -186,16 +187,11 @@ def choose_examples(split: EncodedSplit, config: FinetuneConfig) -> np.ndarray:
     return draw_shots(split.strata, config.shots, config.seed)
 
 
-def has_no_epochs(config: FinetuneConfig) -> bool:
-    """Tell whether `max_steps` alone ends a training: with `shots`, one epoch sets no limit."""
-    return config.shots is not None and config.epochs == 1
-
-
 def choose_items(split: EncodedSplit, config: FinetuneConfig) -> tuple[np.ndarray, int]:
     """List the items to train on, and count the updates."""
-    by_steps_alone, examples = has_no_epochs(config), choose_examples(split, config)
+    examples = choose_examples(split, config)
     items = split.items_of(examples)
-    if by_steps_alone:
+    if config.shots is not None and config.epochs == 1:
         return items, config.max_steps
     return items, min(config.max_steps, config.epochs * math.ceil(len(items) / config.batch_size))
 
