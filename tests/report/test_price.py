@@ -129,6 +129,16 @@ def test_a_difference_at_equal_flops_moves_each_arm_along_the_ladder() -> None:
     assert tell_compute(unknown, [(1.0, unknown.scores["x"]["a"]), (-1.0, unknown.scores["y"]["a"])]) == ""
 
 
+def test_nothing_is_moved_across_a_gap_of_the_ladder() -> None:
+    """A factor of 16 between two rungs is too far; beyond it the ladder is good, and a rung needs no other."""
+    ladder = {make_arm(f"mlm-{steps}", steps): 0.5 + 0.1 * at for at, steps in enumerate((100, 1600, 3200))}
+    arms = [make_arm(f"clm-{steps}", steps, objective="clm+mlm", is_plain=False) for steps in (230, 1840)]
+    scores = make_results({**ladder, **dict.fromkeys(arms, 0.65)}, ("a",))
+    for name, rung, is_moved in (("clm-230", "mlm-100", False), ("clm-1840", "mlm-1600", True)):
+        terms = [(1.0, scores.scores[name]["a"]), (-1.0, scores.scores[rung]["a"])]
+        assert (contrast_equal_flops(scores, terms) is not None) == is_moved
+
+
 def test_losses_are_not_moved_along_a_ladder_of_another_objective() -> None:
     clm = {make_arm(f"clm-{steps}", steps, objective="clm", mask_percent=None): 4.7 for steps in (100, 200)}
     results = make_results({**dict.fromkeys(LADDER, 5.0), **clm}, ("loss",))
@@ -187,6 +197,16 @@ def test_the_headline_is_what_was_declared_and_never_the_least_of_many() -> None
     (listed,), _ = list_prices(results, {"ours-2": ladder, "absent": ladder, "ours-3": ["another"]})
     told = price_sentence(listed)
     assert told.startswith("ours-2 reaches the score of") and "(declared in the study's hypotheses; interval" in told
+
+
+def test_the_range_of_several_budgets_is_that_of_all_shares() -> None:
+    """0.65 is the score of 2^1.5 · 100 steps, and 0.52 that of 2^0.2 · 100: shares of 1.41, 0.71 and 0.87."""
+    arms = {make_arm("ours-400", 400, mask_percent=15): 0.65, make_arm("ours-200", 200, mask_percent=15): 0.65}
+    arms |= {make_arm("ours-100", 100, mask_percent=15): 0.52}
+    ladder = [arm.name for arm in LADDER]
+    (listed,), _ = list_prices(make_results({**LADDER, **arms}), dict.fromkeys((arm.name for arm in arms), ladder))
+    told = price_sentence(listed)
+    assert re.search(r"3 models need shares of its FLOPs from 0\.71 .+ for ours-200 to 1\.41 .+ for ours-400", told)
 
 
 def test_declared_shares_are_told_by_kind_of_task_beside_the_control() -> None:

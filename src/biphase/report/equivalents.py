@@ -74,6 +74,11 @@ class Equivalent:
     """The sources of noise that the interval covers."""
 
     @property
+    def rank(self) -> tuple[int, float, float]:
+        """The sort key by share: what lies above the whole ladder comes first, what lies below it last."""
+        return ("above", "", "below").index(self.beyond), self.share, -self.score.mean
+
+    @property
     def reach(self) -> tuple[float, float]:
         """The least and the most baseline compute in the interval, cut to the ladder; without a test, that of the
         estimate."""
@@ -157,8 +162,8 @@ def tell_compute(results: ResultSet, terms: Terms, sign: float = 1.0) -> str:
 
 def contrast_equal_flops(results: ResultSet, terms: Terms) -> Contrast | None:
     """Contrast scores at equal FLOPs: each one minus the score of MLM alone at as many FLOPs. The weights must add up
-    to zero. Return None unless a ladder of MLM alone reaches the FLOPs of all arms, and for losses, which depend on
-    the objective."""
+    to zero. Return None unless a ladder of MLM alone reaches the FLOPs of all arms, with rungs close enough to
+    interpolate, and for losses, which depend on the objective."""
     sizes = {score.arm.size for _, score in terms}
     ladder = choose_baseline([arm for arm in final_arms(results) if arm.size in sizes]) if len(sizes) == 1 else ()
     moved = [*terms]
@@ -169,7 +174,11 @@ def contrast_equal_flops(results: ResultSet, terms: Terms) -> Contrast | None:
         enough = max(LEAST_RUNGS, len(ladder)) if name != LOSS else math.inf
         if len(known) < enough or not min(known) <= (score.arm.flops or 0) <= max(known):
             return None
-        moved += [(-weight * share, rung) for share, rung in interpolate(known, score.arm.flops or 0)]
+        between = interpolate(known, score.arm.flops or 0)
+        budgets = [rung.arm.flops or 0 for share, rung in between if share]
+        if max(budgets) > 1.01 * MOST_APART * min(budgets):
+            return None
+        moved += [(-weight * share, rung) for share, rung in between]
     return contrast(moved)
 
 
@@ -420,14 +429,7 @@ def price_arms(results: ResultSet, baseline: Sequence[ReportArm], priced: Sequen
             price_on = partial(compute_equivalent, results, arm, baseline)
             mean = tuple(price_on(axis, datasets) for axis in known_axes)
             prices.append(Price(mean, {part: price_on(known_axes[0], names) for part, names in parts.items()}))
-
-    def rank(price: Price) -> tuple[float, ...]:
-        """Return the sort key of `PriceList.prices`."""
-        mean = price.mean[0]
-        order = {"above": 0, "": 1, "below": 2}[mean.beyond]
-        return -mean.score.arm.pretrain_steps, order, mean.share, -mean.score.mean
-
-    return sorted(prices, key=rank)
+    return sorted(prices, key=lambda price: (-price.mean[0].score.arm.pretrain_steps, price.mean[0].rank))
 
 
 def tell_kinds(price_list: PriceList) -> str:
@@ -459,7 +461,7 @@ def price_sentence(price_list: PriceList) -> str:
     logarithm. Declared arms with several kinds of task get a share for each kind (`tell_kinds`).
     """
     chosen, alone = price_list.declared or price_list.compared, price_list.alone
-    first, last = chosen[0], chosen[-1]
+    first, ranked = chosen[0], sorted(chosen, key=lambda mean: mean.rank)
     name, cells = first.score.arm.name, first.score.cells
     # 1. Units, tasks and notes.
     unit = f"of its {AXES[first.axis]}"
@@ -473,7 +475,7 @@ def price_sentence(price_list: PriceList) -> str:
         return f"{tell_kinds(price_list)} ({'; '.join(notes)})."
     # 2. The share, or the range of several.
     if len(chosen) > 1:
-        reach = f"{show_multiple(first)} for {name} to {show_multiple(last)} for {last.score.arm.name}"
+        reach = " to ".join(f"{show_multiple(end)} for {end.score.arm.name}" for end in (ranked[0], ranked[-1]))
         sentence = f"For the same score as {alone}, {len(chosen)} models need shares {unit} from {reach}"
     elif first.beyond or first.is_level:
         sentence = f"{name} reaches the score of {alone} where its ladder is level"
