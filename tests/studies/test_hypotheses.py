@@ -419,6 +419,42 @@ def test_settings_that_changed_since_the_declaration_are_named(tmp_path: Path) -
     assert hashes[0] == hashes[1] != hash_settings(plan)
 
 
+def test_settings_without_effect_on_scores_are_no_change(tmp_path: Path) -> None:
+    """The place and speed of a fine-tuning, defaults, the order of keys, and a number that YAML reads as text."""
+    rule, tree = "stack - mlm40 > 0", make_plan().study.model_dump(mode="json")["evaluation"]
+
+    def plan_with(finetune: dict[str, Any], per_task: dict[str, Any]) -> Plan:
+        return make_plan(rule, evaluation=tree | {"finetune": finetune, "per_task": per_task})
+
+    declared = plan_with({"eps": 1e-8, "batch_size": 16}, {"genre": {"epochs": 2}})
+    declare(declared, tmp_path)
+    for finetune, per_task in (
+        ({"batch_size": 16, "eps": "1e-8"}, {"genre": {"epochs": 2}}),
+        ({"eps": 1e-8, "batch_size": 16, "device": "cpu", "microbatch_tokens": 999}, {"genre": {"epochs": 2}}),
+        ({"eps": 1e-8, "batch_size": 16, "shots": None}, {"genre": {"epochs": 2, "keep_texts": True}, "wnut17": {}}),
+    ):
+        assert len(sentences_on(plan_with(finetune, per_task), tmp_path)) == 1
+        declare(plan_with(finetune, per_task), tmp_path)
+    assert len(read_declared(tmp_path).declarations) == 1
+    for finetune, per_task, named in (
+        ({"eps": 1e-8, "batch_size": 16}, {"genre": {"epochs": 3}}, "fine-tuning on genre"),
+        ({"eps": 1e-6, "batch_size": 16}, {"genre": {"epochs": 2}}, "fine-tuning on wnut17, fine-tuning on genre"),
+    ):
+        told = sentences_on(plan_with(finetune, per_task), tmp_path)[1]
+        assert told == f"The settings of these have changed since the declaration: {named}."
+    # The hash of the settings as they are written, which earlier versions recorded.
+    record = read_declared(tmp_path)
+    (entry,) = record.declarations
+    arms = {name: digest for name, digest in entry.settings.items() if "fine-tuning" not in name}
+    earlier = replace(entry, settings={**arms, "fine-tuning": "b4fcfc9c"})
+    replace(record, declarations=(earlier,)).write(tmp_path)
+    assert len(sentences_on(declared, tmp_path)) == 1
+    declare(declared, tmp_path)
+    assert read_declared(tmp_path).declarations == (earlier,)
+    changed = plan_with({"eps": 1e-6, "batch_size": 16}, {"genre": {"epochs": 2}})
+    assert sentences_on(changed, tmp_path)[1].endswith("the declaration: fine-tuning.")
+
+
 def test_a_task_of_ones_own_is_planned_under_its_name_in_scores(tmp_path: Path) -> None:
     """A study names it by its file. Scores that lack rates or seeds are found by the name of the task."""
     file = tmp_path / "reviews.yaml"

@@ -22,13 +22,13 @@ from biphase.config import Count
 from biphase.errors import first_of
 from biphase.exporting.push import without_folders
 from biphase.files import content_hash, read_hashed, write_hashed
+from biphase.finetuning.config import PLACEMENT
 from biphase.report.claims import NO_LOOKS, Looks
 from biphase.report.formats import show_count
 from biphase.report.grammar import AskedInequality
 from biphase.report.results import MEAN_OF_FAMILIES
 from biphase.studies.plan import Plan
-from biphase.studies.spec import Hypothesis, move_tasks
-from biphase.tasks.spec import find_task
+from biphase.studies.spec import Hypothesis, finetune_config, move_tasks, scored_as, trainings
 
 DECLARED = "hypotheses.json"
 REMEDY = "restore the original; without it, hypotheses count as declared at the next run of the study"
@@ -48,24 +48,34 @@ def hash_hypotheses(plan: Plan) -> str:
 
 
 FITTING = "fine-tuning"
-FITTED = ("learning_rates", "tuned_rates", "embed", "finetune", "per_task")
-"""The settings of `Evaluation` that every fine-tuning has."""
+FITTED = ("learning_rates", "tuned_rates", "embed")
+"""The settings of `Evaluation` that every fine-tuning has, besides those of `FinetuneConfig`."""
 
 
-def hash_settings(plan: Plan) -> dict[str, str]:
-    """Return the hash of each arm's training and that of all fine-tunings, the same wherever text and tasks lie."""
-    plan, settings = plan.of_first_seed, dict[str, Any]()
+def hash_settings(plan: Plan) -> dict[str, tuple[str, ...]]:
+    """Return the hash of each arm's training, of the rates of all fine-tunings, and of the settings that decide the
+    scores of those on each task, the same wherever text and tasks lie. A second hash is that by which earlier versions
+    of biphase recorded the same settings."""
+    plan, hashes = plan.of_first_seed, dict[str, tuple[str, ...]]()
     for name in plan.arms:
         recipes = [arm.recipe for arm in plan.lineage(name)]
         texts = [recipe.data.order | {"shares": [str(share) for share in recipe.data.shares]} for recipe in recipes]
-        settings[name] = [recipe.weights_tree | {"data": text} for recipe, text in zip(recipes, texts, strict=True)]
-    tree = move_tasks(plan.study.model_dump(mode="json"), lambda task: find_task(task).name)
-    if evaluation := tree["evaluation"]:
-        settings[FITTING] = {key: evaluation[key] for key in FITTED}
-    return {
-        name: content_hash(without_folders(json.dumps(value, ensure_ascii=False)))[:8]
-        for name, value in settings.items()
-    }
+        trees = [recipe.weights_tree | {"data": text} for recipe, text in zip(recipes, texts, strict=True)]
+        hashes[name] = (hash_tree(trees),)
+    tree, evaluation = move_tasks(plan.study.model_dump(mode="json"), scored_as), plan.study.evaluation
+    if evaluation is not None:
+        as_written = {key: tree["evaluation"][key] for key in (*FITTED, "finetune", "per_task")}
+        rates = {key: as_written[key] for key in FITTED}
+        hashes[FITTING] = hash_tree(rates, sort_keys=True), hash_tree(as_written)
+        for task in trainings(evaluation):
+            config = finetune_config(evaluation, task, 1.0, 0)
+            decides = config.model_dump(mode="json", exclude={*PLACEMENT, "learning_rate", "seed"})
+            hashes[f"{FITTING} on {scored_as(task)}"] = (hash_tree(decides, sort_keys=True),)
+    return hashes
+
+
+def hash_tree(tree: Any, *, sort_keys: bool = False) -> str:
+    return content_hash(without_folders(json.dumps(tree, ensure_ascii=False, sort_keys=sort_keys)))[:8]
 
 
 def list_subjects(plan: Plan, groups: Sequence[Sequence[AskedInequality]]) -> list[Any]:
@@ -97,7 +107,8 @@ class Declaration:
     up_to: Count = 0
     """The number of pretraining seeds that looks may add up to; 0 for a fixed number."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Arm, or `fine-tuning` → the hash of its settings; empty if an earlier version of biphase recorded it."""
+    """Arm, `fine-tuning`, or `fine-tuning on TASK` → the hash of its settings; empty or without tasks if an earlier
+    version of biphase recorded it."""
 
     @property
     def words(self) -> str:
@@ -107,9 +118,9 @@ class Declaration:
         counted = f"{show_count(self.runs, 'run')} and {show_count(self.scores, 'score')} in the folder"
         return f"declared {self.when}, with {counted}"
 
-    def list_changed(self, settings: Mapping[str, str]) -> list[str]:
-        """Name what has other settings now."""
-        return [name for name, digest in self.settings.items() if settings.get(name, digest) != digest]
+    def list_changed(self, settings: Mapping[str, Sequence[str]]) -> list[str]:
+        """Name what has other settings now; `settings` as `hash_settings` returns them."""
+        return [name for name, digest in self.settings.items() if digest not in settings.get(name, (digest,))]
 
 
 @dataclass(frozen=True)
@@ -161,7 +172,8 @@ def declare(plan: Plan, folder: Path) -> None:
         return
     runs = len([*folder.glob("runs/*/config.yaml")])
     scores = len([path for path in folder.glob("scores/*/[!.]*/score.json") if path.parts[-3][0] != "."])
-    entry = Declaration(digest, now(), plan.study.hypotheses, runs, scores, *seeds, settings)
+    newest = {name: hashes[0] for name, hashes in settings.items()}
+    entry = Declaration(digest, now(), plan.study.hypotheses, runs, scores, *seeds, newest)
     replace(record, declarations=(*record.declarations, entry)).write(folder)
 
 
