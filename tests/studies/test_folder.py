@@ -20,13 +20,15 @@ from biphase.finetuning.scores import ScoreSet, read_score
 from biphase.report.contrasts import difference
 from biphase.report.page import tell_cost
 from biphase.report.results import tell_edges
-from biphase.run import Run
+from biphase.run import Run, whole_steps
 from biphase.studies import folder
 from biphase.studies import run as worker
 from biphase.studies.cost import list_costs, measure_sizes
 from biphase.studies.folder import (
     StudyState,
     TrainedRecord,
+    claim_study_folder,
+    drop_checkpoints,
     find_record,
     reach_step,
     read_state,
@@ -248,6 +250,29 @@ def test_a_checkpoint_is_waited_for_only_while_it_is_made(tmp_path: Path) -> Non
         with locked(lock), pytest.raises(BusyError, match="another process makes 1m-25-75-400@400"):
             reach_step(place, begin, 400)
         lock = place / "runs" / "1m-25-75-400-12345678" / ".lock"
+
+
+@pytest.mark.parametrize(("keep", "left"), [({}, []), ({"keep_last": 2}, [200, 300])])
+def test_a_run_keeps_the_checkpoints_that_are_needed_or_asked_for(
+    keep: dict[str, int], left: list[int], tmp_path: Path
+) -> None:
+    """A finished run lacks no checkpoint that it could go on to, unlike the other one, whose last one was lost."""
+    plan = make_plan(recipe=TREE["recipe"] | {"checkpoints": {"every_steps": 100, **keep}})
+    claim_study_folder(tmp_path, plan.study)
+    made = {"1m-mlm40-400": (200, 300, 380, 400), "1m-25-75-400": (200, 300, 380)}
+    for name, steps in made.items():
+        run, path = plan.runs[name], tmp_path / "runs" / f"{name}-12345678"
+        for step in steps:
+            (path / "steps" / str(step)).mkdir(parents=True)
+            (path / "steps" / str(step) / "manifest.json").touch()
+        for file in ("config.yaml", "done.json"):
+            (path / file).touch()
+        record = {"folder": path.name, "seconds": 1.0, "key": run.key, "placeless_key": run.placeless_key}
+        (tmp_path / "trained").mkdir(exist_ok=True)
+        write_hashed(tmp_path / "trained" / f"{name}.json", record)
+    drop_checkpoints(tmp_path, plan)
+    kept = {name: whole_steps(Run(tmp_path / "runs" / f"{name}-12345678")) for name in made}
+    assert kept == {"1m-mlm40-400": [*left, 400], "1m-25-75-400": [200, 300]}
 
 
 def test_every_sitting_and_every_process_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,14 +110,19 @@ def reach_step(folder: Path, run: PlannedRun, step: int) -> str:
 
 
 def drop_checkpoints(folder: Path, plan: Plan) -> None:
-    """Delete checkpoints that neither a run nor an unfinished cell needs any more. Delete none if the folder now
-    belongs to another plan, because that plan's runs may begin at them."""
+    """Delete checkpoints that neither a run nor an unfinished cell needs any more; where the recipe sets `keep_last`,
+    keep the `every_steps` ones. Delete none if the folder now belongs to another plan, because that plan's runs may
+    begin at them."""
     file = folder / "study.yaml"
     if not file.exists() or file.read_text(encoding="utf-8") != study_text(plan.study):
         return
     state = read_runs(plan, folder)
     for name, record in state.records.items():
-        for step in {*plan.runs[name].stored_steps} - state.needed[name]:
+        run, steps = plan.runs[name], state.steps[name]
+        # A run that lacks a needed checkpoint may be on its way there, from an `every_steps` one.
+        if name not in state.trained or "keep_last" in run.recipe.checkpoints.model_fields_set:
+            steps = steps & {*run.stored_steps}
+        for step in steps - state.needed[name]:
             remove_folder(open_run(folder / "runs" / record.folder).steps / str(step))
 
 
