@@ -125,6 +125,11 @@ def parse_config(kind: type[Config], tree: dict[str, Any], overrides: Sequence[s
     """Check a tree in memory as `load_config` checks a file. `origin` is its name in errors."""
     for override in overrides:
         tree = apply_override(tree, override)
+    return check_tree(kind, tree, overrides, origin=origin)
+
+
+def check_tree(kind: type[Config], tree: dict[str, Any], overrides: Sequence[str], *, origin: str) -> Config:
+    """Check a tree to which the overrides were applied, so that errors name the override that set a wrong value."""
     try:
         return kind.model_validate(tree)
     except pydantic.ValidationError as error:

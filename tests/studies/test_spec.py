@@ -107,6 +107,12 @@ def test_the_files_of_this_repository_load() -> None:
     assert len(load_study(STUDIES / "paper.yaml", ["arms.0.models=[210m]"]).arms[0].models) == 1
 
 
+def test_a_wrong_value_is_that_of_the_change_that_set_it() -> None:
+    path = STUDIES / "mini.yaml"
+    with pytest.raises(InputError, match=r"^evaluation\.seeds=x: 'evaluation\.seeds' is 'x': "):
+        load_study(path, ["name=other", "evaluation.seeds=x"])
+
+
 def continued(parent: str) -> str:
     return f"[{{group: a, name: a, parents: [{parent}], curricula: [mlm], budgets: [50]}}]"
 

@@ -415,7 +415,7 @@ def load_study(source: Path | dict[str, Any], overrides: Sequence[str] = ()) -> 
         is_beside = file.suffix in (".yaml", ".yml") and not file.exists() and (path.parent / file).exists()
         return str(path.parent / name) if is_beside else name
 
-    return config.parse_config(Study, move_tasks(tree, find_beside), origin=str(path))
+    return config.check_tree(Study, move_tasks(tree, find_beside), overrides, origin=str(path))
 
 
 def move_tasks(tree: dict[str, Any], move: Callable[[str], str]) -> dict[str, Any]:
