@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import EuroBertConfig, EuroBertForMaskedLM, Gemma2Config, Gemma2ForCausalLM
+from transformers import CONFIG_MAPPING, EuroBertConfig, EuroBertForMaskedLM, Gemma2Config, Gemma2ForCausalLM
 
 from biphase.curriculum import Phase
 from biphase.encoder.attention import ATTENTION
@@ -16,10 +16,12 @@ from biphase.encoder.network import TokenIds, make_model
 from biphase.encoder.packed import count_flops
 from biphase.errors import InputError
 from biphase.flops import (
+    LLAMA_SHAPED,
     PEAK_FLOPS,
     SampleLengths,
     flops_per_token,
     known_device,
+    read_shape,
     shape_of,
     update_flops,
 )
@@ -155,3 +157,12 @@ def test_devices_are_found_by_the_names_that_they_have(name: str, found: str | N
 def test_a_size_that_is_none_is_named(key: str, value: object) -> None:
     with pytest.raises(InputError, match=rf"'{key}' is .*; it must be a whole number of 1 or more"):
         shape_of("1m", {key: value}, 300)
+
+
+def test_a_head_is_tied_where_transformers_ties_it_unless_told_otherwise() -> None:
+    """Files on the Hub leave out what is their type's default."""
+    sizes = PRESETS["1m"] | {"vocab_size": 300}
+    for model_type in LLAMA_SHAPED & {*CONFIG_MAPPING}:
+        is_tied = CONFIG_MAPPING[model_type]().tie_word_embeddings
+        assert read_shape(sizes | {"model_type": model_type}).is_tied == is_tied, model_type
+        assert not read_shape(sizes | {"model_type": model_type, "tie_word_embeddings": False}).is_tied

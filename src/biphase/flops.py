@@ -135,6 +135,11 @@ LLAMA_SHAPED = {
 """Types of networks that a `Shape` describes, except for norms and biases: each token passes through all of their gated
 feed-forward layers."""
 
+TIED = {
+    *("cohere", "cohere2", "cohere_compass_text", "ernie4_5", "gemma", "gemma2", "gemma3_text", "granite_swa"),
+    *("smollm3", "vaultgemma"),
+}
+"""Those among them whose head is tied to the embeddings unless their configuration denies it."""
 
 LLAMA_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The names of the matrices of a Llama's block, in the order of `Shape.matrices`."""
@@ -248,7 +253,8 @@ def read_shape(settings: Mapping[str, Any]) -> Shape:
         if not isinstance(settings[key], int) or isinstance(settings[key], bool) or settings[key] < 1:
             raise InputError(f"architecture: '{key}' is {settings[key]!r}; it must be a whole number of 1 or more")
     layers, width, ffn, heads, kv_heads = (settings[key] for key in SHAPE_KEYS)
-    head_width, is_tied = settings.get("head_dim") or width // heads, bool(settings.get("tie_word_embeddings", False))
+    is_tied = bool(settings.get("tie_word_embeddings", settings.get("model_type") in TIED))
+    head_width = settings.get("head_dim") or width // heads
     return Shape(layers, width, ffn, heads, kv_heads, head_width, settings["vocab_size"], is_tied)
 
 
