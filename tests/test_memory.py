@@ -53,8 +53,9 @@ def plan(shape: Shape, devices: int, *, microbatch: int, num: int = 1, on_cpu: b
     tree |= {"curriculum": [{"objective": "mlm", "steps": 1}], "schedule": {"warmup_steps": 0, "decay_steps": 0}}
     tree["data"]["max_sample_tokens"] = more.pop("max_sample_tokens", 2048)
     recipe = Recipe.model_validate(tree | {"optimizer": {"name": more.pop("optimizer", "adamw")}})
+    batch_tokens = more.pop("batch_tokens", num * devices * microbatch)
     compute = {"microbatch_tokens": microbatch, "parallel": "fsdp", "precision": "bf16", **more}
-    changes = {"batch_tokens": num * devices * microbatch, "compute": recipe.compute.model_copy(update=compute)}
+    changes = {"batch_tokens": batch_tokens, "compute": recipe.compute.model_copy(update=compute)}
     return plan_memory(shape, recipe.model_copy(update=changes), devices, on_cpu=on_cpu)
 
 
@@ -205,6 +206,29 @@ def test_attention_of_short_and_long_samples(length: int, precision: str, monkey
     )
     most = planned["total"] - planned["weights"] - planned["moments"]
     assert 0.45 * most < found.most < 1.02 * most
+
+
+def test_a_batch_that_is_smaller_than_a_microbatch() -> None:
+    """What training holds of one sample more than the batch, and validation of a whole microbatch."""
+    batch, longest, microbatch = 512, 128, 2048
+    sizes: dict[str, Any] = {"num_hidden_layers": 6, "hidden_size": 64, "intermediate_size": 128, "vocab_size": 512}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": longest}
+    model = PackedModel(LlamaForCausalLM(LlamaConfig(**sizes, attn_implementation=ATTENTION)))
+    most = {}
+    for num_tokens, trains in ((batch + longest, True), (microbatch, False)):
+        tokens, targets = torch.randint(0, 512, (num_tokens,)), torch.arange(0, num_tokens, 2)
+        with MostBytes(*model.parameters()) as found, torch.set_grad_enabled(trains):
+            layout = lay_out(np.arange(0, num_tokens + 1, longest), causal=False, dtype=torch.float32)
+            loss, _, _ = model(tokens, torch.arange(num_tokens) % longest, layout, targets, tokens[targets])
+            if trains:
+                loss.backward()
+        most[trains] = found.most
+    common: dict[str, Any] = {"precision": "fp32", "on_cpu": True, "max_sample_tokens": longest}
+    shape = read_shape(sizes)
+    planned, whole = (plan(shape, 1, microbatch=microbatch, batch_tokens=num, **common) for num in (batch, microbatch))
+    needed = planned["total"] - planned["weights"] - planned["moments"]
+    assert 0.45 * needed < most[True] < 1.02 * needed and most[False] < needed
+    assert whole["total"] - planned["total"] > 2 * most[True]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])

@@ -379,6 +379,9 @@ def plan_memory(
     batch = recipe.batch_tokens
     most_tokens = batch if isinstance(batch, int) else max(batch.start, batch.to)
     num_microbatches = math.ceil(most_tokens / (devices * compute.microbatch_tokens))
+    # All have the same share of the batch, and the sample with which the share ends may reach beyond it.
+    reached = math.ceil(most_tokens / (devices * num_microbatches)) + recipe.data.max_sample_tokens
+    tokens = min(compute.microbatch_tokens, reached)
     # 2. What lasts: FSDP2 divides it among the devices, except gradients that are not summed yet.
     parts = devices if (parallel or compute.parallel) == "fsdp" else 1
     lora = recipe.init.lora
@@ -391,7 +394,7 @@ def plan_memory(
     }
     # 3. What a microbatch needs.
     device = "cpu" if on_cpu else "cuda"
-    logits = compute.microbatch_tokens * shape.vocab_size
+    logits = tokens * shape.vocab_size
     per_token = activations_per_token(shape, number_bytes, recomputes=compute.activation_checkpointing)
     head = 2 * shape.vocab_size * shape.width
     if lora is not None:  # the outputs of A, of dropout, and its mask, which is fp32 on a CPU; the table that learns
@@ -400,10 +403,13 @@ def plan_memory(
         if lora.lora_dropout:
             per_token += (1 + mask_bytes / number_bytes) * sum(columns for _, columns in adapted)
         head = (3 if shape.is_tied else 1) * shape.vocab_size * shape.width
+    # Validation fills whole microbatches, and keeps what one block computes.
+    of_block = activations_per_token(replace(shape, layers=1), number_bytes, recomputes=False)
+    activations = max(tokens * per_token, compute.microbatch_tokens * of_block)
     computing = {
         "copies": float(number_bytes * count_copied(shape, is_fsdp=parts > 1, is_bf16=is_bf16)),
-        "activations": float(number_bytes * compute.microbatch_tokens * per_token),
-        "attention": attention_bytes(shape, recipe, number_bytes) if on_cpu or not is_bf16 else 0.0,
+        "activations": float(number_bytes * activations),
+        "attention": attention_bytes(shape, recipe, tokens, number_bytes) if on_cpu or not is_bf16 else 0.0,
         "logits": float(number_bytes * min(logits, CHUNK_LOGITS[device]) + FLOAT32 * min(logits, PART_LOGITS[device])),
         "head": float(FLOAT32 * head),
     }
@@ -435,9 +441,9 @@ def activations_per_token(shape: Shape, number_bytes: int, *, recomputes: bool) 
     return of_blocks + of_ends * shape.width
 
 
-def attention_bytes(shape: Shape, recipe: Recipe, number_bytes: int) -> float:
-    """Return the most bytes of attention scores in buckets, whatever the lengths of the samples (see above)."""
-    num_tokens = recipe.compute.microbatch_tokens
+def attention_bytes(shape: Shape, recipe: Recipe, num_tokens: int, number_bytes: int) -> float:
+    """Return the most bytes of attention scores in buckets for so many tokens, whatever the lengths of the samples (see
+    above)."""
     longest = min(recipe.data.max_sample_tokens, num_tokens)
     num_layers = 1 if recipe.compute.activation_checkpointing else shape.layers
     kept = number_bytes * num_layers * shape.heads * num_tokens * min(longest, KEPT_KEYS)

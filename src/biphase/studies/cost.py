@@ -302,7 +302,7 @@ def tell_memory(model: str, shape: Shape, recipe: Recipe, is_on_cpu: bool) -> st
         needed = f"{show_gib(alone)} on one GPU, {ddp} on each of 8 under DDP"
         if not recipe.needs_whole_matrices:
             needed += f", {fsdp} on each of 8 and {fsdp_of_64} of 64 under FSDP"
-    return f"{model}: at most {needed} (microbatches of {recipe.compute.microbatch_tokens:,} tokens)"
+    return f"{model}: at most {needed} (microbatches of at most {recipe.compute.microbatch_tokens:,} tokens)"
 
 
 FULL = 0.9
