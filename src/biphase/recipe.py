@@ -266,6 +266,13 @@ class Recipe(Strict):
         """Whether FSDP, which divides matrices among devices, is ruled out."""
         return self.optimizer.matrix_update.needs_whole_matrices or self.init.lora is not None
 
+    def shorten_samples(self, positions: int) -> "Recipe":
+        """Return the recipe with samples that fit into so many positions, unless it sets their length."""
+        if "max_sample_tokens" in self.data.model_fields_set:
+            return self
+        longest = min(self.data.max_sample_tokens, positions)
+        return self.model_copy(update={"data": self.data.model_copy(update={"max_sample_tokens": longest})})
+
     @property
     def num_steps(self) -> int:
         return sum(phase.steps for phase in self.curriculum)

@@ -12,18 +12,18 @@ import pytest
 
 from biphase.config import BUNDLED, parse_config, read_settings
 from biphase.errors import InputError
-from biphase.flops import Shape, shape_of
+from biphase.flops import Shape, model_shape, plan_memory, shape_of
 from biphase.presets import SHAPE_KEYS
 from biphase.recipe import Data, Init, Recipe
 from biphase.run import Run
 from biphase.studies import cost
 from biphase.studies.cost import (
     cell_cost,
+    cell_costs,
     estimate,
     find_lengths,
     find_machine,
     measure_sizes,
-    model_shape,
     refuse_lack_of_memory,
     study_machine,
     task_size,
@@ -216,6 +216,40 @@ def test_networks_of_unknown_shape_are_named_and_not_counted(tmp_path: Path) -> 
     assert estimate(plan).not_counted == ("hub-mntp20-10",)
     shape, _ = measure_sizes(plan)["here-mntp20-10"]
     assert shape is not None and (shape.layers, shape.vocab_size, shape.head_width) == (2, 905, 16)
+
+
+@pytest.mark.parametrize(("asked", "longest"), [({}, 24), ({"max_sample_tokens": 100}, 100)])
+def test_samples_are_as_short_as_the_positions_of_a_model_here(
+    asked: dict[str, int], longest: int, tmp_path: Path
+) -> None:
+    """As training makes them, of a model and of the arm that continues it; unless the recipe sets their length."""
+    settings = {"model_type": "llama", "vocab_size": 900, "max_position_embeddings": 24, **dict.fromkeys(SHAPE_KEYS, 4)}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    tree = {
+        "name": "adapt",
+        "recipe": {"data": {"shards": "nowhere", **asked}, "schedule": {"warmup_steps": 0, "decay_steps": 0}},
+        "models": [{"name": "here", "model": str(tmp_path)}],
+        "arms": [
+            {"group": "first", "models": ["here"], "curricula": ["mlm"], "budgets": [10]},
+            {"group": "on", "parents": ["here-mlm-10"], "curricula": ["clm"], "budgets": [5]},
+        ],
+        "evaluation": {"tasks": ["squad"], "learning_rates": [1e-4]},
+        "planning": {"vocab_size": 900},
+    }
+    plan = plan_study(parse_config(Study, tree, origin="adapt.yaml"))
+    sizes = measure_sizes(plan)
+    assert [text.mean_keys for _, text in sizes.values()] == [longest / 2] * 2
+    assert {cost.tokens / cost.steps for cost in cell_costs(plan, sizes)} == {32 * longest}
+    assert any(line.startswith(f"samples of {longest // 2} tokens") for line in estimate(plan).assumptions)
+
+
+def test_a_branch_has_no_shape_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever lies in the current folder."""
+    settings = {"model_type": "llama", "vocab_size": 900, **dict.fromkeys(SHAPE_KEYS, 4)}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    monkeypatch.chdir(tmp_path)
+    assert model_shape(Init(model="."), 900) is not None
+    assert model_shape(Init(checkpoint="runs/parent@5"), 900) is None
 
 
 @pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "starcoder2", None])

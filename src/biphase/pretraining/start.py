@@ -51,9 +51,7 @@ def begin_with_model(recipe: Recipe, shards: ShardSet, folder: Path | None = Non
     source, revision = recipe.init.model or "", recipe.init.revision
     folder = folder or fetch_model(source, revision)
     config = load_model_config(folder)
-    if "max_sample_tokens" not in recipe.data.model_fields_set:
-        fitting = {"max_sample_tokens": min(recipe.data.max_sample_tokens, count_positions(config))}
-        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=fitting)})
+    recipe = recipe.shorten_samples(count_positions(config))
     parent = model_fingerprint(source, folder)
     tokenizer, manifest = find_tokenizer(folder, str(folder)), shards.manifest
     if tokenizer is not None:

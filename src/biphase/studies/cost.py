@@ -21,30 +21,30 @@ from biphase.config import parse_config
 from biphase.console import duration
 from biphase.corpus.shards import read_shard_manifest
 from biphase.errors import InputError, first_of, nearest
-from biphase.files import read_json, read_json_as
+from biphase.files import read_json
 from biphase.finetuning.scores import measure_trainings
 from biphase.flops import (
     CPU_EFFICIENCY,
     DEVICES,
     EFFICIENCY,
     FLOAT32,
-    LLAMA_SHAPED,
     WATTS,
     WITHOUT_BF16,
     SampleLengths,
     Shape,
+    fit_samples,
     flops_between,
     known_device,
+    model_shape,
     moment_bytes,
     plan_memory,
-    read_shape,
     settle_precision,
     shape_of,
     update_flops,
 )
 from biphase.machine import total_memory, visible_gpus
-from biphase.presets import PRESETS, SHAPE_KEYS
-from biphase.recipe import Data, Init, Recipe
+from biphase.presets import PRESETS
+from biphase.recipe import Data, Recipe
 from biphase.report.formats import show_count, show_estimate, show_list, show_power
 from biphase.run import open_run, read_metrics
 from biphase.studies.folder import StudyState
@@ -173,32 +173,28 @@ def find_vocab_size(shards: str, planning: Planning) -> int | None:
     return read_shard_manifest(Path(shards)).vocab_size if is_here else planning.vocab_size
 
 
-def model_shape(model: Init, vocab_size: int | None) -> Shape | None:
-    """Find the shape of a preset, or of a folder with a Llama-like config.json. Return None for other types, for models
-    on the Hub, and for an unknown vocabulary."""
-    if vocab_size is None:
-        return None
-    if model.preset is not None:
-        return shape_of(model.preset, model.architecture, vocab_size)
-    config = Path(model.model or "") / "config.json"
-    if not config.is_file():
-        return None
-    settings = read_json_as(config, dict[str, Any], "save the model anew")
-    if settings.get("model_type") not in LLAMA_SHAPED or any(key not in settings for key in SHAPE_KEYS):
-        return None
-    return read_shape(settings | {"vocab_size": max(vocab_size, settings.get("vocab_size", 0))})
-
-
 RunSize = tuple[Shape | None, SampleLengths]
 """The shape of a run's network (None if unknown) and the lengths of its samples."""
 
 
+def fit_recipes(plan: Plan) -> dict[str, Recipe]:
+    """Return the recipe of each run, by name, with samples as short as training makes them: what a model's positions
+    lower, they lower for its descendants too."""
+    recipes = dict[str, Recipe]()
+    for name, run in plan.runs.items():  # parents come first
+        recipes[name], data, parent = fit_samples(run.recipe), run.recipe.data, run.parent
+        if parent and data.max_sample_tokens == plan.runs[parent].recipe.data.max_sample_tokens:
+            data = data.model_copy(update={"max_sample_tokens": recipes[parent].data.max_sample_tokens})
+            recipes[name] = run.recipe.model_copy(update={"data": data})
+    return recipes
+
+
 def measure_sizes(plan: Plan) -> dict[str, RunSize]:
     """Return the size of each run, by name. Read each shard set once."""
-    planning, sizes = plan.study.planning, dict[str, RunSize]()
+    planning, recipes, sizes = plan.study.planning, fit_recipes(plan), dict[str, RunSize]()
     lengths_of, vocab_size_of = cache(find_lengths), cache(find_vocab_size)
     for name, run in plan.runs.items():
-        data = run.recipe.data
+        data = recipes[name].data
         own = None if run.parent else model_shape(run.recipe.init, vocab_size_of(data.shards, planning))
         sizes[name] = sizes[run.parent][0] if run.parent else own, lengths_of(data, planning)  # parents come first
     return sizes
@@ -359,7 +355,7 @@ def refuse_lack_of_memory(recipe: Recipe, vocab_size: int, processes: int) -> No
     """Raise `InputError` for a training by so many processes on a CPU that needs more memory than the machine has: its
     system would kill them without a word. A GPU says itself what it lacks."""
     is_on_cpu = recipe.compute.device == "cpu" or (recipe.compute.device == "auto" and not visible_gpus())
-    shape, installed = model_shape(recipe.init, vocab_size), total_memory()
+    shape, installed, recipe = model_shape(recipe.init, vocab_size), total_memory(), fit_samples(recipe)
     if shape is None or not installed or not is_on_cpu:
         return
     needed = processes * plan_memory(shape, recipe, on_cpu=True)["total"]
@@ -418,15 +414,15 @@ def estimate(plan: Plan, machine: Machine | None = None) -> Estimate:
         row["device_hours"] = machine.device_hours(row["flops"]) if machine else None
     is_on_cpu = machine is not None and machine.name == "CPU"
     memory, misfits, not_counted = [], [], []
-    for name, run in plan.runs.items():
-        shape, _ = sizes[name]
+    for name, recipe in fit_recipes(plan).items():
+        (shape, _), model = sizes[name], plan.runs[name].model
         if shape is None:
             not_counted.append(name)
             continue
-        recipe = settle_precision(run.recipe, machine.name) if machine else run.recipe
-        memory.append(tell_memory(run.model, shape, recipe, is_on_cpu))
+        recipe = settle_precision(recipe, machine.name) if machine else recipe
+        memory.append(tell_memory(model, shape, recipe, is_on_cpu))
         if machine and not is_on_cpu:
-            misfits.append(tell_misfit(run.model, shape, recipe, machine))
+            misfits.append(tell_misfit(model, shape, recipe, machine))
     return Estimate(
         machine=machine,
         flops=sum(row["flops"] for row in rows),
@@ -474,7 +470,7 @@ class CellCost(NamedTuple):
 
 def cell_costs(plan: Plan, sizes: Mapping[str, RunSize]) -> Iterator[CellCost]:
     """Yield the cost of every cell, in the order of the plan."""
-    runs = {model.name: plan.runs[model.run] for model in plan.models}
+    recipes, runs = fit_recipes(plan), {model.name: model.run for model in plan.models}
     # Cells that differ only in rate and seed cost the same: the paper's 15,000 cells have a few dozen different costs.
     costs = dict[Any, CellCost]()
     evaluation = plan.study.evaluation
@@ -482,7 +478,7 @@ def cell_costs(plan: Plan, sizes: Mapping[str, RunSize]) -> Iterator[CellCost]:
     folders = find_data_dirs(evaluation)
     for cell in plan.cells:
         run = runs[cell.model]
-        (shape, _), context = sizes[run.name], run.recipe.data.max_sample_tokens
+        (shape, _), context = sizes[run], recipes[run].data.max_sample_tokens
         key = (shape, cell.task, cell.evaluates, context)
         if key not in costs and evaluation.embed is not None and cell.task == evaluation.embed.name:
             costs[key] = embed_cost(shape, cell, evaluation.embed)
