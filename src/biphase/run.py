@@ -7,7 +7,7 @@ runs/NAME-HASH8/  config.yaml  environment.json  metrics.jsonl  done.json
 
 import glob
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -107,6 +107,18 @@ def add_earlier(run: Run, environment: dict[str, Any]) -> dict[str, Any]:
     sessions = [*before.pop("earlier", ()), before]
     earlier = [session for session in sessions if session not in ({}, environment)]
     return environment | ({"earlier": earlier} if earlier else {})
+
+
+def count_devices(machine: Mapping[str, Any]) -> tuple[str, int]:
+    """Return the name of the device in a record of a machine, and the number of GPUs, or of CPU threads, over all
+    processes."""
+    device = str(machine.get("device", "not known"))
+    return device, machine.get("processes", 1) * (machine.get("threads", 1) if device == "cpu" else 1)
+
+
+def list_devices(environment: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """List the devices of all sessions of a run, each once, with their number (`count_devices`)."""
+    return sorted({count_devices(session) for session in (*environment.get("earlier", ()), environment)})
 
 
 def is_run_folder(path: Path) -> bool:

@@ -26,6 +26,7 @@ from biphase.recipe import Recipe
 from biphase.report.contrasts import Terms, with_averages
 from biphase.report.paper import judge_paper, measure_findings, read_reference
 from biphase.report.results import ReportArm, Result
+from biphase.run import Run
 from biphase.studies.advise import (
     MOST_EPOCHS,
     Advice,
@@ -493,6 +494,17 @@ def test_the_description_names_choices_sizes_and_caveats() -> None:
     )
     for fact in facts:
         assert fact in text, fact
+
+
+def test_the_cpu_of_a_run_has_all_threads_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / "environment.json").write_text('{"device": "cpu", "threads": 2}')
+    for step in range(4):
+        record = {"kind": "train", "step": step, "objective": "clm", "loss": 2.5, "tokens_seen": 9}
+        Run(tmp_path).log(record | {"flops_per_second": 4e10})
+    for asked, devices in (({}, 2), ({"devices": 1}, 1)):
+        machine = biphase.advise(hours=1, device=str(tmp_path), **asked).machine
+        assert machine is not None and (machine.devices, machine.peak_flops) == (devices, 2e10)
 
 
 def test_devices_are_for_hours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,8 @@ def test_devices_are_found_by_the_names_that_they_have(name: str, found: str) ->
 def test_a_device_is_a_known_one() -> None:
     with pytest.raises(InputError, match=r"unknown device or run 'H10O'; did you mean 'H100'\?$"):
         find_machine("H10O")
+    with pytest.raises(InputError, match="unknown device or run 'runs/36m-h100-1a2b'"):
+        find_machine("runs/36m-h100-1a2b")
     machine = find_machine("H100", 4, efficiency=0.5)
     assert machine.device_hours(machine.peak_flops * 1800) == 1 and machine.source == "stated"
     assert find_machine("cpu").source == "assumed"
@@ -147,6 +149,15 @@ def test_a_run_measures_its_device(tmp_path: Path) -> None:
         find_machine(str(tmp_path), efficiency=0.3)
     (tmp_path / "environment.json").write_text('{"device": "cpu", "processes": 1, "threads": 2}')
     assert find_machine(str(tmp_path)).peak_flops == 2e12
+    assert [find_machine(str(tmp_path), devices).devices for devices in (None, 1)] == [2, 1]
+    session = '{"device": "cpu", "threads": %d}'
+    for threads in (2, 1):
+        earlier = f'{{"device": "cpu", "threads": 2, "earlier": [{session % threads}]}}'
+        (tmp_path / "environment.json").write_text(earlier)
+        if threads == 2:
+            assert find_machine(str(tmp_path)).peak_flops == 2e12
+    with pytest.raises(InputError, match="was trained on 1 × cpu and 2 × cpu, so it measures none of them; give"):
+        find_machine(str(tmp_path))
 
 
 def test_the_papers_cost(paper: Plan) -> None:

@@ -282,7 +282,7 @@ def advise(
     evidence = () if study is None else read_evidence(Path(study))
     machine = None
     if hours is not None:
-        machine = find_machine(device or "CPU", 1 if devices is None else devices, efficiency)
+        machine = find_machine(device or "CPU", devices, efficiency)
         if machine.name == "CPU" and machine.source == "assumed":
             machine = measure_cpu(devices)
     words = None if task is None and data is None else measure_words(task, data)

@@ -46,7 +46,7 @@ from biphase.machine import total_memory, visible_gpus
 from biphase.presets import PRESETS
 from biphase.recipe import Data, Recipe
 from biphase.report.formats import show_count, show_estimate, show_list, show_power
-from biphase.run import open_run, read_metrics
+from biphase.run import count_devices, list_devices, open_run, read_metrics
 from biphase.studies.folder import StudyState
 from biphase.studies.plan import EvaluatedModel, Plan, PlannedRun, StudyCell
 from biphase.studies.spec import EmbedEvaluation, Planning, Study, find_data_dirs, trainings
@@ -87,14 +87,16 @@ class Machine:
         return flops / (self.peak_flops * self.efficiency) / 3600
 
 
-def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -> Machine:
+def find_machine(name: str, devices: int | None = None, efficiency: float | None = None) -> Machine:
     """Find a device in `DEVICES` by any name that contains a key; or, if `name` is the folder of a run, measure its
-    device by the median speed of its steps, without the first tenth.
+    device by the median speed of its steps, without the first tenth. By default, find one device; of the CPU of a run,
+    as many threads as the run used.
 
     Raises `InputError` for an unknown device, for fewer than one device, for an efficiency outside 0 to 1 or together
-    with a run, and for a run with too few logged steps.
+    with a run, and for a run with too few logged steps or with sessions on different devices.
     """
-    parse_config(Planning, {"devices": devices, "efficiency": efficiency}, origin=f"device {name}")
+    count = 1 if devices is None else devices
+    parse_config(Planning, {"devices": count, "efficiency": efficiency}, origin=f"device {name}")
     if (Path(name) / "config.yaml").exists():
         if efficiency is not None:
             raise InputError(f"{name} is a run, which measures its own efficiency; leave the efficiency out")
@@ -103,21 +105,18 @@ def find_machine(name: str, devices: int = 1, efficiency: float | None = None) -
         speeds = [record["flops_per_second"] for record in records[len(records) // 10 + 1 :]]
         if not speeds:
             raise InputError(f"{name} has logged too few steps to measure a device; let it train for longer")
-        device, used = count_devices(read_json(run.path / "environment.json"))
-        measured = "CPU" if device == "cpu" else device
-        return Machine(measured, devices, median(speeds) / used, 1.0, f"as measured in {name}")
+        (device, used), *others = list_devices(read_json(run.path / "environment.json"))
+        if others:
+            told = show_list([f"{count} × {device}" for device, count in ((device, used), *others)])
+            raise InputError(f"{name} was trained on {told}, so it measures none of them; give another run or a device")
+        if device == "cpu":
+            device, count = "CPU", used if devices is None else devices
+        return Machine(device, count, median(speeds) / used, 1.0, f"as measured in {name}")
     key = known_device(name)
-    if key is None:
+    if key is None or "/" in name:  # a run that is not here may be named after its device
         raise InputError(f"unknown device or run '{name}'{nearest(name, DEVICES)}")
     usual = CPU_EFFICIENCY if key == "CPU" else EFFICIENCY
-    return Machine(key, devices, DEVICES[key][0], efficiency or usual, "stated" if efficiency else "assumed")
-
-
-def count_devices(machine: Mapping[str, Any]) -> tuple[str, int]:
-    """Return the name of the device in a record of a machine, and the number of GPUs, or of CPU threads, over all
-    processes."""
-    device = str(machine.get("device", "not known"))
-    return device, machine.get("processes", 1) * (machine.get("threads", 1) if device == "cpu" else 1)
+    return Machine(key, count, DEVICES[key][0], efficiency or usual, "stated" if efficiency else "assumed")
 
 
 def study_machine(study: Study, device: str | None = None, efficiency: float | None = None) -> Machine | None:
@@ -567,9 +566,8 @@ def list_costs(state: StudyState, sizes: Mapping[str, RunSize]) -> list[dict[str
     thread. Runs that went on with others have no hours. The energy is the board's power limit times the hours."""
     spent: dict[tuple[str, str, int], list[StageCost]] = defaultdict(list)
     for name, record in state.records.items():
-        run, machine = state.plan.runs[name], state.environments[name]
+        run, used = state.plan.runs[name], list_devices(state.environments[name])
         flops, seconds = sum(run_flops(run, sizes[name]).values()) or math.nan, record.seconds * record.is_timed
-        used = sorted({count_devices(session) for session in (*machine.get("earlier", ()), machine)})
         several = " and ".join(f"{count} × {device}" for device, count in used)
         place = "pretraining", *(used[0] if len(used) == 1 else (several, 0))
         spent[place].append(StageCost(1, run.steps, run.tokens, flops, seconds, not record.is_timed))
