@@ -18,11 +18,13 @@ from biphase.recipe import Data, Init, Recipe
 from biphase.run import Run
 from biphase.studies import cost
 from biphase.studies.cost import (
+    FULL,
     cell_cost,
     cell_costs,
     estimate,
     find_lengths,
     find_machine,
+    fit_memory,
     measure_sizes,
     refuse_lack_of_memory,
     study_machine,
@@ -405,6 +407,31 @@ def test_a_training_that_the_memory_cannot_hold_is_refused(
             refuse_lack_of_memory(read_settings(Recipe, "tiny", [*changes, *fits]), 32_768, 1)
     monkeypatch.setattr(cost, "visible_gpus", lambda: ["0"])
     refuse_lack_of_memory(recipe, 32_768, processes)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_processes_on_a_cpu_divide_or_repeat_what_they_hold(parallel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four with several microbatches: FSDP needs less than four times the memory of one, DDP more, by gradients of
+    which each process has a second copy."""
+    monkeypatch.setattr(cost, "visible_gpus", list)
+    monkeypatch.setattr("biphase.flops.has_bf16_cores", lambda: False)
+    changes = ["init.preset=210m", "batch_tokens=65536", f"compute.parallel={parallel}"]
+    recipe, shape = read_settings(Recipe, "tiny", changes), shape_of("210m", {}, 32_768)
+    alone, gradients = 4 * plan_memory(shape, recipe, on_cpu=True)["total"], 4 * 4 * shape.parameters
+    monkeypatch.setattr(cost, "total_memory", lambda: int(alone + 0.9 * gradients))
+    if parallel == "fsdp":
+        monkeypatch.setattr(cost, "total_memory", lambda: int(alone) - 1)
+        return refuse_lack_of_memory(recipe, 32_768, 4)
+    with pytest.raises(InputError, match=r"tiny needs .* GiB of memory"):
+        refuse_lack_of_memory(recipe, 32_768, 4)
+
+
+def test_what_fits_several_devices_has_room_for_gradients_that_are_not_summed_yet() -> None:
+    machine, shape = find_machine("A100", 8), shape_of("1b", {}, 128_256)
+    changes = ["init.preset=1b", "batch_tokens=524288", "compute.microbatch_tokens=8192"]
+    fitted = fit_memory(shape, read_settings(Recipe, "tiny", changes), machine)
+    assert fitted is not None and fitted.compute.parallel == "ddp"
+    assert plan_memory(shape, fitted, 8)["total"] <= FULL * machine.memory
 
 
 def test_a_task_of_ones_own_is_as_large_as_its_files_or_as_is_typical(tmp_path: Path) -> None:

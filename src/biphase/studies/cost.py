@@ -304,9 +304,12 @@ FULL = 0.9
 """The share of a device's memory that a plan may fill; the rest is for memory that no formula counts."""
 
 
-def fits(shape: Shape, recipe: Recipe, machine: Machine, devices: int = 1) -> bool:
-    """Tell whether training by a recipe fits into the memory of each of `devices`; True if their memory is unknown."""
-    needed = plan_memory(shape, settle_precision(recipe, machine.name), devices, on_cpu=machine.name == "CPU")["total"]
+def fits(shape: Shape, recipe: Recipe, machine: Machine) -> bool:
+    """Tell whether training by a recipe fits into the memory of each device, or of a CPU, on which one process trains;
+    True if their memory is unknown."""
+    is_on_cpu = machine.name == "CPU"
+    devices = 1 if is_on_cpu else machine.devices
+    needed = plan_memory(shape, settle_precision(recipe, machine.name), devices, on_cpu=is_on_cpu)["total"]
     return not machine.memory or needed <= FULL * machine.memory
 
 
@@ -315,13 +318,12 @@ def fit_memory(shape: Shape, recipe: Recipe, machine: Machine) -> Recipe | None:
     then activation checkpointing, then FSDP over all devices. Return None if none of these is enough."""
     first, smallest = recipe.compute, recipe.data.max_sample_tokens
     sizes = [size for step in range(8) if (size := first.microbatch_tokens >> step) >= smallest]
-    is_alone = recipe.needs_whole_matrices or machine.devices == 1
-    over = [1] if is_alone else [1, machine.devices]
-    for devices, recomputes, size in product(over, (first.activation_checkpointing, True), sizes):
-        changes: dict[str, Any] = {"microbatch_tokens": size, "activation_checkpointing": recomputes}
-        changes |= {"parallel": "fsdp"} if devices > 1 else {}
+    is_whole = recipe.needs_whole_matrices or machine.devices == 1 or machine.name == "CPU"
+    layouts = [first.parallel] if is_whole else [first.parallel, "fsdp"]
+    for parallel, recomputes, size in product(layouts, (first.activation_checkpointing, True), sizes):
+        changes = {"microbatch_tokens": size, "activation_checkpointing": recomputes, "parallel": parallel}
         changed = recipe.model_copy(update={"compute": first.model_copy(update=changes)})
-        if fits(shape, changed, machine, devices):
+        if fits(shape, changed, machine):
             return changed
     return None
 
@@ -329,6 +331,7 @@ def fit_memory(shape: Shape, recipe: Recipe, machine: Machine) -> Recipe | None:
 def tell_misfit(model: str, shape: Shape, recipe: Recipe, machine: Machine) -> str:
     """Write that a network does not fit into one GPU, with two remedies: the smallest change with which one or several
     GPUs are enough, and the largest preset that fits. Return "" if the network fits."""
+    machine = replace(machine, devices=1)
     if fits(shape, recipe, machine):
         return ""
     ways = []
@@ -357,7 +360,7 @@ def refuse_lack_of_memory(recipe: Recipe, vocab_size: int, processes: int) -> No
     shape, installed, recipe = model_shape(recipe.init, vocab_size), total_memory(), fit_samples(recipe)
     if shape is None or not installed or not is_on_cpu:
         return
-    needed = processes * plan_memory(shape, recipe, on_cpu=True)["total"]
+    needed = processes * plan_memory(shape, recipe, processes, on_cpu=True)["total"]
     if needed <= installed:
         return
     alone = find_machine("CPU")
