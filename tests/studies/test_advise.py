@@ -20,7 +20,7 @@ import biphase
 from biphase.api.studies import measure_cpu
 from biphase.config import load_config
 from biphase.errors import InputError
-from biphase.flops import SampleLengths, flops_between, update_flops
+from biphase.flops import DEVICES, SampleLengths, flops_between, update_flops
 from biphase.presets import PRESETS
 from biphase.recipe import Recipe
 from biphase.report.contrasts import Terms, with_averages
@@ -236,6 +236,12 @@ def test_what_does_not_fit_the_device_is_not_advised() -> None:
     assert advice.chosen.name == "610m" and any("RTX 4090: 1b" in caveat for caveat in advice.caveats)
     assert fits(advice.chosen.shape, advice.recipe, machine)
     assert not fits(advice.chosen.shape, advise(flops=advice.flops, from_scratch=True).recipe, machine)
+
+
+def test_a_device_on_which_no_preset_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DEVICES, "T4", (8.1e12, 0.01, 70))
+    with pytest.raises(InputError, match=r"^no preset fits into the memory of the device; give a device with more"):
+        advise(hours=1, machine=find_machine("T4"))
 
 
 def test_clm_reads_a_text_sixteen_times_at_most() -> None:

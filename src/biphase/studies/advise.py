@@ -151,8 +151,7 @@ class TextAmount:
 
 
 def measure_text(text: Any, text_field: str = "text") -> TextAmount:
-    """Measure the amount of text in a shard set, in a file or folder of documents, or in memory. Read only the
-    beginning of large files.
+    """Measure the amount of text in shards, in a file or folder, or in memory. Read only the beginning of large files.
 
     Raises:
         InputError: if there is no readable text, and for a Hub data set, whose size is unknown before it is read.
@@ -259,7 +258,9 @@ def make_candidate(name: str, usual: Mapping[str, Any], text: TextAmount | None,
 def choose_candidate(candidates: Sequence[Candidate], budget: float) -> Candidate:
     """Choose the smallest candidate within noise of the lowest loss; or the smallest of all if each is a guess, because
     their losses then differ only by vocabulary. `candidates` are sorted from large to small. Raises `InputError` if the
-    budget or the text is too small for all of them."""
+    budget or the text is too small for all of them, or if none is left."""
+    if not candidates:
+        raise InputError("no preset fits into the memory of the device; give a device with more memory")
     possible, smallest = [item for item in candidates if item.tokens >= LEAST_TOKENS], candidates[-1]
     if not possible:
         reading = f" and the text given, read {show_estimate(smallest.epochs)} times," if smallest.epochs else ""
@@ -403,7 +404,7 @@ def advise(
     `from_scratch` asks for random weights; so does `evidence`, because the user's study compares networks with those.
 
     Raises:
-        InputError: for no budget or two, hours without a machine, and a budget too small to train anything.
+        InputError: for no budget or two, hours without a machine, and a budget or memory too small to train anything.
     """
     budget, rules, language = count_budget(flops, hours, machine), read_rules(), text.language if text else None
     encoder = rules["encoders"].get(language, rules["encoders"]["other"])
@@ -500,8 +501,7 @@ def count_budget(flops: float | None, hours: float | None, machine: Machine | No
 
 
 def choose_steps(tokens: float, context: int) -> tuple[int, int]:
-    """Return the number of steps and the batch size in tokens. The batch size is a power of the training tokens, fitted
-    to two budgets that worked."""
+    """Return the number of steps and the tokens of a batch: a power of all tokens, fitted to two budgets that work."""
     exponent = math.log(PAPER_BATCH_TOKENS / DEMO_BATCH_TOKENS) / math.log(PAPER_TOKENS / DEMO_TOKENS)
     ideal = DEMO_BATCH_TOKENS * (tokens / DEMO_TOKENS) ** exponent
     batch = PAPER_BATCH_TOKENS if ideal >= 0.99 * PAPER_BATCH_TOKENS else 2 ** round(math.log2(ideal))
