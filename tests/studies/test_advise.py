@@ -508,8 +508,8 @@ def test_the_cpu_of_a_run_has_all_threads_of_the_run(tmp_path: Path) -> None:
     for step in range(4):
         record = {"kind": "train", "step": step, "objective": "clm", "loss": 2.5, "tokens_seen": 9}
         Run(tmp_path).log(record | {"flops_per_second": 4e10})
-    for asked, devices in (({}, 2), ({"devices": 1}, 1)):
-        machine = biphase.advise(hours=1, device=str(tmp_path), **asked).machine
+    for asked, devices in ((None, 2), (1, 1)):
+        machine = biphase.advise(hours=1, device=str(tmp_path), devices=asked).machine
         assert machine is not None and (machine.devices, machine.peak_flops) == (devices, 2e10)
 
 
