@@ -165,7 +165,8 @@ def test_an_arm_that_is_a_checkpoint_of_another_run_has_the_loss_there() -> None
             for name in plan.arms
         )
     )
-    rows = [{"kind": "validation", "step": step, "seed": 0, "loss": step / 100} for step in (100, 400)]
+    facts = {"kind": "validation", "seed": 0, "is_recorded": True}
+    rows = [facts | {"step": step, "loss": step / 100} for step in (100, 400)]
     lost = [one for one in with_losses(plan, results, {"1m-mlm40-400": rows}).results if one.dataset == LOSS]
     assert {one.arm.name: one.samples for one in lost} == {"1m-mlm40-400": [4.0], "1m-mlm40-100": [1.0]}
 
@@ -183,7 +184,8 @@ def test_losses_are_paired_by_pretraining_seed() -> None:
     ends = {name: level + shift[name] + rng.normal(0, 0.003, 2) for name in NAMES}
     losses = {
         name: [
-            {"kind": kind, "step": step, "seed": seed, "loss": loss + 9 * (kind == "train") + (step < 100) + more}
+            {"kind": kind, "step": step, "seed": seed, "is_recorded": True}
+            | {"loss": loss + 9 * (kind == "train") + (step < 100) + more}
             for seed, loss in enumerate(ends[name])
             for kind, step, more in (
                 ("validation", 50, 0),

@@ -27,6 +27,7 @@ from biphase.files import file_hash, hash_below, locked, read_json, write_hashed
 from biphase.finetuning.config import PROTOCOL
 from biphase.pretraining import loop
 from biphase.recipe import Checkpoints
+from biphase.report.results import LOSS
 from biphase.run import Run, read_checkpoint_manifest, read_recipe
 from biphase.studies import report
 from biphase.studies import run as worker
@@ -51,6 +52,7 @@ from biphase.studies.report import (
     read_evidence,
     read_losses,
     report_study,
+    with_losses,
 )
 from biphase.studies.run import measure_units, run_study, status, study_units
 from biphase.studies.spec import Study
@@ -355,6 +357,25 @@ def test_a_finished_run_without_its_losses_is_told(plan: Plan, finished: Path, t
     state = read_state(plan, place)
     [told] = list_missing(state, (), read_losses(state))
     assert told.startswith(f"{name} is trained, but runs/{log.parent.name}/metrics.jsonl has no losses: restore it")
+
+
+def test_only_recorded_runs_have_a_loss_in_the_end(plan: Plan, finished: Path, tmp_path: Path) -> None:
+    """A run that is done without a record had another recipe: it has no curve either."""
+    place, name = copy_of(finished, tmp_path / "stale"), "tiny-mlm40-12"
+    state = read_state(plan, place)
+    results = collect_results(plan, state.scores, measure_sizes(plan))
+
+    def tell_losses() -> tuple[set[str], set[str]]:
+        """Return the arms with a curve, and those with a loss in the end."""
+        losses = read_losses(read_runs(plan, place))
+        ends = [one for one in with_losses(plan, results, losses).results if one.dataset == LOSS]
+        return {*losses}, {one.arm.name for one in ends}
+
+    assert tell_losses() == ({*plan.arms}, {*plan.arms})
+    (place / "trained" / f"{name}.json").unlink()
+    assert tell_losses() == ({*plan.arms} - {name},) * 2
+    (place / "runs" / state.records[name].folder / "done.json").unlink()
+    assert tell_losses() == ({*plan.arms}, {*plan.arms} - {name})
 
 
 def test_status_of_a_finished_study(plan: Plan, finished: Path) -> None:

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -134,14 +135,16 @@ def collect_model(
 
 def with_losses(plan: Plan, results: ResultSet, losses: Mapping[str, Sequence[Mapping[str, Any]]]) -> ResultSet:
     """Add each arm's held-out loss at its last step, with a sample for each pretraining seed; `losses` as of
-    `read_losses`. Only hypotheses read it: it belongs to no family, so it is no part of an average."""
+    `read_losses`, of which only those of recorded runs count. Only hypotheses read it: it belongs to no family, so it
+    is no part of an average."""
     arms, added, planned = {arm.name: arm for arm in results.models}, [], dict(results.planned_runs)
     ends = defaultdict[str, dict[int, float]](dict)
     for model in plan.models:
         if model.kind == "final" and model.pooled_name in arms:
             # An arm without steps of its own is a checkpoint of another arm's run.
-            rows, end = losses.get(plan.arms[model.run].pooled_name, ()), ("validation", model.step, model.seed)
-            found = [row["loss"] for row in rows if (row["kind"], row["step"], row["seed"]) == end]
+            rows, end = losses.get(plan.arms[model.run].pooled_name, ()), ("validation", model.step, model.seed, True)
+            facts = itemgetter("kind", "step", "seed", "is_recorded")
+            found = [row["loss"] for row in rows if facts(row) == end]
             # Of a mixed phase, the first is the masked objective's.
             ends[model.pooled_name].update((model.seed, loss) for loss in found[:1])
     for name, by_seed in ends.items():
@@ -518,17 +521,21 @@ def plan_svg(plan: Plan) -> str:
 
 
 def read_losses(state: StudyState) -> dict[str, list[dict[str, Any]]]:
-    """Read the logged losses of all runs: name of an arm → its records, each with a pretraining seed. Steps count from
-    random weights, so a branch begins where it leaves its trunk."""
+    """Read the logged losses of all runs that have a record or are not done: name of an arm → its records, each with a
+    pretraining seed, and with `is_recorded` if its run has a record. Steps count from random weights, so a branch
+    begins where it leaves its trunk."""
     losses, root = defaultdict[str, list[dict[str, Any]]](list), state.folder / "runs"
     for name, planned in state.plan.runs.items():
         record = state.records.get(name)
-        folders = [root / record.folder] if record else root.glob(f"{name}-????????")
+        # A run that is done without a record had another recipe.
+        begun = [path for path in root.glob(f"{name}-????????") if not Run(path).is_done]
+        folders = [root / record.folder] if record else begun
         runs = [Run(path) for path in folders if (path / "metrics.jsonl").exists()]
         logs = [[*read_metrics(run, "train"), *read_metrics(run, "validation")] for run in runs]
         if rows := max(logs, key=len, default=[]):
             arm = state.plan.arms[name]
-            losses[arm.pooled_name] += [row | {"step": planned.first + row["step"], "seed": arm.seed} for row in rows]
+            facts = {"seed": arm.seed, "is_recorded": record is not None}
+            losses[arm.pooled_name] += [row | facts | {"step": planned.first + row["step"]} for row in rows]
     return losses
 
 
