@@ -7,10 +7,12 @@ from importlib import resources
 import numpy as np
 import pytest
 
+from biphase.report.figures import choose_gaps
 from biphase.report.paper import place_arms, read_reference
 from biphase.report.results import (
     AVERAGE,
     ReportArm,
+    Result,
     ResultSet,
     check_averages,
     list_gaps,
@@ -116,6 +118,39 @@ def test_arms_find_their_comparisons() -> None:
         "on the way": {"efficiency"},
         "detour": {"other"},
     }
+
+
+def test_an_arm_with_its_own_recipe_leaves_the_papers_comparisons_to_its_plain_twin() -> None:
+    """As 25 % CLM with another optimizer beside 25 % CLM: finding F6 is about the latter."""
+    plain = {
+        "mlm": ReportArm("mlm", "", "1m", "mlm", 40, 100, 0, 100),
+        "split": ReportArm("split", "", "1m", "clm+mlm", 40, 100, 25, 75),
+        "clm": ReportArm("clm", "", "1m", "clm", None, 100, 100, 0),
+        "later": ReportArm("later", "", "1m", "clm", 40, 100, 100, 0, cpt_steps=20, parent="clm"),
+    }
+    own = [replace(arm, name=f"own-{name}", is_plain=False) for name, arm in plain.items()]
+    half = ReportArm("own-half", "", "1m", "clm+mlm", 40, 100, 50, 50, is_plain=False)
+    placed: dict[str, set[str]] = {}
+    for each in place_arms([*own, *plain.values(), half]):
+        placed.setdefault(each.name, set()).add(each.setup)
+    assert {name: placed[name] for name in plain} == {
+        "mlm": {"objective", "ratio"},
+        "split": {"ratio"},
+        "clm": {"objective", "ratio", "cpt"},
+        "later": {"cpt"},
+    }
+    assert placed["own-half"] == {"ratio"}, "it has no plain twin"
+    assert {name: placed[f"own-{name}"] for name in plain} == {
+        "mlm": {"objective"},
+        "split": {"other"},
+        "clm": {"objective"},
+        "later": {"other"},
+    }
+    results = ResultSet(
+        tuple(Result(arm, "SC", "SST-2", "standard", (0.5, 0.6)) for arm in place_arms([*own, *plain.values()]))
+    )
+    pairs = choose_gaps(results, "ratio", ("clm+mlm",), "pretrain_steps")
+    assert [[arm.name for arm in pair] for pair in pairs] == [["split", "mlm"]]
 
 
 def test_reference_arms_find_the_papers_comparisons() -> None:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,8 @@ def read_reference() -> ResultSet:
 def place_arms(arms: Iterable[ReportArm]) -> tuple[ReportArm, ...]:
     """Place the arms of a study in every comparison of the paper to which they belong; the others become `other`.
 
-    An arm whose setup is `efficiency`, `control` or `other` keeps it. The other arms go to these comparisons:
+    An arm whose setup is `efficiency`, `control` or `other` keeps it. The other arms go to these comparisons, but one
+    with a recipe of its own not to `ratio`, `adapted` and `cpt` if a plain arm has its size, steps and mask:
 
     - `objective`: a single objective, at the largest budget of its size
     - `ratio`: CLM alone, MLM alone and CLM+MLM at the reference mask, at each budget that has such CLM+MLM
@@ -70,21 +72,27 @@ def place_arms(arms: Iterable[ReportArm]) -> tuple[ReportArm, ...]:
     mask = reference_mask(arms)
     whole = [arm for arm in arms if arm.setup not in ("efficiency", "control", "other")]
     controlled = {arm.size for arm in arms if arm.setup == "control"}
+    training_of = attrgetter("size", "clm_steps", "mlm_steps", "cpt_steps", "mask_percent")
+    plain = {training_of(arm) for arm in whole if arm.is_plain}
+    usual = [arm for arm in whole if arm.is_plain or training_of(arm) not in plain]
     scratch = [arm for arm in whole if not arm.cpt_steps]
     largest = {arm.size: max(a.pretrain_steps for a in scratch if a.size == arm.size) for arm in scratch}
-    mixed = [arm for arm in scratch if arm.objective == "clm+mlm"]
+    mixed = [arm for arm in usual if arm.objective == "clm+mlm" and not arm.cpt_steps]
     budgets = {(arm.size, arm.pretrain_steps) for arm in mixed if arm.mask_percent == mask}
     ratios = Counter((arm.size, arm.clm_steps, arm.mlm_steps) for arm in mixed)
     parents = {arm.parent for arm in whole if arm.cpt_steps}
 
     placed = []
     for arm in arms:
-        is_scratch = not arm.cpt_steps
+        is_scratch, is_usual = not arm.cpt_steps, arm in usual
         belongs = {
             "objective": is_scratch and arm.objective != "clm+mlm" and arm.pretrain_steps == largest.get(arm.size),
-            "ratio": is_scratch and (arm.size, arm.pretrain_steps) in budgets and arm.mask_percent in (None, mask),
+            "ratio": is_usual
+            and is_scratch
+            and (arm.size, arm.pretrain_steps) in budgets
+            and arm.mask_percent in (None, mask),
             "adapted": arm in mixed and ratios[arm.size, arm.clm_steps, arm.mlm_steps] > 1,
-            "cpt": not is_scratch or arm.name in parents,
+            "cpt": is_usual and (not is_scratch or arm.name in parents),
             "control": arm.size in controlled,
         }
         setups = [setup for setup, is_there in belongs.items() if is_there] or ["other"]
