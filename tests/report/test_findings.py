@@ -307,7 +307,7 @@ def test_spread_is_that_of_the_statistics() -> None:
 
     def mean_spread(each: ReportArm) -> float:
         tables = [list((r.by_rate or {}).values()) for r in results.results if r.arm == each]
-        return float(np.mean([rate_spread(table, np.random.default_rng(0), 1).value for table in tables]))
+        return float(np.mean([rate_spread([table], np.random.default_rng(0), 1).value for table in tables]))
 
     assert rates == list(RATES)
     assert seen.estimate == pytest.approx(mean_spread(mlm) - mean_spread(clm))

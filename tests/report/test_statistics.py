@@ -11,6 +11,7 @@ from biphase.report.statistics import (
     add_overlapping,
     holm,
     holm_level,
+    holm_levels,
     is_stability_rate,
     mean_interval,
     rate_spread,
@@ -117,6 +118,7 @@ def test_the_level_of_a_test_is_what_its_adjusted_p_value_says() -> None:
             for index, adjusted in enumerate(holm(p_values)):
                 level = holm_level(p_values[index], [*p_values[:index], *p_values[index + 1 :]])
                 assert (p_values[index] < level) == (adjusted < 0.05)
+    assert holm_levels([0.04, math.nan, 0.001, 0.03, 0.03]) == pytest.approx([0.05 / n for n in (3, 5, 4, 3, 3)])
 
 
 def test_holm_keeps_its_promise() -> None:
@@ -128,10 +130,10 @@ def test_holm_keeps_its_promise() -> None:
 def test_spread_by_hand() -> None:
     """Two rates, two seeds: 1, 2, 3, 4 have s² = 5/3. One diverged: 1, 2, 3 have s² = 1."""
     rng = np.random.default_rng(0)
-    spread = rate_spread([[1, 2], [3, 4]], rng)
+    spread = rate_spread([[[1, 2], [3, 4]]], rng)
     assert spread.value == pytest.approx(math.sqrt(5 / 3)) and spread.num == 4
-    assert rate_spread(np.array([[1, 2], [3, 4]]) + 1e9, rng).value == pytest.approx(math.sqrt(5 / 3))
-    spread = rate_spread([[1, 2], [3, np.nan]], rng)
+    assert rate_spread([np.array([[1, 2], [3, 4]]) + 1e9], rng).value == pytest.approx(math.sqrt(5 / 3))
+    spread = rate_spread([[[1, 2], [3, np.nan]]], rng)
     assert spread.value == pytest.approx(1) and spread.num == 3
 
 
@@ -139,25 +141,35 @@ def test_spread_of_resampled_seeds() -> None:
     """Twin: draw the columns, and take the standard deviation of what is there."""
     scores = np.random.default_rng(0).normal(0.8, 0.05, (4, 5))
     scores[3, 2] = np.nan
-    spread = rate_spread(scores, np.random.default_rng(2), num_resamples=800)
+    spread = rate_spread([scores], np.random.default_rng(2), num_resamples=800)
     draws = np.random.default_rng(2).integers(0, 5, (800, 5))
     twin = [np.nanstd(scores[:, columns], ddof=1) for columns in draws]
     assert (spread.low, spread.high) == pytest.approx(tuple(np.quantile(twin, [0.025, 0.975])))
     assert spread.value == pytest.approx(np.nanstd(scores, ddof=1))
 
 
+def test_spread_is_the_mean_over_tasks_whatever_their_number() -> None:
+    """Not that of all scores around the means of their tasks, which would lose a degree of freedom a task."""
+    tables = np.random.default_rng(0).normal(0.8, 0.05, (12, 3, 5))
+    spread = rate_spread([*tables], np.random.default_rng(2), num_resamples=800)
+    assert spread.value == pytest.approx(np.mean([np.std(table, ddof=1) for table in tables])) and spread.num == 180
+    draws = np.random.default_rng(2).integers(0, 5, (800, 5))
+    twin = [np.mean([np.std(table[:, columns], ddof=1) for table in tables]) for columns in draws]
+    assert (spread.low, spread.high) == pytest.approx(tuple(np.quantile(twin, [0.025, 0.975])))
+
+
 def test_spread_needs_seeds() -> None:
     rng = np.random.default_rng(0)
-    one_seed = rate_spread([[0.5], [0.7]], rng)
+    one_seed = rate_spread([[[0.5], [0.7]]], rng)
     assert one_seed.value == pytest.approx(math.sqrt(0.02)) and math.isnan(one_seed.low)
-    assert math.isnan(rate_spread([[0.5, np.nan], [0.7, np.nan]], rng).high)
-    assert math.isnan(rate_spread([[0.5, np.nan]], rng).value)
-    assert math.isnan(rate_spread([[np.nan, np.nan]], rng).value)
+    assert math.isnan(rate_spread([[[0.5, np.nan], [0.7, np.nan]]], rng).high)
+    assert math.isnan(rate_spread([[[0.5, np.nan]]], rng).value)
+    assert math.isnan(rate_spread([[[np.nan, np.nan]]], rng).value)
 
 
 def test_spread_covers_with_many_seeds() -> None:
     rng = np.random.default_rng(6)
-    spreads = [rate_spread(rng.normal(0.8, 0.03, (4, 60)), rng, num_resamples=500) for _ in range(400)]
+    spreads = [rate_spread([rng.normal(0.8, 0.03, (4, 60))], rng, num_resamples=500) for _ in range(400)]
     assert_rate(sum(spread.low <= 0.03 <= spread.high for spread in spreads), 400, 0.95)
 
 

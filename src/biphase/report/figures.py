@@ -322,7 +322,7 @@ def name_looks(names: Iterable[str], objectives: Iterable[str]) -> Iterator[tupl
 
 def measure_arms(row: FigureRow, results: ResultSet, family: str, arms: Arms) -> Interval | None:
     """Return an arm's score on a family, or the difference between two arms; None if a score is missing. For `points`
-    return the spread of all test scores around the mean of their dataset; None if some are unknown."""
+    return the spread of the test scores on a dataset, averaged over datasets; None if some are unknown."""
     if row.kind != "points":
         scores = [score for arm in arms if (score := results.scores.get(arm.name, {}).get(family))]
         if len(scores) < len(arms):
@@ -335,11 +335,10 @@ def measure_arms(row: FigureRow, results: ResultSet, family: str, arms: Arms) ->
         rows = [by_rate[rate] for rate in stability_rates(sorted(by_rate))]
         if len({len(seeds) for seeds in rows}) != 1 or np.isnan(rows).all():
             return None
-        scores_RS = np.array(rows, dtype=np.float64)
-        tables.append(scores_RS - np.nanmean(scores_RS))
+        tables.append(np.array(rows, dtype=np.float64))
     if not tables or len({table.shape[1] for table in tables}) > 1:
         return None
-    return rate_spread(np.concatenate(tables), np.random.default_rng(0))
+    return rate_spread(tables, np.random.default_rng(0))
 
 
 def round_ticks(values: Sequence[float]) -> tuple[list[float], list[str], str]:

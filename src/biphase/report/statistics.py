@@ -3,6 +3,7 @@
 Letters: N values, S seeds, R learning rates or repetitions, B resamples.
 """
 
+import bisect
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -93,24 +94,28 @@ def stability_rates(rates: Sequence[float]) -> list[float]:
     return inside if len(inside) > 1 else list(rates)
 
 
-def rate_spread(scores_RS: ArrayLike, rng: np.random.Generator, num_resamples: int = 10_000) -> Interval:
+def rate_spread(tables: Sequence[ArrayLike], rng: np.random.Generator, num_resamples: int = 10_000) -> Interval:
     """Measure how much a score depends on the fine-tuning's learning rate and seed: the paper's stability (finding F5).
 
-    The spread is the standard deviation (over n-1) of all R·S scores of a model on a task. It leaves out nan (diverged
-    or missing), which can make it too small. Its interval is percentiles over resampled seeds, at fixed rates; with
-    fewer than ten seeds it is too narrow, and with one seed there is none.
+    The spread is the standard deviation (over n-1) of all R·S scores of a model on a task, averaged over tasks. It
+    leaves out nan (diverged or missing), which can make it too small. Its interval is percentiles over resampled seeds,
+    at fixed rates; with fewer than ten seeds it is too narrow, and with one seed there is none.
+
+    `tables`: the scores [R, S] on each task; all have the same seeds.
     """
-    scores_RS = np.asarray(scores_RS, dtype=np.float64)
-    assert scores_RS.ndim == 2
-    scores_RS = scores_RS[:, ~np.isnan(scores_RS).all(axis=0)]  # seeds that have a score
-    num, num_seeds = int((~np.isnan(scores_RS)).sum()), scores_RS.shape[1]
-    if num < 2:
-        return Interval(np.nan, num=num)
-    low = high = np.nan
+    scores = [np.asarray(table, dtype=np.float64) for table in tables]
+    assert all(scores_RS.ndim == 2 for scores_RS in scores)
+    nums = [int((~np.isnan(scores_RS)).sum()) for scores_RS in scores]
+    if min(nums) < 2:
+        return Interval(np.nan, num=sum(nums))
+    is_known_S = np.all([~np.isnan(scores_RS).all(axis=0) for scores_RS in scores], axis=0)
+    known, num_seeds, low, high = [scores_RS[:, is_known_S] for scores_RS in scores], is_known_S.sum(), np.nan, np.nan
     if num_seeds > 1:
         drawn_BS = rng.integers(0, num_seeds, (num_resamples, num_seeds))
-        low, high = np.quantile(np.nanstd(scores_RS[:, drawn_BS], axis=(0, 2), ddof=1), TAILS)
-    return Interval(float(np.nanstd(scores_RS, ddof=1)), float(low), float(high), num=num)
+        spreads_B = np.mean([np.nanstd(known_RS[:, drawn_BS], axis=(0, 2), ddof=1) for known_RS in known], axis=0)
+        low, high = np.quantile(spreads_B, TAILS)
+    spread = float(np.mean([np.nanstd(scores_RS, ddof=1) for scores_RS in scores]))
+    return Interval(spread, float(low), float(high), num=sum(nums))
 
 
 def t_test(mean: float, error: float, degrees: float, size: float, level: float = SIGNIFICANCE) -> Interval:
@@ -140,15 +145,20 @@ def holm(p_values: ArrayLike) -> np.ndarray:
 
 
 def holm_level(p_value: float, others: Sequence[float]) -> float:
-    """Return the level at which Holm's method tests a hypothesis among others: 5 % divided by the number of hypotheses
-    that are still open then, or that were open when the method stopped before it. So the p-value is below this level if
-    and only if its adjusted value (`holm`) is below 5 %. A nan does not count."""
-    ranked = sorted(other for other in others if not math.isnan(other))
-    for index, other in enumerate(ranked):
-        level = SIGNIFICANCE / (len(ranked) + 1 - index)
-        if not (other < p_value and other < level):
-            return level
-    return SIGNIFICANCE
+    """Return the level at which Holm's method tests a hypothesis among others (`holm_levels`)."""
+    return holm_levels([p_value, *others])[0]
+
+
+def holm_levels(p_values: Sequence[float]) -> list[float]:
+    """Return the level at which Holm's method tests each hypothesis: 5 % divided by the number of hypotheses that are
+    still open then, or that were open when the method stopped before it. So a p-value is below its level if and only if
+    its adjusted value (`holm`) is below 5 %. A nan does not count among the others."""
+    ranked = sorted(p_value for p_value in p_values if not math.isnan(p_value))
+    num = len(ranked)
+    stopped = (index for index, p_value in enumerate(ranked) if p_value >= SIGNIFICANCE / (num - index))
+    last = next(stopped, num)
+    num_closed = [-1 if math.isnan(p_value) else min(last, bisect.bisect_left(ranked, p_value)) for p_value in p_values]
+    return [SIGNIFICANCE / (num - closed) for closed in num_closed]
 
 
 def spend_error(looks: Sequence[int], last: int) -> float:

@@ -87,7 +87,7 @@ def summarize(scores: ScoreSet) -> list[SummaryRow]:
         at_rate = [value for value in by_rate.get(score.rate or 0.0, ()) if not math.isnan(value)]
         inside_RS = [by_seed for rate, by_seed in by_rate.items() if statistics.is_stability_rate(rate)]
         is_spread = sum(not np.isnan(by_seed).all() for by_seed in inside_RS) > 1
-        spread = statistics.rate_spread(inside_RS, np.random.default_rng(0)) if is_spread else None
+        spread = statistics.rate_spread([inside_RS], np.random.default_rng(0)) if is_spread else None
         rows.append(SummaryRow(score, diverged, missing, statistics.mean_interval(at_rate, "normal"), spread))
     return sorted(
         rows, key=lambda row: (row.score.dataset, row.score.rate is None, -row.score.mean, row.score.arm.name)
@@ -293,11 +293,8 @@ def judge_all(measured: Sequence[TaskComparison]) -> list[TaskComparison]:
     """Return the comparisons with their verdicts, and with p-values and intervals that are adjusted over all of them
     (Holm). An interval contains zero if and only if its p-value is not significant."""
     raw = [pair.contrast.against().p_value if pair.contrast else math.nan for pair in measured]
-    judged = []
-    for index, (pair, p_value) in enumerate(zip(measured, statistics.holm(raw).tolist(), strict=True)):
-        level = statistics.holm_level(raw[index], raw[:index] + raw[index + 1 :])
-        judged.append(judge(replace(pair, p_value=p_value, level=level)))
-    return judged
+    tested = zip(measured, statistics.holm(raw).tolist(), statistics.holm_levels(raw), strict=True)
+    return [judge(replace(pair, p_value=p_value, level=level)) for pair, p_value, level in tested]
 
 
 def judge(measured: TaskComparison) -> TaskComparison:
