@@ -122,6 +122,8 @@ def test_broken_missing_and_unknown_cells_are_told(
     assert [(row["dataset"], row["seed"]) for row in rows] == [("SQuAD", "2"), ("SQuAD", "2"), ("SST-2", "0")]
     compared = list(csv.DictReader((page.parent / "tables/published-recomputed.csv").read_text().splitlines()))
     assert len(compared) == 24 and {row["num_cells"] for row in compared} == {"4", "5", "6"}
+    gaps = [float(row["published_minus_recomputed"]) for row in compared]  # "−" is no sign for programs
+    assert min(gaps) < 0 < max(gaps)
 
 
 def write_scores(folder: Path, scores: dict[str, list[tuple[float, float]]]) -> None:

@@ -24,7 +24,7 @@ from biphase.files import reading
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.scores import GridPoint, KeptExamples, Score, ScoreSet, show_rate
 from biphase.report.contrasts import with_averages
-from biphase.report.formats import csv_text, show_points, show_share
+from biphase.report.formats import MISSING, csv_text, show_points, show_share
 from biphase.report.page import PageText, WrittenReport, write_report
 from biphase.report.paper import (
     TOKENS_PER_STEP,
@@ -266,8 +266,9 @@ def compare_scores(cells: ReadCells) -> Table:
         if score := published.get((name, dataset)):
             gap = gaps[dataset][name] = score.mean - papers.value
             intervals = [score.interval, papers, ours.interval]
-            pairs = [(show_share(interval.value), show_share(interval.half_width)) for interval in intervals]
-            records.append((name, dataset, *itertools.chain(*pairs), show_points(gap), ours.num_runs))
+            shares = [share for interval in intervals for share in (interval.value, interval.half_width)]
+            texts = [show_share(share).replace(MISSING, "") for share in (*shares, gap)]
+            records.append((name, dataset, *texts, ours.num_runs))
     rows = []
     for dataset, by_model in gaps.items():
         worst = max(by_model, key=lambda name: abs(by_model[name]))
