@@ -555,8 +555,8 @@ def price_tables(price_list: PriceList) -> list[Table]:
             records.append(price_record(price_list, part, equivalent))
     # 2. The note below both tables.
     compared = price_list.compared[0]
-    num_datasets, noise = len(compared.score.cells), compared.noise
-    where = f"the mean over {num_datasets} data sets" if num_datasets > 1 else compared.score.cells[0].dataset
+    scored, noise = compared.score.cells, compared.noise
+    where = f"the mean over {len(scored)} data sets of equal weight" if len(scored) > 1 else scored[0].dataset
     over = f", over {show_noise(noise)}" if noise else ""
     once = " Each model was pretrained once, so the shares hold for these checkpoints only."
     once = "" if "pretraining seeds" in noise else once
