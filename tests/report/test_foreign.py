@@ -16,6 +16,7 @@ from scipy import stats
 import biphase
 from biphase.cli.app import run_command
 from biphase.errors import InputError
+from biphase.report.equivalents import ladder_panel
 from biphase.report.foreign import Standing, judge_table
 
 Rows = list[dict[str, Any]]
@@ -141,7 +142,10 @@ def test_shares_of_compute_hold_the_truth() -> None:
     assert price.mean[0].share == pytest.approx(0.6, abs=0.1)
 
 
-@pytest.mark.parametrize("name", ["Average", "avg", "MEAN"])
+@pytest.mark.parametrize(
+    "name",
+    ["Average", "avg", "MEAN", "Avg.", "Overall", "Average ⬆️", "Mean (Task)", "macro-avg", "SC mean", "all tasks"],
+)
 def test_a_tables_own_average_is_no_task(name: str) -> None:
     rows = draw_table(np.random.default_rng(4), [0, 0.02], [0.01, 0.01])
     own = [row | {"task": name, "score": row["score"] + 0.3} for row in rows if row["task"] == "t0"]
@@ -157,6 +161,29 @@ def test_a_tables_own_average_is_no_task(name: str) -> None:
     (pair,) = alone.pairs
     assert pair.p_value == biphase.equivalent([row | {"task": "a"} for row in own]).pairs[0].p_value
     assert not any("means over tasks" in note for note in alone.notes)
+
+
+def test_a_task_whose_name_has_more_words_than_a_mean_is_a_task() -> None:
+    rows = draw_table(np.random.default_rng(4), [0, 0.02], [0.01, 0.01])
+    named = [row | {"task": {"t0": "grand mean", "t1": "Mean reversal"}.get(row["task"], row["task"])} for row in rows]
+    assert str(biphase.equivalent(named)) == str(biphase.equivalent(rows))
+    alone = biphase.equivalent([row | {"task": "All tasks"} for row in rows if row["task"] == "t0"])
+    assert alone.results.datasets == {"OT": ["mean over all tasks"]} and len(alone.pairs) == 1
+
+
+def test_compute_is_known_for_all_rows_of_a_method_or_for_none() -> None:
+    """A row without it would be another budget of its method, and a method without it is compared with no budget."""
+    rows = ladder(np.random.default_rng(8), 0.6)
+    holed = [*rows[:5], rows[5] | {"flops": None}, *rows[6:]]
+    told = "row 5: base has no flops here, but at row 0; give flops for all of its rows, or for none"
+    with pytest.raises(InputError, match=told):
+        biphase.equivalent(holed)
+    unknown = [{key: row[key] for key in row if key != "flops"} for row in rows if row["method"] == "new"]
+    others = [row | {"method": "other"} for row in unknown]
+    beside = biphase.equivalent([*rows, *others])
+    note = "Not compared with methods at a budget, because their compute is unknown: other."
+    assert note in beside.notes and note not in biphase.equivalent(rows).notes
+    assert not any("compute is unknown" in line for line in biphase.equivalent([*unknown, *others]).notes)
 
 
 def test_examples_and_what_cannot_be_known(tmp_path: Path) -> None:
@@ -232,7 +259,9 @@ def test_files_of_other_programs(tmp_path: Path) -> None:
     lines = []
     for model in ("x", "y"):
         raw = [{"test_mcc": 70.0 + step, "test_macro_f1": 5.0} for step in range(10)]
-        lines.append(json.dumps({"model": model, "dataset": "angry", "results": {"raw": raw, "total": {}}}))
+        lines.append(
+            json.dumps({"model": model, "dataset": "angry", "results": {"raw": raw, "total": {"test_mcc": 74.5}}})
+        )
     write(tmp_path / "euroeval.jsonl", "\n".join(lines))
     euro = biphase.equivalent(tmp_path / "euroeval.jsonl").results.scores["x"]["angry"]
     assert euro.samples == pytest.approx([0.70 + step / 100 for step in range(10)])
@@ -259,6 +288,12 @@ HEAD = "method,task,seed,score\n"
         ),
         (HEAD + "a,t,0,0.5\na,t, 0.0,0.6\nb,t,0,1\n", r"csv:3: a second score of a on t, also with seed 0"),
         ("method,task,score\na,t,0.5\na,t,0.6\nb,t,1\n", "a second score of a on t, without a `seed`"),
+        (
+            "method,task,metric,score\na,t,f1,0.5\na,t,mcc,0.6\nb,t,f1,1\n",
+            r"without a `seed` \(.*csv:2\); they differ in metric: give each a `seed`, or drop one, or rename",
+        ),
+        (HEAD + "a,t,0,0.5\n,t,0,0.6\n", r"csv:3: column 'method' is empty; fill it in, or remove the row"),
+        (HEAD + "a,t,0,0.5\nb, ,0,0.6\n", r"csv:3: column 'task' is empty"),
         (HEAD + "a,t,0,0.5\na,t,1,0.6\n", r"1 method \(a\): there is nothing to compare"),
         ('method,task,score,examples\na,t,0.5,"[1, 1]"\nb,t,1,[1]\n', "'examples' is not the score 0.5"),
         ("method,task,score,examples\na,t,0.5,some\nb,t,1,[1]\n", "'examples' is not the score 0.5"),
@@ -417,6 +452,42 @@ def test_losses_have_as_many_decimals_as_their_noise_needs(capsys: pytest.Captur
     assert all(re.fullmatch(r"\+0\.0\d{3}", row.cells[0].text) for row in pairs.rows)
     usual = biphase.equivalent([row | {"score": 0.1 * row["score"]} for row in rows]).tables[0]
     assert usual.columns[0] == "score (%)" and re.fullmatch(r"\d+\.\d\d", usual.rows[0].cells[0].text)
+
+
+def test_losses_are_no_percent_in_any_output(tmp_path: Path) -> None:
+    losses = biphase.equivalent(ladder(np.random.default_rng(4), 0.6, unit=-1.0), lower_is_better=True)
+    scores = biphase.equivalent(ladder(np.random.default_rng(4), 0.6))
+    for standing, is_percent in ((losses, False), (scores, True)):
+        assert ("percent" in standing.frames["ranks"]) == is_percent != ("score" in standing.frames["ranks"])
+        assert ("(%)" in ladder_panel(standing.prices[0]).settings["ylabel"]) == is_percent
+        assert ("score (%)" in standing.tables[-2].columns) == is_percent
+        page = standing.report(tmp_path / str(is_percent))
+        assert ("Test scores in %" in page.read_text(encoding="utf-8")) == is_percent
+        tex = [path.read_text(encoding="utf-8") for path in (page.parent / "tables").glob("*.tex")]
+        assert any(r"in \%, " in text for text in tex) == is_percent
+
+
+def test_a_page_over_tasks_counts_tasks(tmp_path: Path) -> None:
+    rows = draw_table(np.random.default_rng(2), [0, 0.02], [0.01, 0.01], num_seeds=1)
+    page = biphase.equivalent(rows, over="tasks").report(tmp_path / "report").read_text(encoding="utf-8")
+    assert "2 models on 3 tasks" in page and "mean over tasks" in page
+    assert "fine-tuning seeds" not in page.partition("</header>")[0] and "mean over seeds" not in page
+
+
+def test_names_of_methods_stay_whole(tmp_path: Path) -> None:
+    """A name may be a number, begin with a star, which LaTeX would read after the end of a row, or have brackets."""
+    rows = ladder(np.random.default_rng(4), 0.6)
+    names = {"base": "GPT-2 (124M)", "new": "*ours"}
+    rows = [row | {"method": names[row["method"]]} for row in rows]
+    rows += [row | {"method": name} for row in rows if row["method"] == "*ours" for name in ("2024", "0012")]
+    standing = biphase.equivalent(rows)
+    page = standing.report(tmp_path / "report")
+    html = page.read_text(encoding="utf-8")
+    assert "2,024" not in html and ">2024<" in html and ">0012<" in html
+    assert '<span class="title">Compute-equivalents: baseline GPT-2 (124M) with 4 budgets</span>' in html
+    tex = (page.parent / "tables" / "compute-equivalents-methods.tex").read_text(encoding="utf-8")
+    assert r"\caption{Compute-equivalents: baseline GPT-2 (124M) with 4 budgets.}" in tex
+    assert "{*}ours" in tex and "\n*" not in tex
 
 
 def test_a_ladder_that_falls_and_losses_that_are_given_as_they_are() -> None:

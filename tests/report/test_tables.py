@@ -129,7 +129,7 @@ def test_gaps_are_shown_and_listed() -> None:
     text = to_markdown(tables[0])
     assert "Missing: mlm: b; mlm: Average." in text
     assert "| mlm | 1m | MLM | 40 % | 55.00 (± 63.53) = | – | – |" in text, "by the study's own name"
-    assert "paper" not in tables[0].title
+    assert "paper" not in tables[0].whole_title
     assert "-- & --" in to_latex(tables[0])
     assert len(to_csv(tables[0]).splitlines()) == 1 + 4
 
@@ -138,7 +138,7 @@ def test_metrics_have_tables_of_their_own() -> None:
     cells = [Result(CLM, "TC", "a", metric, (0.5, 0.6)) for metric in ("standard", "paper")]  # type: ignore[arg-type]
     tables = make_tables(ResultSet(tuple(cells)))
     assert [table.name for table in tables] == ["table-03-objective-tc-standard", "table-03-objective-tc-paper"]
-    assert "F1 of entities" in tables[0].title and "macro-F1" in tables[1].title
+    assert "F1 of entities" in tables[0].measures and "macro-F1" in tables[1].measures
 
 
 def test_flops_are_relative_to_mlm_with_as_many_tokens_in_every_table() -> None:
@@ -191,13 +191,13 @@ def test_captions_say_what_was_Result() -> None:
     for measures, told in ((("accuracy", "mcc"), mixed), (("mcc", "mcc"), "Matthews correlation")):
         results = make(*measures)
         (table,) = make_tables(results)
-        assert f", sequence classification ({told})" in table.title
-        assert f"(sequence classification: {told})" in wide_table(results, "standard").title
+        assert f", sequence classification ({told})" in table.whole_title
+        assert f"(sequence classification: {told})" in wide_table(results, "standard").whole_title
         labels = {panel.settings["ylabel"].replace("\n", " ") for panel in fill_panels("objective-by-size", results)}
         assert labels == {"mean of accuracy and Matthews correlation (%)" if told is mixed else f"{told} (%)"}
     known, unknown = make("accuracy", "accuracy"), make("", "")
-    assert make_tables(known)[0].title == make_tables(unknown)[0].title
-    assert "(accuracy)" in make_tables(known)[0].title
+    assert make_tables(known)[0].whole_title == make_tables(unknown)[0].whole_title
+    assert "(accuracy)" in make_tables(known)[0].whole_title
 
 
 def test_one_seed_has_no_half_width() -> None:
@@ -323,7 +323,7 @@ def test_wide_latex_is_in_parts(latex_files: Path) -> None:
 
 def test_tables_without_numbers_are_named_by_what_they_compare() -> None:
     (table,) = make_tables(ResultSet((Result(replace(CLM, setup="other"), "TC", "a", "standard", (0.5, 0.6)),)))
-    assert (table.name, "paper's table" in table.title) == ("table-other-tc-standard", False)
+    assert (table.name, "paper's table" in table.whole_title) == ("table-other-tc-standard", False)
 
 
 def test_files(published: list[Table]) -> None:

@@ -20,7 +20,7 @@ from scipy import optimize
 from biphase.errors import InputError, first_of
 from biphase.report.contrasts import Contrast, Noise, Terms, average, contrast
 from biphase.report.figures import MARKER_SIZE, Panel, name_looks, name_training, round_ticks
-from biphase.report.formats import MISSING, show_difference, show_estimate, show_list, show_noise, show_steps
+from biphase.report.formats import MISSING, show_difference, show_estimate, show_list, show_noise, show_steps, with_unit
 from biphase.report.results import AVERAGE, FAMILY_NAMES, LOSS, ReportArm, Result, ResultSet, read_words, reference_mask
 from biphase.report.tables import RELATIVE, SIMILAR, Cell, Table, TableRow, interval_cell, relative_flops
 from biphase.style import SERIES
@@ -319,6 +319,8 @@ class PriceList:
     """Data set → the equivalent of the headline's first arm without that data set; empty with a single data set."""
     decimals: int = 2
     """The decimals of scores in tables."""
+    unit: str = "%"
+    """The unit of scores, as in `ResultSet`."""
 
     @property
     def label(self) -> str:
@@ -387,7 +389,7 @@ def head_prices(
     for name in datasets if len(datasets) > 1 else ():
         rest = [dataset for dataset in datasets if dataset != name]
         without[name] = compute_equivalent(results, first.score.arm, baseline, first.axis, rest)
-    return PriceList(baseline, tuple(prices), compared, chosen, without, results.decimals)
+    return PriceList(baseline, tuple(prices), compared, chosen, without, results.decimals, results.unit)
 
 
 def choose_baseline(arms: Sequence[ReportArm]) -> tuple[ReportArm, ...]:
@@ -525,7 +527,7 @@ def ladder_panel(price_list: PriceList) -> Panel:
         "title": price_list.baseline[0].size,
         "xscale": "log",
         "xlabel": f"{AXES[first.axis]} of training{unit}",
-        "ylabel": "mean over all tasks (%)" if len(cells) > 1 else f"{cells[0].dataset} (%)",
+        "ylabel": with_unit("mean over all tasks" if len(cells) > 1 else cells[0].dataset, price_list.unit),
         "xticks": ticks,
         "xticklabels": labels,
     }
@@ -570,7 +572,7 @@ def price_tables(price_list: PriceList) -> list[Table]:
         title = f"Compute-equivalents, {size}: baseline {label} alone with {budgets} steps"
     known = ("steps", RELATIVE) if has_steps else ()
     rule += f" {read_words()['flops_rule']}" if has_steps else ""
-    heads = (*known, "score (%)" if compared.score.mean > 0 else "score", *(f"share of {AXES[axis]}" for axis in axes))
+    heads = (*known, with_unit("score", price_list.unit), *(f"share of {AXES[axis]}" for axis in axes))
     tables = [Table(name, title, ("model",), heads, tuple(rows), (rule,), records)]
     if parts:
         title = f"{title}. Share of {AXES[axes[0]]} by task"

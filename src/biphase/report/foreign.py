@@ -6,6 +6,7 @@ averages, prices and the page are the same as for our own studies. Notes say wha
 
 import itertools
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from biphase.corpus.forms import PlacedRow, is_missing, rows_in_memory
-from biphase.corpus.rows import column, read_json_file, read_number, rows_of_file
+from biphase.corpus.rows import column, plain_name, read_json_file, read_number, rows_of_file
 from biphase.corpus.text import are_names
 from biphase.errors import InputError, first_of, refuse_doubles, refuse_unknown
 from biphase.files import content_hash, parse_json
@@ -26,11 +27,20 @@ from biphase.finetuning.scores import ExampleTable, KeptExamples
 from biphase.report import contrasts, tables
 from biphase.report.encodeval import CELL, SAME_MEAN, find_grids
 from biphase.report.equivalents import AXES, LEAST_RUNGS, PriceList, list_prices, price_sentence, price_tables
-from biphase.report.formats import MISSING, show_count, show_noise, show_p_value, show_points, show_power
+from biphase.report.formats import show_count, show_power, with_unit
 from biphase.report.page import PageText, write_report
-from biphase.report.results import ALL_TASKS, SCORE_DECIMALS, ReportArm, Result, ResultSet, read_words
+from biphase.report.results import (
+    ALL_TASKS,
+    FAMILY_NAMES,
+    SCORE_DECIMALS,
+    Over,
+    ReportArm,
+    Result,
+    ResultSet,
+    read_words,
+)
 from biphase.report.tables import Cell, Table, interval_cell
-from biphase.report.verdicts import TaskComparison, judge_all
+from biphase.report.verdicts import TaskComparison, judge_all, pair_table, ranked_names
 from biphase.tasks.examples import canonical_label
 
 if TYPE_CHECKING:
@@ -39,18 +49,15 @@ if TYPE_CHECKING:
 COLUMNS = ("method", "task", "seed", "pretraining_seed", "score", *AXES, "examples")
 COLUMN_REMEDY = "name your column for it: rename={{'THEIRS': '{name}'}} in Python, --rename THEIRS={name}"
 Scale = Literal["share", "percent"]
-Over = Literal["seeds", "tasks"]
-"""The repetitions of a test; over tasks, each task counts as a seed."""
-MOST_PAIRS = 66
-"""The most pairs on a page; if there are more, the page shows neighbours in rank, and the CSV file has all pairs."""
 
 
 # Files → rows
 
 
 def read_tables(source: Any, rename: Mapping[str, str]) -> Iterator[PlacedRow]:
-    """Yield the rows of files, folders or objects in memory, with our names of columns. If there are several files, the
-    name of a file is the method of its rows that have none."""
+    """Yield the rows of files, folders or objects in memory, with our names of columns (`name_columns`). If there are
+    several files, the name of a file is the method of its rows that have none. Raises `InputError` for a column that is
+    named twice, and for a renamed one that no row has."""
     placed: Iterator[tuple[dict[str, str], PlacedRow]]
     if are_names(source):
         paths = [Path(source)] if isinstance(source, str | Path) else [*map(Path, source)]
@@ -58,23 +65,40 @@ def read_tables(source: Any, rename: Mapping[str, str]) -> Iterator[PlacedRow]:
         placed = (({"method": path.stem} if len(paths) > 1 else {}, row) for path, rows in read for row in rows)
     else:
         placed = (({}, (f"row {index}", row)) for index, row in enumerate(rows_in_memory(source)))
+    seen = dict[str, None]()
     for named, (location, row) in placed:
-        refuse_doubles(f"{location}: the column", [rename.get(name, name) for name in row])
-        yield location, named | {rename.get(name, name): value for name, value in row.items()}
+        seen |= dict.fromkeys(row)
+        names = name_columns(row, rename)
+        refuse_doubles(f"{location}: the column", names)
+        own = dict(zip(names, row.values(), strict=True))
+        yield location, own | {name: value for name, value in named.items() if is_missing(own.get(name))}
+    for theirs in rename if seen else ():
+        refuse_unknown("rename: column", theirs, seen)
+
+
+def name_columns(row: Mapping[str, Any], rename: Mapping[str, str]) -> list[str]:
+    """Return the names of a row's columns, renamed. A name that is ours but for case and blanks around it becomes ours,
+    unless another column has that name."""
+    names = [rename.get(name, name) for name in row]
+    plain = [plain_name(str(name)).casefold() for name in names]
+    return [ours if ours in COLUMNS and ours not in names else name for name, ours in zip(names, plain, strict=True)]
 
 
 def file_rows(path: Path) -> Iterator[PlacedRow]:
-    """Yield the rows of a table; for EuroEval's results, a row for each iteration, whose number is the seed."""
+    """Yield the rows of a table; for EuroEval's results, a row for each iteration, whose number is the seed. The score
+    is by the first metric of `results.total`; generative models have it in `results.raw` without `test_`."""
     for location, row in rows_of_file(path):
         if not isinstance(row.get("results"), dict):
             yield location, row
             continue
         try:
+            metric = next(name for name in row["results"]["total"] if name.startswith("test_"))
             for seed, values in enumerate(row["results"]["raw"]):
-                metric = next(name for name in values if name.startswith("test_"))
-                yield location, {"method": row["model"], "task": row["dataset"], "seed": seed, "score": values[metric]}
+                score = values[metric if metric in values else metric.removeprefix("test_")]
+                yield location, {"method": row["model"], "task": row["dataset"], "seed": seed, "score": score}
         except (KeyError, TypeError, AttributeError, StopIteration):
-            raise InputError(f"{location}: not a line of EuroEval's results (model, dataset, results.raw)") from None
+            told = "not a line of EuroEval's results (model, dataset, results.raw, results.total)"
+            raise InputError(f"{location}: {told}") from None
 
 
 def folder_rows(folder: Path) -> Iterator[PlacedRow]:
@@ -82,7 +106,8 @@ def folder_rows(folder: Path) -> Iterator[PlacedRow]:
     EncodEval's results (`MODEL/FAMILY/TASK/lrRATE_sdSEED/results.json`; for each seed the one at the rate that the
     other seeds choose on validation, with the noise of this choice)."""
     for grid in find_grids(folder):
-        scores = grid.read()
+        rates, seeds = zip(*grid.paths, strict=True)
+        scores = grid.read(itertools.product(rates, seeds))
         for reason in scores.broken.values():
             raise InputError(reason)
         result = grid.choose_rates(scores)
@@ -91,7 +116,7 @@ def folder_rows(folder: Path) -> Iterator[PlacedRow]:
             result.seeds, result.chosen_rates, result.samples, examples, strict=True
         ):
             row = {"method": grid.model, "task": grid.task, "seed": seed, "score": score, "examples": values_N}
-            yield str(grid.paths[rate, seed]), row | {"choice": result.choice}
+            yield str(grid.paths[rate, seed]), row | {"choice": result.choice, "num_lost": result.num_diverged}
     for path in sorted(folder.rglob("*.json")):
         if CELL.search(path.parent.name):
             continue
@@ -130,6 +155,10 @@ class ForeignScore(NamedTuple):
     examples: np.ndarray | None
     choice: RateChoice | None = None
     """The rates among which validation chose, for EncodEval's results."""
+    num_lost: int = 0
+    """The number of seeds without a cell at their rate, for EncodEval's results."""
+    others: Mapping[str, Any] = {}
+    """The values of the columns that are not ours."""
 
 
 def parse_examples(location: str, value: Any, score: float) -> np.ndarray | None:
@@ -157,18 +186,19 @@ def parse_rows(source: Any, rename: Mapping[str, str]) -> tuple[list[ForeignScor
     scores, runs = list[ForeignScore](), defaultdict[str, list[tuple[BudgetKey, object]]](list)
     only_task = next((theirs for theirs, ours in rename.items() if ours == "score"), "score")
     for location, row in read_tables(source, rename):
-        method = str(column(location, row, "method", COLUMN_REMEDY)).strip()
-        task = str(row.get("task", only_task)).strip()
+        method = read_name(location, "method", column(location, row, "method", COLUMN_REMEDY))
+        task = read_name(location, "task", row.get("task", only_task))
         value = read_number(location, "score", column(location, row, "score", COLUMN_REMEDY))
-        compute = tuple(
-            None if row.get(axis) in (None, "") else read_number(location, axis, row[axis]) for axis in AXES
-        )
+        compute = tuple(None if is_missing(row.get(axis)) else read_number(location, axis, row[axis]) for axis in AXES)
         seeds = read_seed(row.get("pretraining_seed")), read_seed(row.get("seed"))
         examples = parse_examples(location, row.get("examples"), value)
         choice = row.get("choice")
-        choice = choice if isinstance(choice, RateChoice) else None  # a table may have such a column too
-        scores.append(ForeignScore(location, method, task, compute, seeds, value, examples, choice))
+        # A table may have such a column too.
+        chosen = (choice, row["num_lost"]) if isinstance(choice, RateChoice) else (None, 0)
+        others = {name: value for name, value in row.items() if name not in COLUMNS}
+        scores.append(ForeignScore(location, method, task, compute, seeds, value, examples, *chosen, others))
     scores, notes = leave_out_averages(scores)
+    refuse_partial_compute(scores)
     for score in scores:
         runs[score.method].append((score.compute, (score.task, score.seeds)))
     if not runs:
@@ -177,32 +207,71 @@ def parse_rows(source: Any, rename: Mapping[str, str]) -> tuple[list[ForeignScor
         raise InputError(f"{show_count(len(runs), 'method')} ({first_of([*runs])}): there is nothing to compare")
     budgets = {method: join_budgets(of_method) for method, of_method in runs.items()}
     scores = [score._replace(compute=budgets[score.method][score.compute]) for score in scores]
-    places = dict[tuple[Any, ...], str]()
-    for location, method, task, compute, seeds, *_ in scores:
-        if before := places.get(key := (method, task, compute, seeds)):
-            seed = next((seed for seed in reversed(seeds) if seed is not None), None)
-            told = "without a `seed`" if seed is None else f"also with seed {seed}"
-            remedy = "drop one" if seed is not None else "give each a `seed`, or drop one"
-            raise InputError(f"{location}: a second score of {method} on {task}, {told} (first: {before}); {remedy}")
-        places[key] = location
+    refuse_second(scores)
     joined = [name for name, own in budgets.items() if len({*map(round_budget, own)}) > len({*own.values()})]
     notes += [read_words()["unknown"]["budgets"].format(names=first_of(joined))] if joined else []
+    lost = {
+        f"{score.method} on {score.task} ({show_count(score.num_lost, 'seed')})": None
+        for score in scores
+        if score.num_lost
+    }
+    notes += [read_words()["unknown"]["lost"].format(names=first_of([*lost]))] if lost else []
     return scores, notes
 
 
-AVERAGE_NAMES = ("average", "avg", "mean")
-"""The names, in small letters, under which a table has a row for the mean over its tasks."""
+def read_name(location: str, column_name: str, value: Any) -> str:
+    """Return the name of a method or task, without blanks around it. Raises `InputError` for an empty field."""
+    if is_missing(value):
+        raise InputError(f"{location}: column '{column_name}' is empty; fill it in, or remove the row")
+    return str(value).strip()
+
+
+def refuse_second(scores: Iterable[ForeignScore]) -> None:
+    """Raise `InputError` for a second score of a method on a task with the same compute and seeds."""
+    first = dict[tuple[Any, ...], ForeignScore]()
+    for score in scores:
+        before = first.setdefault((score.method, score.task, score.compute, score.seeds), score)
+        if before is score:
+            continue
+        seed = next((seed for seed in reversed(score.seeds) if seed is not None), None)
+        told = "without a `seed`" if seed is None else f"also with seed {seed}"
+        remedy = "drop one" if seed is not None else "give each a `seed`, or drop one"
+        if unlike := [name for name, value in score.others.items() if str(value) != str(before.others.get(name))]:
+            remedy = f"they differ in {first_of(unlike)}: {remedy}, or rename a column that tells their tasks to `task`"
+        second = f"a second score of {score.method} on {score.task}, {told} (first: {before.location})"
+        raise InputError(f"{score.location}: {second}; {remedy}")
+
+
+def refuse_partial_compute(scores: Iterable[ForeignScore]) -> None:
+    """Raise `InputError` if some scores of a method have a unit of compute that its others lack: these would count as
+    another budget."""
+    first = dict[str, ForeignScore]()
+    for score in scores:
+        before = first.setdefault(score.method, score)
+        for axis, *values in zip(AXES, score.compute, before.compute, strict=True):
+            if values.count(None) == 1:
+                lacking, other = (score, before) if values[0] is None else (before, score)
+                told = f"{lacking.location}: {score.method} has no {axis} here, but at {other.location}"
+                raise InputError(f"{told}; give {axis} for all of its rows, or for none")
+
+
+AVERAGE_NAMES = {"average", "avg", "mean", "overall", ALL_TASKS, *(f"{code.lower()} mean" for code in FAMILY_NAMES)}
+AVERAGE_NAMES |= {"macro average", "macro avg", "macro mean", "average score", "mean score", "overall score"}
+AVERAGE_NAMES |= {"mean task", "mean tasktype"}
+"""The names, in small letters and without signs, under which a table has a row for a mean over tasks: those of
+leaderboards, of MTEB, and of our own tables."""
 
 
 def leave_out_averages(scores: Sequence[ForeignScore]) -> tuple[list[ForeignScore], list[str]]:
     """Leave out a table's own means over tasks, which would count as one more task, and return a note about them. In a
-    table without other tasks, they stay."""
+    table without other tasks, they stay, under names that our own averages do not have."""
     tasks = list(dict.fromkeys(score.task for score in scores))
-    means = [task for task in tasks if task.casefold() in AVERAGE_NAMES]
+    means = [task for task in tasks if re.sub(r"\W+", " ", task).strip().casefold() in AVERAGE_NAMES]
     if not means:
         return [*scores], []
-    if len(means) == len(tasks):  # in small letters, none is the name that our own averages have
-        return [score._replace(task=score.task.casefold()) for score in scores], []
+    if len(means) == len(tasks):
+        names = {task: task.casefold().replace(ALL_TASKS, f"mean over {ALL_TASKS}") for task in tasks}
+        return [score._replace(task=names[score.task]) for score in scores], []
     words, kept = read_words()["unknown"], [score for score in scores if score.task not in means]
     told = [words["averages"].format(names=first_of(means))]
     if lacking := sorted({score.method for score in scores} - {score.method for score in kept}):
@@ -369,8 +438,6 @@ class Standing:
     prices: tuple[PriceList, ...]
     notes: tuple[str, ...]
     """Sentences about how scores were read, and about what they leave unknown."""
-    over: Over = "seeds"
-    """The repetitions of the tests."""
 
     @property
     def sentences(self) -> list[str]:
@@ -385,7 +452,7 @@ class Standing:
     def tables(self) -> tuple[Table, ...]:
         """The tables of ranks, of pairs and of shares of compute, without empty ones."""
         prices = itertools.chain(*map(price_tables, self.prices))
-        judged = rank_table(self), pair_table(self.pairs, self.results.decimals, self.over)
+        judged = rank_table(self), pair_table(self.pairs, self.results.decimals, self.results.over)
         return tuple(table for table in (*judged, *prices) if table.rows)
 
     @property
@@ -443,44 +510,15 @@ def tell_pairs(pairs: Sequence[TaskComparison]) -> str:
     return f"{at}{top} {len(names)} methods; {counts}, {of_neighbours} of {len(neighbours)} neighbours in rank."
 
 
-def ranked_names(pairs: Sequence[TaskComparison]) -> list[str]:
-    """List the methods of these pairs, the best mean first."""
-    return list(dict.fromkeys(arm.name for pair in pairs for arm in (pair.a.arm, pair.b.arm)))
-
-
-def pair_table(pairs: Sequence[TaskComparison], decimals: int, over: Over) -> Table:
-    """Make a table with a row for every pair, or for neighbours in rank if there are more than `MOST_PAIRS`."""
-    rows, names = [], ranked_names(pairs)
-    records: list[Sequence[object]] = [PAIR_COLUMNS]
-    for pair in pairs:
-        a, b, gap = pair.a.arm.name, pair.b.arm.name, pair.difference
-        assert gap and pair.contrast
-        verdict = pair.verdict.replace("A better", f"{a} better")
-        value, low, high = (show_points(points, decimals=decimals) for points in (gap.value, gap.low, gap.high))
-        ends = f"{low} to {high}" if gap.low == gap.low else MISSING
-        coverage = f"{100 * (1 - gap.level):.4g} %" if gap.low == gap.low else MISSING
-        noise = "tasks" if over == "tasks" else show_noise(pair.contrast.noise) or MISSING
-        if len(pairs) <= MOST_PAIRS or names.index(b) == names.index(a) + 1:
-            texts = (value, ends, coverage, show_p_value(pair.p_value), noise, verdict)
-            rows.append(tables.TableRow((f"{a} − {b}",), tuple(map(Cell, texts))))
-        points = (100 * gap.value, 100 * gap.low, 100 * gap.high, gap.level)
-        records.append((a, b, *points, pair.p_value, verdict, noise, "; ".join(pair.notes)))
-    heads = ("points", "interval", "coverage", "adjusted p", "over", "verdict")
-    rules = [read_words()["pairs_rule"]]
-    if any(pair.difference and math.isnan(pair.p_value) and not math.isnan(pair.difference.low) for pair in pairs):
-        rules.append(read_words()["pairs_alone"])
-    title = "Pairs of methods" if len(pairs) <= MOST_PAIRS else "Neighbours in rank"
-    return Table("pairs", title, ("pair",), heads, tuple(rows), tuple(rules), records)
-
-
-PAIR_COLUMNS = ("a", "b", "points", "low", "high", "level", "adjusted_p", "verdict", "over", "notes")
-RANK_COLUMNS = ("method", "budget", "percent", "half_width", "rank_low", "rank_high", "num_seeds")
+RANK_COLUMNS = ("half_width", "rank_low", "rank_high", "num_seeds")
+"""The columns of the CSV file of ranks after the method, its budget and its score."""
 
 
 def rank_table(standing: Standing) -> Table:
     """Make a table with a row for every method with all tasks, budget by budget."""
     rows = []
-    records: list[Sequence[object]] = [RANK_COLUMNS]
+    unit = standing.results.unit
+    records: list[Sequence[object]] = [("method", "budget", "percent" if unit else "score", *RANK_COLUMNS)]
     means = {name: standing.results.scores[name][ALL_TASKS] for name in standing.places}
     budgets = list(dict.fromkeys(mean.arm.budget_class for mean in means.values()))
     shows_budgets, decimals = len(budgets) > 1, standing.results.decimals
@@ -491,12 +529,12 @@ def rank_table(standing: Standing) -> Table:
         numbers = 100 * mean.mean, 100 * mean.interval.half_width, low, high, mean.num
         records.append((name, budget, *numbers))
     heads = (
-        "score (%)" if any(mean.mean > 0 for mean in means.values()) else "score",
+        with_unit("score", unit),
         "rank",
-        standing.over,
+        standing.results.over,
         *(["budget"] if shows_budgets else []),
     )
-    return Table("ranks", "Ranks", ("method",), heads, tuple(rows), (read_words()["ranks_rule"],), records)
+    return Table("ranks", "Ranks", ("method",), heads, tuple(rows), (read_words()["ranks_rule"],), records, unit=unit)
 
 
 def tell_unknown(results: ResultSet, over: Over) -> Iterator[str]:
@@ -513,6 +551,9 @@ def tell_unknown(results: ResultSet, over: Over) -> Iterator[str]:
         yield words["examples"]
     if lacking := [arm.name for arm in results.models if ALL_TASKS not in results.scores[arm.name]]:
         yield words["methods"].format(names=first_of(lacking))
+    unpriced = [arm.curriculum for arm in results.models if not arm.budget_class]
+    if len(unpriced) < len(results.models) and unpriced:
+        yield words["compute"].format(names=first_of(unpriced))
     if partial := list_partial(cells):
         yield words["partial"].format(names=first_of(partial))
     samples = [sample for cell in cells for sample in cell.samples]
@@ -546,7 +587,8 @@ def judge_table(
     if over == "tasks":
         scores, left_out = mean_by_task(scores)
         joined = [*joined, read_words()["unknown"]["methods"].format(names=first_of(left_out))] if left_out else joined
-    results = contrasts.with_averages(make_results(scores, -factor if lower_is_better else factor))
+    results = make_results(scores, -factor if lower_is_better else factor)
+    results = contrasts.with_averages(replace(results, unit="" if lower_is_better else "%", over=over))
     budgets = Counter(arm.curriculum for arm in results.models)
     refuse_unknown("baseline", baseline or next(iter(budgets)), budgets)
     ladders = [method for method, num in budgets.items() if num >= LEAST_RUNGS]
@@ -555,4 +597,4 @@ def judge_table(
     if len(ladders) > 1 and not chosen:
         lacking = [f"No shares of compute: {first_of(ladders)} have {LEAST_RUNGS} budgets or more; name a `baseline`."]
     notes = filter(None, (told, signed, *joined, *tell_unknown(results, over), *lacking))
-    return Standing(results, *compare_methods(results), tuple(prices), tuple(notes), over)
+    return Standing(results, *compare_methods(results), tuple(prices), tuple(notes))

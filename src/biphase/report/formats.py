@@ -20,6 +20,11 @@ def show_share(share: float, decimals: int = SCORE_DECIMALS) -> str:
     return MISSING if math.isnan(share) else f"{100 * share:.{decimals}f}"
 
 
+def with_unit(words: str, unit: str) -> str:
+    """Name scores in this unit: `score (%)`, or `score` without one."""
+    return f"{words} ({unit})" if unit else words
+
+
 def show_points(value: float, unit: GapUnit = "points", decimals: int = SCORE_DECIMALS) -> str:
     """Show a difference of shares in percentage points with its sign, `+1.20`, or a difference of losses in nats,
     `−0.124`; `0.00` has no sign."""

@@ -319,13 +319,16 @@ def describe_results(results: ResultSet) -> list[tuple[str, str]]:
     pretrained = [result for result in results.results if result.arm.setup != "control"] or results.results
     seeds = sorted({result.num // result.num_pretrainings for result in pretrained})
     num_pretrainings = max(result.num_pretrainings for result in pretrained)
+    models = show_count(len({arm.name for arm in results.arms}), "model")
+    if results.over == "tasks":
+        tasks = show_count(max(result.num for result in results.results), "task")
+        return [("compared", f"{models} on {tasks}"), ("repeats", "the tasks, with one score each")]
     num_datasets = sum(map(len, results.datasets.values()))
     of_each = "" if num_pretrainings == 1 or contrasts.have_one_seed(pretrained) else " per pretraining seed"
     span = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     tuned = f"{span} fine-tuning seeds" if span != "1" else f"1 fine-tuning seed{of_each}"
     is_unknown = results.is_foreign and num_pretrainings == 1
     pretrained_by = "" if is_unknown else f"{show_count(num_pretrainings, 'pretraining seed')}, "
-    models = show_count(len({arm.name for arm in results.arms}), "model")
     facts = [("compared", f"{models} on {show_count(num_datasets, 'dataset')}"), ("repeats", f"{pretrained_by}{tuned}")]
     metrics = [("metrics", "the standard ones" if metric == "standard" else "the paper’s own")]
     return facts if results.is_foreign else facts + metrics

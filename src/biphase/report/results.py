@@ -227,6 +227,9 @@ class Result:
         return max(self.interval.half_width, PUBLISHED_DIGIT / 2) * math.sqrt(self.num) / NORMAL_QUANTILE
 
 
+Over = Literal["seeds", "tasks"]
+"""The repetitions of a test; over tasks, each task counts as a seed."""
+
 SCORE_DECIMALS = 2
 """The decimals of a score in percent and of a difference in points, as the paper has them."""
 
@@ -242,6 +245,10 @@ class ResultSet:
     """(arm, task) → the planned number of fine-tunings, over all rates and seeds."""
     decimals: int = SCORE_DECIMALS
     """The decimals of scores in tables."""
+    unit: str = "%"
+    """The unit of scores in tables and figures; empty for losses in a table of results."""
+    over: Over = "seeds"
+    """The repetitions of all tests."""
 
     @cached_property
     def scores(self) -> dict[str, dict[str, Result]]:

@@ -66,6 +66,7 @@ class Table:
     name: str
     """The name of its files, without the ending."""
     title: str
+    """Its title, without its `measures`."""
     stub: tuple[str, ...]
     columns: tuple[str, ...]
     rows: tuple[TableRow, ...]
@@ -79,6 +80,14 @@ class Table:
     """Whether the page hides each column until asked, as it does with datasets whose family has a mean; () for none."""
     words: TableRow | None = None
     """The scores of words alone, which are no arm; None without any."""
+    unit: str = "%"
+    """The unit of its scores, as in `ResultSet`."""
+    measures: str = ""
+    """The metrics of its scores in words, and the paper's table of its form; empty if its columns name the metrics."""
+
+    @property
+    def whole_title(self) -> str:
+        return f"{self.title} ({self.measures})" if self.measures else self.title
 
 
 STUBS: dict[str, Callable[[ReportArm], str]] = {
@@ -119,14 +128,15 @@ def make_tables(results: ResultSet) -> list[Table]:
         for family in of_setup.families:
             names = of_setup.datasets[family]
             columns = {name: name for name in names} | ({AVERAGE: family} if len(names) != 1 else {})
-            title = f"{words['name']}, {FAMILY_NAMES[family]} ({tell_measures(of_setup, family)})"
+            title, measures = f"{words['name']}, {FAMILY_NAMES[family]}", tell_measures(of_setup, family)
             name = f"{setup}-{family.lower()}"
             if "first_table" in words and family != "EM":
                 number = words["first_table"] + [*FAMILY_NAMES].index(family)
-                title += f", in the form of the paper's table {number}" if is_published else ""
+                measures += f"; in the form of the paper's table {number}" if is_published else ""
                 name = f"{number:02d}-{name}"
             title, name = title[0].upper() + title[1:], f"table-{name}-{metric}"
-            tables.append(make_score_table(name, title, of_setup, stubs, blocks, columns, trained))
+            table = make_score_table(name, title, of_setup, stubs, blocks, columns, trained)
+            tables.append(replace(table, measures=measures))
     return tables
 
 
@@ -166,9 +176,10 @@ def wide_table(results: ResultSet, metric: str) -> Table:
     compared = [arm for arm in blocks if blocks[arm] == largest]
     about = "; ".join(f"{FAMILY_NAMES[code]}: {tell_measures(results, code)}" for code in results.families)
     details = [len(columns) > MOST_COLUMNS and name in datasets_beside_means for name in columns]
-    title = f"All models and tasks, {'standard' if metric == 'standard' else 'the paper’s own'} metrics ({about})"
+    title = f"All models and tasks, {'standard' if metric == 'standard' else 'the paper’s own'} metrics"
     stubs = {"model": STUBS["model"]} if results.is_foreign else WIDE_STUBS | flops
-    return make_score_table(f"all-{metric}", title, results, stubs, blocks, columns, compared, details)
+    table = make_score_table(f"all-{metric}", title, results, stubs, blocks, columns, compared, details)
+    return replace(table, measures=about)
 
 
 def with_words(table: Table, values: Mapping[str, float]) -> Table:
@@ -237,9 +248,11 @@ def make_score_table(
     known = [results.scores[arm.name] for arm in compared]
     signals = [measure_signal(scores[column] for scores in known if column in scores) for column in columns.values()]
     by = "as published, 1.96·s/√n (verdicts use Student’s t)" if is_of_others(results) else "by Student’s t"
+    unit, over = " in %" if results.unit else "", results.over
     notes = [
-        f"Test scores in %: mean over seeds ± half the width of the 95 % interval over seeds, {by}. ± –: no interval, "
-        f"because there is only one seed or all seeds give the same score. {read_words()['scores_rule']}"
+        f"Test scores{unit}: mean over {over} ± half the width of the 95 % interval over {over}, {by}. ± –: no "
+        f"interval, because there is only one {over[:-1]} or all {over} give the same score. "
+        + read_words()["scores_rule"]
     ]
     notes += [read_words()["flops_rule"]] if RELATIVE in stubs else []
     pairs = zip(columns, signals, strict=True)
@@ -258,7 +271,9 @@ def make_score_table(
     notes += [f"Missing: {'; '.join(missing)}."] if missing else []
     known_signals = () if all(math.isnan(ratio) for ratio, _ in signals) else tuple(signals)
     heads = tuple(stubs), tuple(columns)
-    return Table(name, title, *heads, tuple(rows), tuple(notes), records, known_signals, tuple(details))
+    return Table(
+        name, title, *heads, tuple(rows), tuple(notes), records, known_signals, tuple(details), unit=results.unit
+    )
 
 
 def make_record(name: str, arm: ReportArm, column: str, cell: Cell, score: Result) -> Sequence[object]:
@@ -350,7 +365,7 @@ def print_table(table: Table) -> None:
 
 LATEX = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
 LATEX |= {"^": r"\textasciicircum{}", "|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}"}
-LATEX |= {"[": "{[}", "]": "{]}"}  # at the beginning of a line, or in a short caption, LaTeX would read an option
+LATEX |= {"[": "{[}", "]": "{]}", "*": "{*}"}  # after the end of a row, LaTeX would read an option
 LATEX |= {"±": r"$\pm$", "→": r"$\to$", "†": r"$\dagger$", "÷": r"$\div$", "√": r"$\surd$", "·": r"$\cdot$"}
 LATEX |= {"×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$", "≈": r"$\approx$", "−": "$-$", "²": "$^2$"}
 LATEX |= {"–": "--", "—": "---", "…": r"\ldots{}", "“": "``", "”": "''", "‘": "`", "’": "'", "\xa0": "~"}
