@@ -88,6 +88,13 @@ def test_help_of_every_verb(verb: tuple[str, ...], help_of: Callable[..., str]) 
     assert not re.findall(r"│ [ *]? ?--[a-z-]+( STR| INT| FLOAT| PATH)? *│", text)
 
 
+def test_text_fields_may_be_templates_in_every_verb(help_of: Callable[..., str]) -> None:
+    texts = [text for verb in VERBS if "--text-field" in (text := help_of(*verb, "-h", columns=400))]
+    assert len(texts) == 6
+    for text in texts:
+        assert "The JSON field or column that holds the text, or a template of several, such as {title}" in text
+
+
 def test_verbs_stand_in_the_order_of_the_path(help_of: Callable[..., str]) -> None:
     """Every verb has its place, `-h` is help everywhere, and what completes words in a shell can be installed."""
     text = help_of("-h")

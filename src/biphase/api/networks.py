@@ -86,7 +86,7 @@ def compare_tokenizers(
         text: A file, a folder or a Hub data set with typical text.
         tokenizers: Folders, Hub ids (ID@REVISION) or files of tokenizers.
         limit_mb: Read at most this many MB of text.
-        text_field: The JSON field or column that holds the text.
+        text_field: The JSON field or column that holds the text, or a template of several, such as `{title}\\n{body}`.
         txt_documents: What counts as a document in .txt and .md files: the whole file, a paragraph or a line.
 
     Returns: the columns `tokenizer`, `vocab_size`, `tokens_per_word` (fertility: a word ends at a blank; in scripts
@@ -491,7 +491,7 @@ def search(
             the answers.
         top: The number of passages, or of documents.
         rebuild: Build the index again.
-        text_field: The JSON field or column that holds the text.
+        text_field: The JSON field or column that holds the text, or a template of several, such as `{title}\\n{body}`.
 
     Returns: a row for each passage: `by` (its ranker: the model, BM25, both, or the cross-encoder), `rank`, `score`,
         `id`, `text`, and the other columns of its document. For several questions, `question_id` (their `id` or number)

@@ -261,7 +261,7 @@ def advise(
         flops: A budget in FLOPs instead of hours and a device.
         study: The folder of one of your studies, whose scores choose the curriculum for training from scratch.
         from_scratch: Train from scratch even if a public model could be continued.
-        text_field: The JSON field or column that holds the text.
+        text_field: The JSON field or column that holds the text, or a template of several, such as `{title}\\n{body}`.
         task: The task that the encoder is for, by name or YAML file: the advice then says what words alone reach on it.
         data: The folder with the task's original data, or a file of labelled rows; without it, the package's or the
             Hub's.
@@ -378,8 +378,8 @@ def judge(
     Args:
         table: Files with one score per row, or a folder, as `report results` takes them. Columns: method, score;
             optionally task and seed. A seed's score is its mean over all tasks.
-        baseline: The method that the candidate would replace. Its seeds above the candidate's last row count.
-        candidate: The method to judge, which begins below the baseline.
+        baseline: The method that the candidate would replace. Its seeds before the candidate's last row count.
+        candidate: The method to judge. Its first row comes after the baseline's first row.
         spread: The standard deviation of a score over seeds, if you know it. By default, it is learned from the seeds
             of all methods in the table, as if it were the same for all.
         up_to: The most seeds that a candidate may get, and the same for all candidates of a loop. Further ones are not

@@ -52,11 +52,11 @@ Form = Annotated[
     Literal["text", "json"], Parameter(name="--format", help="Print text for people, or JSON for programs.")
 ]
 KeyValues = Annotated[
-    Sequence[str], Parameter(name="KEY=VALUE", help="Settings to override; `biphase settings` lists them.")
+    Sequence[str], Parameter(name="KEY=VALUE", help="Settings to override; `biphase settings COMMAND` lists them.")
 ]
 DataDir = Annotated[
     Path | None,
-    Parameter(name="--data-dir", help="The folder with the task's files (yours, too); without it, the Hub."),
+    Parameter(name="--data-dir", help="The folder of the task's files; without it, the package's data or the Hub's."),
 ]
 Rename = Annotated[list[str] | None, Parameter(help="THEIRS=OURS: read column THEIRS as OURS. May be repeated.")]
 OutFolder = Annotated[Path | None, Parameter(name=["--folder", "--out"])]
@@ -251,7 +251,7 @@ def pretrain(changes: KeyValues, **options: Any) -> None:
 
     Example: `biphase pretrain tiny data.shards=shards schedule.peak_lr=1e-3`
 
-    On several devices: `torchrun --nproc-per-node 8 -m biphase pretrain 210m compute.parallel=fsdp`
+    On 8 devices: `python -P -m biphase.distributed --nproc-per-node 8 -m biphase pretrain 210m compute.parallel=fsdp`
     """
     run = networks.pretrain(changes=changes, **options)
     console.err.print(f"next: biphase export {run} encoder")

@@ -115,8 +115,7 @@ def prepare(
         workers: The number of processes; by default, one for every four cores.
         engine: Run on this machine (local) or on several (ray).
         address: The address of a Ray cluster; `auto` finds one that is running.
-        text_field: The JSON field or column that holds the text, or a template of several, such as `{title}\\n{body}`
-            (`\\n` ends a line).
+        text_field: The JSON field or column that holds the text, or a template of several, such as `{title}\\n{body}`.
         id_field: The JSON field or column that holds the document's name.
         txt_documents: What counts as a document in .txt and .md files: the whole file, a paragraph or a line.
         seed: The seed for drawing the validation split.

@@ -140,7 +140,7 @@ def tell_downloads(grid: Grid) -> None:
     if fetched:
         axes = [len(grid.models), len(grid.tasks), len(grid.learning_rates), len(grid.seeds)]
         shape = f"{math.prod(axes):,} trainings (models × tasks × rates × seeds: {' × '.join(map(str, axes))})"
-        err.print(f"{shape}; the data of {', '.join(fetched)} comes from the Hub; --dry-run tells number and time")
+        err.print(f"{shape}; the data of {', '.join(fetched)} comes from the Hub; --dry-run shows number and time")
 
 
 @dataclass(frozen=True)
