@@ -108,6 +108,18 @@ def test_commands_that_are_not_run_exist() -> None:
                 app.parse_args(words, exit_on_error=False, print_error=False)
 
 
+def test_a_page_begins_each_file_once() -> None:
+    """`init` refuses a file that exists, so a second `init` stops a reader who follows the page from the top."""
+    begun = [
+        (block.page, words[words.index("--out") + 1])
+        for block in blocks()
+        if block.language == "bash" and block.reason != "writes the same file again"
+        for words in calls(block.code)
+        if words[0] == "init" and "--out" in words
+    ]
+    assert len(begun) > 10 and len(begun) == len({*begun})
+
+
 def test_python_that_is_not_run_calls_what_there_is() -> None:
     for block in blocks():
         for node in ast.walk(ast.parse(block.code)) if block.language == "python" else ():
