@@ -92,7 +92,7 @@ def test_text_fields_may_be_templates_in_every_verb(help_of: Callable[..., str])
     texts = [text for verb in VERBS if "--text-field" in (text := help_of(*verb, "-h", columns=400))]
     assert len(texts) == 6
     for text in texts:
-        assert "The JSON field or column that holds the text, or a template of several, such as {title}" in text
+        assert "The JSON field or column that holds the text, or a template of several, such as `{title}" in text
 
 
 def test_verbs_stand_in_the_order_of_the_path(help_of: Callable[..., str]) -> None:

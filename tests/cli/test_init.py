@@ -153,6 +153,14 @@ def test_a_study_by_flags() -> None:
     assert "# short cells" in Path("mine.yaml").read_text()
 
 
+def test_a_study_with_fewer_tasks_keeps_their_settings() -> None:
+    """The command that docs/how_to/paper.md shows."""
+    init_study("mini", shards="s", tasks="sst2,uner_en_ewt,squad", out=Path("mini.yaml"))
+    evaluation = load_study(Path("mini.yaml")).evaluation
+    assert evaluation is not None and list(evaluation.per_task) == ["sst2", "uner_en_ewt", "squad"]
+    assert evaluation.per_task["sst2"] == {"max_train_examples": 1200}
+
+
 @pytest.mark.parametrize("family", KINDS)
 def test_a_task_of_each_family(family: Any) -> None:
     init_task(family=family, out=Path("mine.yaml"))
