@@ -263,7 +263,7 @@ def test_a_place_that_another_process_fills_meanwhile_is_its(
 ) -> None:
     run, theirs = train(tiny_recipe(*MLM), tmp_path / "runs"), tmp_path / "model" / "theirs"
 
-    def fill(source: Path) -> PreTrainedModel:
+    def fill(source: Path) -> Any:
         theirs.parent.mkdir()
         theirs.touch()
         return load_model(source)
@@ -273,6 +273,12 @@ def test_a_place_that_another_process_fills_meanwhile_is_its(
         export_checkpoint(str(run.path), tmp_path / "model")
     assert [*theirs.parent.iterdir()] == [theirs]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "runs"]
+    remove_folder(theirs.parent)
+    monkeypatch.undo()
+    with pytest.raises(InputError, match=r"model-\d+ is the new encoder, because its place has other files by now"):
+        export_checkpoint(str(run.path), tmp_path / "model", complete=fill)
+    assert [*theirs.parent.iterdir()] == [theirs]
+    assert len([*tmp_path.glob("model-*/model.safetensors")]) == 1
 
 
 TEXTS = ["Glinda sat in her palace.", "", "Tip, who was a strong and sturdy lad, " * 12, "Ozma of Oz"]

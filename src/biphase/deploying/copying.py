@@ -39,7 +39,7 @@ def copy_model(source: Path, folder: Path, complete: Callable[[Path], None]) -> 
             card.write_text(text, encoding="utf-8")
         join_limits(part)
         complete(part)
-        files.write_mark(part, kind)
+        files.mark_successor(part, folder, kind)
 
 
 def join_limits(folder: Path) -> None:

@@ -26,7 +26,7 @@ from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.exporting.card import FLOOR, MISREAD, describe_export, draw_curves
 from biphase.exporting.golden import write_golden
-from biphase.files import read_json_as, refuse_filled, whole_folder, write_json, write_mark, write_text
+from biphase.files import mark_successor, read_json_as, refuse_filled, whole_folder, write_json, write_text
 from biphase.hub import fetch_model, model_fingerprint, output_width, position_limit, read_config
 from biphase.recipe import Recipe
 from biphase.run import CheckpointManifest, Run, find_checkpoint, read_checkpoint_manifest, read_recipe
@@ -140,7 +140,7 @@ def export_checkpoint(
         card = describe_export(run, manifest, folder.name, exported, tokenizer.eos_token, merged, misread_as)
         write_text(part / "README.md", card)
         complete(part)
-        write_mark(part, "encoder")
+        mark_successor(part, folder, "encoder")
     looks = "causal" if causal else "bidirectional"
     remarks = f"\n{merged}" if merged else ""
     if manifest.run_step < (planned := recipe.num_steps):

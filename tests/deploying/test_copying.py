@@ -1,0 +1,38 @@
+"""A copy has the model's files, and takes the place of nobody's."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from biphase.corpus.tokenizer import load_tokenizer
+from biphase.deploying.copying import copy_model
+from biphase.errors import InputError
+from biphase.exporting.model import save_encoder
+from biphase.files import file_hash
+
+
+@pytest.fixture
+def source(corpus: Any, tmp_path: Path) -> Path:
+    tokenizer = load_tokenizer(corpus.tokenizer)
+    config = transformers.BertConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=64, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    save_encoder(tmp_path / "source", transformers.BertModel(config), tokenizer)
+    return tmp_path / "source"
+
+
+def test_files_that_appear_during_the_copy_stay(source: Path, tmp_path: Path) -> None:
+    def fill(part: Path) -> None:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "mine").touch()
+
+    with pytest.raises(InputError, match=r"out-\d+ is the new model, because its place has other files by now"):
+        copy_model(source, tmp_path / "out", fill)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
+    [other] = tmp_path.glob("out-*")
+    assert file_hash(other / "model.safetensors") == file_hash(source / "model.safetensors")
