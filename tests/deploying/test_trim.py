@@ -2,6 +2,7 @@
 transformers themselves, for each kind of tokenizer and of model; and nothing is written where it would."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,18 @@ def test_prompts_and_templates_keep_their_tokens(wordpiece: Any, tmp_path: Path)
     assert "Mombi".lower() in " ".join(load_tokenizer(folder).tokenize(prompts["query"])).replace(" ##", "")
 
 
+def test_a_token_counts_as_often_as_it_occurs(wordpiece: Any) -> None:
+    """However many prompts are read with the texts too; counted anew by `tokenizers`."""
+    backend, prompts = wordpiece.backend_tokenizer, ["Mombi : ", "throne "]
+    texts = [text[: trimming.OPENING] for text in TEXTS]
+    expected = Counter(id for text in texts for id in backend.encode(text, add_special_tokens=False).ids)
+    counts = trimming.count_tokens(backend, texts, prompts)
+    for id in {id for prompt in prompts for id in backend.encode(prompt, add_special_tokens=False).ids}:
+        expected.pop(id, None)
+        assert counts.pop(id) >= len(texts)
+    assert counts == expected
+
+
 def test_ids_in_configurations_follow_their_tokens(tmp_path: Path) -> None:
     tokenizer = make_tokenizer("bytes")
     source = make_model(tmp_path / "source", tokenizer, "llama", "ForCausalLM")
@@ -268,6 +281,7 @@ def test_a_kept_model_is_scored_before_and_after(wordpiece: Any, tmp_path: Path)
     settings = {"max_steps": 2, "learning_rate": 1e-3, "device": "cpu", "template": "Mombi writes: {text}"}
     score = biphase.finetune(encoder, "who", data=data, scores=tmp_path / "scores", keep=tmp_path / "kept", **settings)
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[8:]), encoding="utf-8")
+    assert trimming.list_prompts(tmp_path / "kept") == ["Mombi writes: "]
     folder = biphase.trim(tmp_path / "kept", TEXTS, tmp_path / "out", test=tmp_path / "test.jsonl")
     accuracy = f"{100 * score.metrics['test']['accuracy']:.2f}"
     card = (folder / "README.md").read_text(encoding="utf-8")

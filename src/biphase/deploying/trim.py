@@ -40,6 +40,7 @@ from biphase.exporting.card import add_chapter
 from biphase.exporting.golden import read_named_prompts, write_golden
 from biphase.exporting.plain import network_class
 from biphase.files import read_json_as, write_json
+from biphase.finetuning.kept import RECORD, read_task
 from biphase.hub import count_positions, load_model_config
 from biphase.report.formats import format_bytes, show_count
 
@@ -109,11 +110,12 @@ def choose_ids(source: Path, texts: Iterable[str], minimum_count: int) -> dict[i
 
 def list_prompts(folder: Path) -> list[str]:
     """List the fixed words of a model's inputs: an embedding model's prompts, else a kept model's templates."""
-    prompts, path = [*read_named_prompts(folder).values()], folder / "biphase.json"
-    if not prompts and path.exists():
-        task = read_json_as(path, dict[str, Any])["task"]
-        prompts = [re.sub(r"\{\w+\}", "", task[key]) for key in task if key.endswith("template") and task[key]]
-    return prompts
+    prompts = [*read_named_prompts(folder).values()]
+    if not prompts and (folder / RECORD).exists():
+        task = read_task(folder)
+        templates = (task.query_template, task.document_template) if task.kind.is_search else (task.template,)
+        prompts = [re.sub(r"\{\w+\}", "", template) for template in templates]
+    return list(filter(None, prompts))
 
 
 def in_batches(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -123,13 +125,17 @@ def in_batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def count_tokens(tokenizer: Tokenizer, texts: Iterable[str], prompts: list[str]) -> Counter[Any]:
-    """Count the tokens of texts, and of their beginnings after each prompt."""
-    counts = Counter[Any]()
+    """Count the tokens of texts, and those of their beginnings after each prompt; return the largest count of each
+    token."""
+    counts, *counts_after = (Counter[Any]() for _ in ("", *prompts))
     with told_if_slow("counting tokens"):
         for batch in in_batches(texts):
-            batch += [prompt + text[:OPENING] for prompt in prompts for text in batch]
-            for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
-                counts.update(encoding.ids)
+            openings = [[prompt + text[:OPENING] for text in batch] for prompt in prompts]
+            for counted, read in zip((counts, *counts_after), (batch, *openings), strict=True):
+                for encoding in tokenizer.encode_batch_fast(read, add_special_tokens=False):
+                    counted.update(encoding.ids)
+    for counted in counts_after:
+        counts |= counted
     return counts
 
 
