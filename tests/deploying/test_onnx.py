@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from scipy.stats import pearsonr
+from sklearn.metrics import accuracy_score
 from transformers import AutoModel, AutoTokenizer
 
 import biphase
@@ -337,6 +339,35 @@ def test_a_loss_that_was_not_measured_is_said(kept: SimpleNamespace, encoder: Pa
         r"the cosine .* is .* 0\.99\d+ at least.* Its loss on a task was not",
         (tmp_path / "encoder/README.md").read_text(),
     )
+
+
+@pytest.mark.parametrize("problem", ["regression", "multi_label_classification", "single_label_classification"])
+def test_agreement_is_told_in_the_form_of_the_answer(problem: str) -> None:
+    """A score by scipy's correlation; a set of labels by each decision; a label by the largest logit."""
+    generator = torch.Generator().manual_seed(0)
+    outputs_NC = torch.randn(8, 1 if problem == "regression" else 3, generator=generator)
+    others_NC = outputs_NC + 0.5 * torch.randn(outputs_NC.shape, generator=generator)
+    batches: Any = [{"attention_mask": torch.ones(4, 2), "texts": part} for part in (slice(0, 4), slice(4, 8))]
+
+    def network(logits_NC: torch.Tensor) -> Any:
+        config = SimpleNamespace(problem_type=problem)
+        outputs = lambda features: {"logits": logits_NC[features["texts"]]}  # noqa: E731
+        return SimpleNamespace(config=config, output_names=["logits"], outputs=outputs)
+
+    told = onnx_files.describe_agreement(network(outputs_NC), network(others_NC), batches)
+    if problem == "regression":
+        correlation = pearsonr(outputs_NC[:, 0], others_NC[:, 0]).statistic
+        assert f"the correlation with the output of the fp32 file is {correlation:.4f}, and the largest" in told
+        largest = float((outputs_NC - others_NC).abs().max() / outputs_NC.std(correction=0))
+        assert f"difference is {largest:.2f} of the output's standard deviation, for 8 English texts" in told
+    elif problem == "multi_label_classification":
+        decisions = [round(torch.sigmoid(logit).item()) for logit in outputs_NC.flatten()]
+        others = [round(torch.sigmoid(logit).item()) for logit in others_NC.flatten()]
+        equal = sum(one == other for one, other in zip(decisions, others, strict=True)) / 24
+        assert f"in {equal:.1%} of the classes of 8 English texts" in told and equal < 1
+    else:
+        equal = accuracy_score(outputs_NC.argmax(1), others_NC.argmax(1))
+        assert f"the same label as the fp32 file in {equal:.1%} of the labels of 8 English texts" in told
 
 
 def test_a_label_that_the_model_does_not_know_is_told(kept: SimpleNamespace, tmp_path: Path) -> None:

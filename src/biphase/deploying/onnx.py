@@ -5,6 +5,8 @@ Files and outputs have the names that transformers.js, Text Embeddings Inference
 expect: `logits` of a network with a head (`start_logits` and `end_logits` for answers), else `last_hidden_state`. A
 folder of sentence-transformers also has a `sentence_embedding`, with pooling, dense layer and normalization in the
 graph. torch.onnx traces a graph on one example; batches of other sizes and lengths prove it.
+
+Letters: N texts (or their tokens, in families of tokens), C outputs of a head.
 """
 
 import logging
@@ -182,18 +184,27 @@ def describe_int8(folder: Path, whole: OnnxNetwork, batches: Sequence[plain.Feat
 
 
 def describe_agreement(whole: OnnxNetwork, int8: OnnxNetwork, batches: Sequence[plain.Features]) -> str:
-    """Write how similar the outputs of two networks for some texts are: by the share of equal labels, or the cosine."""
-    alike: list[float] = []
-    num_texts = sum(len(features["input_ids"]) for features in batches)
+    """Write how similar the outputs of two networks for some texts are: by the share of equal labels or decisions, the
+    correlation of a single output, or the cosine."""
+    expected, computed = list[np.ndarray](), list[np.ndarray]()
     for features in batches:
         lengths = features["attention_mask"].sum(1).tolist()
-        answers = (plain.read_answers(network.outputs(features), lengths) for network in (whole, int8))
-        for first, second in zip(*answers, strict=True):
-            is_label = whole.output_names == ["logits"] and first.shape[-1] > 1
-            norms = np.linalg.norm(first) * np.linalg.norm(second)
-            similar = first.argmax(-1) == second.argmax(-1) if is_label else (first * second).sum() / norms
-            alike += np.atleast_1d(similar).tolist()
-    if is_label:
-        return f"the same label as the fp32 file in {np.mean(alike):.1%} of the labels of {num_texts} English texts"
-    mean, least = f"{np.mean(alike):.4f} on average", f"{min(alike):.4f} at least"
-    return f"the cosine with the output of the fp32 file is {mean}, {least}, for {num_texts} English texts"
+        expected += plain.read_answers(whole.outputs(features), lengths)
+        computed += plain.read_answers(int8.outputs(features), lengths)
+    texts = f"{len(expected)} English texts"
+    if whole.output_names != ["logits"]:
+        pairs = zip(expected, computed, strict=True)
+        alike = [(one * other).sum() / (np.linalg.norm(one) * np.linalg.norm(other)) for one, other in pairs]
+        mean, least = f"{np.mean(alike):.4f} on average", f"{min(alike):.4f} at least"
+        return f"the cosine with the output of the fp32 file is {mean}, {least}, for {texts}"
+    expected_NC, computed_NC = np.vstack(expected), np.vstack(computed)
+    if expected_NC.shape[1] == 1:
+        correlation = np.corrcoef(expected_NC[:, 0], computed_NC[:, 0])[0, 1]
+        largest = np.abs(computed_NC - expected_NC).max() / expected_NC.std()
+        how_far = f"the largest difference is {largest:.2f} of the output's standard deviation"
+        return f"the correlation with the output of the fp32 file is {correlation:.4f}, and {how_far}, for {texts}"
+    if getattr(whole.config, "problem_type", None) == "multi_label_classification":
+        equal = ((computed_NC > 0) == (expected_NC > 0)).mean()
+        return f"the same decision as the fp32 file, at a probability of 0.5, in {equal:.1%} of the classes of {texts}"
+    equal = (computed_NC.argmax(1) == expected_NC.argmax(1)).mean()
+    return f"the same label as the fp32 file in {equal:.1%} of the labels of {texts}"
