@@ -12,6 +12,7 @@ from biphase.deploying.copying import copy_model
 from biphase.errors import InputError
 from biphase.exporting.model import save_encoder
 from biphase.files import file_hash
+from biphase.finetuning.kept import TRAINED_ROWS
 
 
 @pytest.fixture
@@ -36,3 +37,12 @@ def test_files_that_appear_during_the_copy_stay(source: Path, tmp_path: Path) ->
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
     [other] = tmp_path.glob("out-*")
     assert file_hash(other / "model.safetensors") == file_hash(source / "model.safetensors")
+
+
+def test_a_copy_knows_the_rows_that_trained_its_model(source: Path, tmp_path: Path) -> None:
+    """A fine-tuned model's file of their hashes goes along, other files of a user do not."""
+    for name in (TRAINED_ROWS, "notes.txt"):
+        (source / name).write_bytes(b"12345678")
+    copy_model(source, tmp_path / "out", lambda part: None)
+    assert (tmp_path / "out" / TRAINED_ROWS).read_bytes() == b"12345678"
+    assert not (tmp_path / "out" / "notes.txt").exists()

@@ -10,6 +10,7 @@ from biphase.corpus.tokenizer import check_tokenizer_files, load_pretrained_toke
 from biphase.errors import InputError
 from biphase.exporting.plain import text_limits
 from biphase.exporting.push import CARD_NAME, MODEL_FILES
+from biphase.finetuning.kept import TRAINED_ROWS
 
 
 def copy_model(source: Path, folder: Path, complete: Callable[[Path], None]) -> None:
@@ -28,7 +29,7 @@ def copy_model(source: Path, folder: Path, complete: Callable[[Path], None]) -> 
         files.refuse_filled(folder)  # another process may have written it in the meantime
         for path in files.files_below(source):
             name = path.relative_to(source)
-            if MODEL_FILES.fullmatch(name.as_posix()):
+            if MODEL_FILES.fullmatch(name.as_posix()) or name == Path(TRAINED_ROWS):
                 if not any(path.resolve().is_relative_to(place) for place in places):
                     raise InputError(f"{path} is a link to a file outside of its folder: put the file in its place")
                 (part / name).parent.mkdir(parents=True, exist_ok=True)

@@ -90,8 +90,8 @@ def hash_inputs(inputs: Iterable[Any]) -> np.ndarray:
 
 
 def read_trained(folder: Path) -> np.ndarray:
-    """Read the hashes of the inputs that trained or validated a kept model; none for another folder, and for a copy,
-    which does not have them."""
+    """Read the hashes of the inputs that trained or validated a kept model; none for another folder, and for a copy
+    from the Hub, which does not have them."""
     if not (folder / TRAINED_ROWS).exists():
         return np.zeros(0, dtype="<u8")
     with reading(folder / TRAINED_ROWS, "fine-tune it again with --keep"):
