@@ -151,6 +151,24 @@ def test_texts_in_place_of_a_model_are_told() -> None:
         biphase.encode(["a text"], "model")
 
 
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (pandas.DataFrame({"text": ["a"]}), "`texts` is of type DataFrame: give a list of texts, or a column"),
+        ({"text": ["a"]}, "`texts` is of type dict: give"),
+        (None, "`texts` is of type NoneType: give"),
+        (["a", ("b", "c")], r"text 1 is \('b', 'c'\), and not a text: give texts alone"),
+        (pandas.Series(["a", float("nan")]), "text 1 is nan, and not a text"),
+        ([{"text": "a"}], r"text 0 is \{'text': 'a'\}, and not a text"),
+        (["a", "b \ud83d"], r"text 1 is not valid Unicode \(.*surrogates not allowed\); remove it"),
+    ],
+)
+def test_what_is_no_text_is_told_before_it_is_embedded(texts: Any, said: str) -> None:
+    model = SimpleNamespace(encode=lambda *_, **__: pytest.fail("it was embedded"))
+    with pytest.raises(InputError, match=said):
+        biphase.encode(model, texts)
+
+
 def test_tokenizers_are_compared_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A tokenizer of words that lacks some, beside one of bytes; counted anew by transformers' own calls."""
     from tokenizers import Tokenizer, models, pre_tokenizers

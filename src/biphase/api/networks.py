@@ -18,7 +18,7 @@ from biphase.embedding.passages import is_index, remove_earlier_texts
 from biphase.embedding.questions import By, read_request
 from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names
 from biphase.encoder.models import Stamps, find_folder, stamp_model, unreplaced
-from biphase.errors import InputError, clipped, refuse_doubles
+from biphase.errors import InputError, clipped, refuse_doubles, told_as
 from biphase.files import read_json, refuse_filled, refuse_foreign, write_json
 from biphase.hub import fetch_model
 from biphase.machine import needs_extra
@@ -322,18 +322,21 @@ def encode(
 ) -> "np.ndarray":
     """Embed texts as fp32 [texts, width]: as a `SentenceTransformer` does, else by the mean over each text's tokens,
     which attend both ways. Texts are packed, not padded. A text with more tokens than the network has positions is cut,
-    with a message.
+    with a message; a `SentenceTransformer` cuts texts at its `max_seq_length` without one.
 
     Args:
         model: The result of `load`, or an argument for it.
         device: The device; auto uses a GPU if there is one.
         precision: The type of the arithmetic. `auto` chooses bf16 on devices with units for it; its embeddings have a
             cosine of 0.9999 with those in fp32 (all-MiniLM-L6-v2).
+
+    Raises:
+        InputError: no model, a table or a mapping in place of texts, or an item that is no text, with its index.
     """
     model = load(model) if isinstance(model, str | Path) else model
     if not hasattr(model, "backbone") and not hasattr(model, "encode"):
         raise InputError(f"{clipped(repr(model))} is not a model: give encode a model first, then the texts")
-    texts = [texts] if isinstance(texts, str) else list(texts)
+    texts = list_texts(texts)
     from biphase.device import choose_device, choose_dtype
 
     torch_device = choose_device(device)
@@ -348,6 +351,21 @@ def encode(
     model = model.to(torch_device)
     vectors = embed_in(model, dtype, model.encode, texts, convert_to_tensor=True, **settings)
     return vectors.reshape(len(texts), width_of(model)).cpu().numpy()
+
+
+def list_texts(texts: Any) -> list[str]:
+    """List the texts of an iterable, or a single text. Raises `InputError` as `encode` does."""
+    if isinstance(texts, str):
+        texts = [texts]
+    if isinstance(texts, Mapping) or hasattr(texts, "columns") or not isinstance(texts, Iterable):
+        raise InputError(f"`texts` is of type {type(texts).__name__}: give a list of texts, or a column of a table")
+    listed = list(texts)
+    for index, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise InputError(f"text {index} is {clipped(repr(text))}, and not a text: give texts alone")
+        with told_as(f"text {index} is not valid Unicode", "remove it"):
+            text.encode()
+    return listed
 
 
 ZERO_SHOT = ("zero-shot:", "mteb:")
