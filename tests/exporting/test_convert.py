@@ -23,6 +23,7 @@ from biphase.encoder.network import load_backbone, load_model
 from biphase.encoder.packed import packed_hidden
 from biphase.errors import InputError
 from biphase.exporting.convert import convert_checkpoint
+from biphase.exporting.model import write_sentence_transformer
 
 SIZES = {
     "hidden_size": 32,
@@ -145,6 +146,16 @@ def test_every_weight_stays_to_the_last_bit(tmp_path: Path) -> None:
     tied = write_old(tmp_path / "tied", bare, tie_word_embeddings=True, architectures=["EuroBertModel"])
     assert "EuroBertForMaskedLM" in convert_checkpoint(str(tied), tmp_path / "tied-new")
     assert "EuroBertModel" in convert_checkpoint(str(write_old(tmp_path / "bare", bare)), tmp_path / "bare-new")
+
+
+def test_the_parts_of_an_embedding_model_that_are_left_out_are_told(tmp_path: Path) -> None:
+    old = write_old(tmp_path / "old", llama().state_dict())
+    prompts = {"query": "find: "}
+    write_sentence_transformer(old, llama(), 64, pooling="lasttoken", further=["Normalize"], prompts=prompts)
+    told = convert_checkpoint(str(old), tmp_path / "new")
+    left_out = "without what sentence-transformers adds to it (Pooling, Normalize, prompts)"
+    assert told.endswith(f", {left_out}") and left_out in (tmp_path / "new" / "README.md").read_text()
+    assert not (tmp_path / "new" / "modules.json").exists()
 
 
 @torch.no_grad()

@@ -21,7 +21,8 @@ from biphase.corpus.tokenizer import TOKENIZER_FILES, load_pretrained_tokenizer
 from biphase.encoder import network as networks
 from biphase.encoder.proofs import PROOF_LENGTHS, agree, foreign_errors_fail, telling_tokens
 from biphase.errors import InputError, told_as
-from biphase.exporting.golden import write_golden
+from biphase.exporting.golden import read_named_prompts, write_golden
+from biphase.exporting.plain import read_modules
 from biphase.files import own_folder, read_json_as, write_text
 from biphase.hub import fetch_model, has_other_parts, load_whole_config, refuse_pickles
 
@@ -45,7 +46,8 @@ CLASS_BY_HEAD: dict[frozenset[str], type[PreTrainedModel]] = {
 
 
 def convert_checkpoint(reference: str, folder: Path) -> str:
-    """Write an old EuroBERT, or the text network of a model of several parts, as a native folder; return a line.
+    """Write an old EuroBERT, or the text network of a model of several parts, as a native folder; return a line, which
+    also names the parts of an embedding model that are left out.
 
     Before the folder takes its name, transformers loads it without remote code. An old EuroBERT must have the same
     weights to the last bit, and compute the same for packed texts as for each alone. A text network must have the
@@ -62,15 +64,18 @@ def convert_checkpoint(reference: str, folder: Path) -> str:
     name = source.name if Path(reference).is_dir() else reference
     config = read_json_as(source / "config.json", dict[str, Any])
     convert = convert_eurobert if config.get("model_type") == "eurobert" else take_text_part
+    parts = [module.type.rpartition(".")[2] for module in read_modules(source)[1:]]
+    parts += ["prompts"] if read_named_prompts(source) else []
+    left_out = f", without what sentence-transformers adds to it ({', '.join(parts)})" if parts else ""
     with own_folder(folder, "converted model") as part:
         about, summary = convert(source, part, name)
         if any(path for pattern in TOKENIZER_FILES for path in source.glob(pattern)):
             load_pretrained_tokenizer(source).save_pretrained(part)
             write_golden(part)
         head = ModelCardData(library_name="transformers")
-        about += f", written by biphase {__version__}. Its licence is that of the model that it came from."
+        about += f"{left_out}, written by biphase {__version__}. Its licence is that of the model that it came from."
         write_text(part / "README.md", f"---\n{head}\n---\n\n# {folder.name}\n\n{about}\n")
-    return f"{folder}: {summary}"
+    return f"{folder}: {summary}{left_out}"
 
 
 def take_text_part(source: Path, part: Path, name: str) -> tuple[str, str]:
