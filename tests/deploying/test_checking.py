@@ -26,6 +26,7 @@ import biphase
 from biphase.cli.app import run_command
 from biphase.corpus.tokenizer import load_tokenizer
 from biphase.deploying.checking import AnswerCheck
+from biphase.encoder.proofs import FailedProofError
 from biphase.errors import DOCS, InputError
 from biphase.exporting.golden import GOLDEN, TEXTS, write_golden
 from biphase.exporting.model import export_checkpoint, save_encoder, write_sentence_transformer
@@ -325,6 +326,24 @@ def test_a_classifier_that_looks_back_is_named(encoder: Path, tmp_path: Path) ->
     answers = [{f"LABEL_{index}": share for index, share in enumerate(row)} for row in rows]
     check = ask(tmp_path, lambda path, body: (200, answers))
     assert not check.is_equal and check.verdict == "the server's answer is what a causal network would give"
+
+
+def test_a_model_without_a_padding_token_is_checked(encoder: Path, tmp_path: Path) -> None:
+    """As GPT-2's, Llama's and Mistral's kinds are published; transformers then reads a text at a time."""
+    tokenizer = load_tokenizer(encoder)
+    tokenizer.pad_token = None
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, pad_token_id=None, num_labels=3,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    save_encoder(tmp_path / "model", transformers.LlamaForSequenceClassification(config), tokenizer)
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").pad_token is None
+    write_golden(tmp_path / "model")
+    assert [check.verdict for check in biphase.check(tmp_path / "model")] == ["equal"]
+    pytest.importorskip("onnxruntime")
+    with pytest.raises(FailedProofError, match=r"^LlamaForSequenceClassification cannot .*`pad_token_id`.*no padding"):
+        biphase.export(tmp_path / "model", tmp_path / "out", onnx=True)
 
 
 def make_embedder(encoder: Path, folder: Path) -> Path:

@@ -329,6 +329,12 @@ def test_what_is_not_proved_is_not_written(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_classifier_without_a_padding_token_is_told(wordpiece: Any, tmp_path: Path) -> None:
+    source = make_model(tmp_path / "source", wordpiece, "llama", "ForSequenceClassification", pad_token_id=None)
+    with pytest.raises(FailedProofError, match=r"^LlamaForSequenceClassification cannot .*`pad_token_id`.*no padding"):
+        biphase.trim(source, TEXTS, tmp_path / "out")
+
+
 @pytest.mark.parametrize("architectures", [None, ["OddForMaskedLM"]])
 def test_a_model_whose_class_is_not_named(architectures: Any, wordpiece: Any, tmp_path: Path) -> None:
     source = make_model(tmp_path / "source", wordpiece, "bert", "")

@@ -27,6 +27,7 @@ from biphase.machine import needs_extra
 
 if TYPE_CHECKING:
     from biphase.exporting.golden import Golden
+    from biphase.exporting.plain import NamedOutputs, OutputsOf
 
 ROUNDING, IN_16_BITS = 1e-3, 2e-2
 """The largest differences of equal answers, relative to their length, for fp32 and for 16-bit servers."""
@@ -101,13 +102,13 @@ def check(folder: ModelName, server: str | None = None, *, timeout: float = 60.0
         network, onnx = load_answering(path), path / "onnx" / "model.onnx"
         if warning := tell_limits(text_limits(path, network.tokenizer)):
             console.err.print(f"{folder}: {warning}")
-        checks = [judge_answers("transformers", golden, network.tokenizer, network.outputs)]
+        checks = [judge_answers("transformers", golden, network, network.outputs)]
         if onnx.exists():
             with needs_extra("onnx", "to run its ONNX file"):
                 from biphase.deploying.onnx import OnnxNetwork
 
                 compute = OnnxNetwork(onnx).outputs
-            checks.append(judge_answers("onnx/model.onnx", golden, network.tokenizer, compute))
+            checks.append(judge_answers("onnx/model.onnx", golden, network, compute))
         return checks
 
 
@@ -116,19 +117,23 @@ def tell_unequal(checks: Sequence[AnswerCheck]) -> str:
     return "; ".join(f"{check.by} is not equal: {check.verdict}" for check in checks if not check.is_equal)
 
 
-def judge_answers(by: str, golden: "Golden", tokenizer: Any, compute: Any) -> AnswerCheck:
-    """Compare outputs that are computed here for one padded batch, with the tokenizer that transformers chooses."""
+def judge_answers(by: str, golden: "Golden", network: "NamedOutputs", compute: "OutputsOf") -> AnswerCheck:
+    """Compare outputs that are computed here, with the tokenizer that transformers chooses: for one padded batch, or
+    for each text alone if the network has no padding token."""
     import torch
 
+    from biphase.encoder.network import pad_batch
+    from biphase.exporting.golden import split_texts
     from biphase.exporting.plain import read_answers
 
-    longest = golden.cut_at or max(map(len, golden.ids))
-    settings: Any = {"max_length": min(longest, tokenizer.model_max_length), "return_tensors": "pt"}
-    features = tokenizer(golden.texts, truncation=True, padding=True, padding_side="right", **settings)
-    lengths, expected = features["attention_mask"].sum(1).tolist(), [np.array(value) for value in golden.values]
+    longest = min(golden.cut_at or max(map(len, golden.ids)), network.tokenizer.model_max_length)
+    rows = [torch.tensor(ids) for ids in split_texts(network.tokenizer, golden.texts, longest)]
+    pad_id = getattr(network.network.config, "pad_token_id", None)
+    answered = list[np.ndarray]()
     with torch.no_grad():
-        outputs = compute({name: features[name] for name in ("input_ids", "attention_mask")})
-    answered = read_answers(outputs, lengths)
+        for batch in [[row] for row in rows] if pad_id is None else [rows]:
+            answered += read_answers(compute(pad_batch(batch, pad_id or 0)), [*map(len, batch)])
+    expected = [np.array(value) for value in golden.values]
     is_equal = find_gap(answered, expected) <= ROUNDING
     verdict = "equal" if is_equal else f"{by} differs from the golden vectors"
     return AnswerCheck(by, is_equal, verdict, tell_nearness(golden, expected, answered))

@@ -25,6 +25,7 @@ from transformers.utils import ModelOutput
 
 from biphase.console import told_if_slow
 from biphase.deploying.worth import ScoredTask, find_task_data, tell_loss, tell_speed
+from biphase.encoder.proofs import foreign_errors_fail
 from biphase.errors import told_as
 from biphase.exporting import plain
 from biphase.exporting.card import add_chapter
@@ -101,7 +102,8 @@ def trace(network: plain.NamedOutputs, path: Path) -> None:
     import onnx
 
     example = network.batch(network.read_texts(), EXAMPLE)
-    outputs = network.outputs(example)
+    with foreign_errors_fail(plain.UNPADDED.format(kind=type(network.network).__name__)):
+        outputs = network.outputs(example)
     of_texts = {name for name, output in outputs.items() if name not in plain.TOKEN_OUTPUTS and output.ndim < 3}
     axes = {name: {0: "batch_size", 1: "sequence_length"} for name in (*example, *outputs)}
     axes |= {name: {0: "batch_size"} for name in of_texts}

@@ -34,11 +34,11 @@ from biphase.deploying.copying import copy_model
 from biphase.deploying.worth import find_task_data, tell_loss
 from biphase.encoder.models import stamp_model, unreplaced
 from biphase.encoder.network import load_weights, pad_batch
-from biphase.encoder.proofs import FailedProofError, agree
+from biphase.encoder.proofs import FailedProofError, agree, foreign_errors_fail
 from biphase.errors import InputError, clipped, told_as
 from biphase.exporting.card import add_chapter
 from biphase.exporting.golden import read_named_prompts, write_golden
-from biphase.exporting.plain import network_class
+from biphase.exporting.plain import UNPADDED, network_class
 from biphase.files import read_json_as, write_json
 from biphase.finetuning.kept import RECORD, read_task
 from biphase.hub import count_positions, load_model_config
@@ -327,7 +327,8 @@ def prove_network(before: Any, after: Any, ids: dict[int, int]) -> float:
     samples = [torch.randint(len(kept_V), (length,), generator=generator) for length in lengths]
     new = pad_batch(samples, after.config.pad_token_id or 0)
     old = new | {"input_ids": kept_V[new["input_ids"]]}
-    expected, computed = before(**old)[0], after(**new)[0]
+    with foreign_errors_fail(UNPADDED.format(kind=type(after).__name__)):
+        expected, computed = before(**old)[0], after(**new)[0]
     if expected.shape[-1] != computed.shape[-1]:  # logits of tokens
         expected = expected[..., kept_V]
     if expected.shape[:2] == new["input_ids"].shape:

@@ -40,6 +40,8 @@ LENGTHS = ((1,), (2,), (3, 1), (LONGEST,), (17, LONGEST, 1), (9, 40, 5, 1, 23))
 NUM_TEXTS, TEXT_CHARACTERS, TEXTS_AT_ONCE = 64, 400, 8
 """The number of bundled texts for comparing and timing two forms of a network, the characters of each, and the size of
 a batch."""
+UNPADDED = "{kind} cannot compute a padded batch (has its config.json a `pad_token_id`?)"
+"""The failure of a decoder's classifier without a padding token, among others."""
 
 Features = dict[str, Tensor]
 """A padded batch: `input_ids`, `attention_mask` and perhaps `token_type_ids`, [S, L]; or outputs by their names."""
