@@ -1,5 +1,6 @@
 """A copy has the model's files, and takes the place of nobody's."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from biphase.corpus.tokenizer import load_tokenizer
 from biphase.deploying.copying import copy_model
 from biphase.errors import InputError
 from biphase.exporting.model import save_encoder
+from biphase.exporting.plain import text_limits
 from biphase.files import file_hash
 from biphase.finetuning.kept import TRAINED_ROWS
 
@@ -46,3 +48,15 @@ def test_a_copy_knows_the_rows_that_trained_its_model(source: Path, tmp_path: Pa
     copy_model(source, tmp_path / "out", lambda part: None)
     assert (tmp_path / "out" / TRAINED_ROWS).read_bytes() == b"12345678"
     assert not (tmp_path / "out" / "notes.txt").exists()
+
+
+@pytest.mark.parametrize("name", ["sentence_bert_config.json", "sentence_xlm-roberta_config.json"])
+def test_a_copy_cuts_texts_where_sentence_transformers_does(name: str, source: Path, tmp_path: Path) -> None:
+    """It reads its settings by several names."""
+    from sentence_transformers.base.modules import Transformer
+
+    (source / name).write_text(json.dumps({"max_seq_length": 16, "do_lower_case": False}))
+    copy_model(source, tmp_path / "out", lambda part: None)
+    assert Transformer.load(str(tmp_path / "out")).max_seq_length == 16
+    assert text_limits(tmp_path / "out")["sentence_transformers"] == 16
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == 16

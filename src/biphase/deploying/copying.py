@@ -8,7 +8,7 @@ from typing import Any
 from biphase import files
 from biphase.corpus.tokenizer import check_tokenizer_files, load_pretrained_tokenizer
 from biphase.errors import InputError
-from biphase.exporting.plain import text_limits
+from biphase.exporting.plain import find_transformer_file, text_limits
 from biphase.exporting.push import CARD_NAME, MODEL_FILES
 from biphase.finetuning.kept import TRAINED_ROWS
 
@@ -47,8 +47,10 @@ def join_limits(folder: Path) -> None:
     """Make a folder's tokenizer and sentence-transformers cut texts at the same number of tokens: the smallest of
     theirs and the network's."""
     limits = text_limits(folder, load_pretrained_tokenizer(folder))
-    lengths = {"tokenizer_config.json": "model_max_length", "sentence_bert_config.json": "max_seq_length"}
-    for path, key in [(folder / name, key) for name, key in lengths.items() if limits]:
+    lengths = {folder / "tokenizer_config.json": "model_max_length"}
+    if (transformer_file := find_transformer_file(folder)) is not None:
+        lengths[transformer_file] = "max_seq_length"
+    for path, key in lengths.items() if limits else ():
         settings = files.read_json_as(path, dict[str, Any]) if path.exists() else {}
-        if (path.exists() or path.name.startswith("tokenizer")) and settings.get(key) != min(limits.values()):
+        if settings.get(key) != min(limits.values()):
             files.write_json(path, settings | {key: min(limits.values())})

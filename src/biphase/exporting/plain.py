@@ -40,6 +40,8 @@ LENGTHS = ((1,), (2,), (3, 1), (LONGEST,), (17, LONGEST, 1), (9, 40, 5, 1, 23))
 NUM_TEXTS, TEXT_CHARACTERS, TEXTS_AT_ONCE = 64, 400, 8
 """The number of bundled texts for comparing and timing two forms of a network, the characters of each, and the size of
 a batch."""
+TRANSFORMER_FILES = "sentence_*_config.json"
+"""The settings of sentence-transformers for a network, also by older names, such as sentence_roberta_config.json."""
 UNPADDED = "{kind} cannot compute a padded batch (has its config.json a `pad_token_id`?)"
 """The failure of a decoder's classifier without a padding token, among others."""
 
@@ -124,10 +126,17 @@ def load_named(folder: Path, attention: str | None = None, *, pooled: bool = Tru
 def text_limits(folder: Path, tokenizer: Any = None) -> dict[str, int]:
     """Return the number of tokens at which each part of a folder cuts texts; parts without a limit are left out."""
     limits: dict[str, float | None] = {"positions": hub.count_positions(hub.load_model_config(folder))}
-    if (path := folder / "sentence_bert_config.json").exists():
+    if (path := find_transformer_file(folder)) is not None:
         limits["sentence_transformers"] = read_json_as(path, TransformerFile, hub.NAMED).max_seq_length
     limits["tokenizer"] = tokenizer and tokenizer.model_max_length
     return {name: int(limit) for name, limit in limits.items() if limit and limit < LEAST_LIMIT}
+
+
+def find_transformer_file(folder: Path) -> Path | None:
+    """Find the settings of sentence-transformers for a folder's network: sentence_bert_config.json, else a file with an
+    older name."""
+    paths = sorted(folder.glob(TRANSFORMER_FILES))
+    return min(paths, key=lambda path: path.name != "sentence_bert_config.json", default=None)
 
 
 def tell_limits(limits: Mapping[str, int]) -> str:
@@ -210,7 +219,7 @@ class Modality:
 
 @dataclass(frozen=True)
 class TransformerFile:
-    """The sentence_bert_config.json of an embedding model."""
+    """The sentence_bert_config.json of an embedding model (`find_transformer_file`)."""
 
     max_seq_length: int | None = None
     transformer_task: Literal["feature-extraction", "fill-mask", "sequence-classification"] = "feature-extraction"
@@ -292,7 +301,7 @@ def check_module(folder: Path, module: ModuleEntry) -> None:
         return
     hub.load_model_config(place)
     check_tokenizer_files(place)
-    for path in place.glob("sentence_*_config.json"):
+    for path in place.glob(TRANSFORMER_FILES):
         read_json_as(path, TransformerFile, hub.NAMED)
         hub.refuse_named(path, read_json_as(path, dict[str, Any], hub.NAMED))
     if processors := [*place.glob("*processor_config.json")]:

@@ -24,7 +24,7 @@ CARD_NAME, EMPTY_CARD = "README.md", "---\n\n---\n"
 MODEL_FILES = re.compile(
     r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|(generation_)?config\.json|biphase\.json|golden\.json"
     r"|tokenizer(_config)?\.json|(special_tokens_map|added_tokens|vocab)\.json|vocab\.(bpe|txt)|merges\.txt"
-    r"|[^/]+\.model|chat_template\.jinja|modules\.json|(config_)?sentence_(bert_config|transformers)\.json"
+    r"|[^/]+\.model|chat_template\.jinja|modules\.json|(config_sentence_transformers|sentence_[\w-]+_config)\.json"
     r"|\d+_\w+/(config\.json|model\.safetensors)|README\.md|LICENSE|curves\.png"
     r"|onnx/model(_quantized)?\.onnx(_data)?|model\.gguf"
 )
