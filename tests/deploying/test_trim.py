@@ -179,7 +179,9 @@ def test_each_family_computes_what_it_computed(family: str, wordpiece: PreTraine
 
 
 def test_rare_tokens_go_and_other_texts_are_read_all_the_same(wordpiece: Any, tmp_path: Path) -> None:
-    source = make_model(tmp_path / "source", wordpiece, "bert")
+    source = make_model(tmp_path / "source", wordpiece, "bert", hidden_size=128)
+    begin = "A bidirectional `BertForMaskedLM` of {:.1f}M parameters."
+    (source / "README.md").write_text(f"# source\n\n{begin.format(9.9)}\n")
     often = biphase.trim(source, TEXTS, tmp_path / "often", minimum_count=3)
     (old, new) = (load_tokenizer(folder) for folder in (source, often))
     assert len(new) < len(load_tokenizer(biphase.trim(source, TEXTS, tmp_path / "all")))
@@ -191,6 +193,8 @@ def test_rare_tokens_go_and_other_texts_are_read_all_the_same(wordpiece: Any, tm
     card = (often / "README.md").read_text(encoding="utf-8")
     assert f"occur at least 3 times in {len(TEXTS)} texts (in memory)" in card
     assert f"Of these texts, {sum(text in TEXTS for text in same)} have the same tokens" in card
+    size = transformers.AutoModelForMaskedLM.from_pretrained(often).num_parameters() / 1e6
+    assert card.startswith(f"# often\n\n{begin.format(size)}\n")
     assert "fast" not in card  # only the table of embeddings is smaller
 
 

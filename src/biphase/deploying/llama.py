@@ -15,7 +15,7 @@ from transformers import AutoModel, LlamaModel
 
 from biphase.encoder.network import load_weights
 from biphase.errors import InputError
-from biphase.exporting.card import FLOOR, add_chapter
+from biphase.exporting.card import FLOOR, add_chapter, with_network
 from biphase.exporting.model import DIRECTION_KEY, NEEDS_VERSION, as_llama, set_direction
 from biphase.exporting.plain import NamedOutputs, load_named, prove_outputs, read_modules, read_pooling
 from biphase.files import read_json_as, write_json, write_text
@@ -67,9 +67,8 @@ def become_llama(folder: Path) -> None:
     if card.data.pipeline_tag == "fill-mask":
         card.data.pipeline_tag = "feature-extraction"
     card.data.tags = ["llama" if tag == "eurobert" else tag for tag in card.data.tags or ()]
-    size = f"{twin.num_parameters() / 1e6:.1f}M parameters"
+    card.text = with_network(card.text, twin)
     for pattern, words in (
-        (r"`\w+` of [\d.]+M parameters", f"`LlamaModel` of {size}"),
         (r"\bAutoModelFor\w+", "AutoModel"),
         (r"`AutoModel` gives the network without the language model head[^.]*\. ", ""),
     ):

@@ -36,10 +36,11 @@ from biphase.encoder.models import stamp_model, unreplaced
 from biphase.encoder.network import load_weights, pad_batch
 from biphase.encoder.proofs import FailedProofError, agree, foreign_errors_fail
 from biphase.errors import InputError, clipped, told_as
-from biphase.exporting.card import add_chapter
+from biphase.exporting.card import add_chapter, with_network
 from biphase.exporting.golden import read_named_prompts, write_golden
 from biphase.exporting.plain import UNPADDED, network_class
-from biphase.files import read_json_as, write_json
+from biphase.exporting.push import CARD_NAME
+from biphase.files import read_json_as, write_json, write_text
 from biphase.finetuning.kept import RECORD, read_task
 from biphase.hub import count_positions, load_model_config
 from biphase.report.formats import format_bytes, show_count
@@ -397,6 +398,8 @@ def trim_folder(
         ]
         write_golden(part)
         add_chapter(part, "Vocabulary", lines)
+        card = part / CARD_NAME
+        write_text(card, with_network(card.read_text(encoding="utf-8"), networks[1]))
 
     copy_model(source, folder, trim)
 

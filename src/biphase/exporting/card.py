@@ -103,6 +103,13 @@ def add_chapter(folder: Path, title: str, lines: Sequence[str]) -> None:
         console.out.prose(line.replace("`", ""))
 
 
+def with_network(card: str, network: PreTrainedModel) -> str:
+    """Return the card of a checkpoint, as `describe_export` begins it, with the class and the size of another
+    network."""
+    told = f"`{type(network).__name__}` of {network.num_parameters() / 1e6:.1f}M parameters"
+    return re.sub(r"^(A (causal|bidirectional)) `\w+` of [\d.]+M parameters", rf"\1 {told}", card, flags=re.MULTILINE)
+
+
 def harmless(text: str) -> str:
     """Make a user's text safe in a card: quote it as code if it has characters of Markdown or HTML."""
     if re.fullmatch(r"[\w ./@:+(),%-]*", text):
