@@ -173,6 +173,10 @@ def test_a_phase_names_itself_and_its_parts() -> None:
     assert phase.label == "mlm30+clm25"
     pure = Phase(objective="clm", steps=3)
     assert pure.parts == ((pure, 1.0),) and pure.label == "clm"
+    bert = Phase(objective="mlm", steps=3, mask_probability=0.15, mask_token_share=0.8, random_token_share=0.1)
+    assert (bert.label, bert.words) == ("mlm15(80/10/10)", "MLM 15 % (80/10/10)")
+    twice = bert.model_copy(update={"mask_token_share": 0.7, "random_token_share": 0.3, "mask_passes": 2})
+    assert (twice.label, twice.words) == ("mlm15(70/30/0)x2", "MLM 15 % (70/30/0) in 2 passes")
 
 
 def test_a_wrong_item_does_not_make_its_list_too_short() -> None:

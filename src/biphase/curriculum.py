@@ -155,18 +155,20 @@ class Phase(Strict):
 
     @property
     def label(self) -> str:
-        """`clm`, `mlm40`, `mlm40+clm25`: the objective, the masked percentage, the percentage of CLM steps."""
+        """`clm`, `mlm40`, `mlm15(80/10/10)`, `mlm40+clm25`: the objective, the masked percentage, the percentage of CLM
+        steps."""
         if not self.masked:
             return self.objective
         mixed = f"+clm{100 * self.clm_share:g}" if self.clm_share else ""
         passes = f"x{self.mask_passes}" if self.mask_passes > 1 else ""
-        return f"{self.objective}{self.masked.replace('–', '-')}{passes}{mixed}"
+        return f"{self.objective}{self.masked.replace('–', '-')}{self.corruption}{passes}{mixed}"
 
     @property
     def words(self) -> str:
-        """`CLM`, `MLM 40 %`, `MLM 40–15 % with 25 % CLM`: the label for people."""
+        """`CLM`, `MLM 40 %`, `MLM 15 % (80/10/10)`, `MLM 40–15 % with 25 % CLM`: the label for people."""
+        corrupted = f" {self.corruption}" if self.corruption else ""
         passes = f" in {self.mask_passes} passes" if self.mask_passes > 1 else ""
-        masked = f" {self.masked} %{passes}" if self.masked else ""
+        masked = f" {self.masked} %{corrupted}{passes}" if self.masked else ""
         return self.predicted.replace(self.facts.title, self.facts.title + masked, 1)
 
     @property
@@ -179,6 +181,15 @@ class Phase(Strict):
         """The masked percentage, `40` or `40–15`; empty for CLM."""
         ends = (self.mask_at(0), self.mask_at(1)) if self.is_ramped else (self.mask_at(0),)
         return "" if not self.facts.masks_input else "–".join(f"{100 * share:g}" for share in ends)
+
+    @property
+    def corruption(self) -> str:
+        """The percentages of the chosen tokens that become the mask token, become a random token, and stay:
+        `(80/10/10)`; empty if all become the mask token, and for CLM."""
+        rest = abs(round(1 - self.mask_token_share - self.random_token_share, 9))
+        shares = (self.mask_token_share, self.random_token_share, rest)
+        has_others = self.facts.masks_input and self.mask_token_share < 1
+        return f"({'/'.join(f'{100 * share:g}' for share in shares)})" if has_others else ""
 
     @property
     def facts(self) -> Objective:

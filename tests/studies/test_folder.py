@@ -47,6 +47,8 @@ TREE: dict[str, Any] = {
     "evaluation": {"tasks": ["genre"], "learning_rates": [1e-3], "seeds": 5},
 }
 
+BERT = {"mask_token_share": 0.8, "random_token_share": 0.1}
+
 
 def make_plan(**changes: Any) -> Plan:
     return plan_study(parse_config(Study, TREE | changes, origin="made-up"))
@@ -168,11 +170,14 @@ def test_a_recipe_of_its_own_is_no_part_of_a_baseline() -> None:
         },
     ]
     twice = {"name": "twice", "phases": [{"objective": "mlm", "share": 1, "mask_probability": 0.4, "mask_passes": 2}]}
-    groups.append({"group": "twice", "models": ["1m"], "curricula": ["twice"], "budgets": [200]})
-    plan = make_plan(arms=groups, curricula=[twice], pretraining_seeds=2)
+    bert = {"name": "bert", "phases": [{"objective": "mlm", "share": 1, "mask_token_share": 0.8}]}
+    for name in ("twice", "bert"):
+        groups.append({"group": name, "models": ["1m"], "curricula": [name], "budgets": [200]})
+    plan = make_plan(arms=groups, curricula=[twice, bert], pretraining_seeds=2)
     sizes = measure_sizes(plan)
     unlike = {model.name for model in plan.models if not arm_of_model(plan, model, sizes).is_plain}
-    assert unlike == {f"1m-{name}{seed}" for name in ("mlm40-400-hot", "twice-200") for seed in ("", "-seed1")}
+    names = ("1m-mlm40-400-hot", "1m-twice-200", "1m-bert-200")
+    assert unlike == {f"{name}{seed}" for name in names for seed in ("", "-seed1")}
 
 
 @pytest.mark.parametrize(
@@ -188,6 +193,7 @@ def test_a_recipe_of_its_own_is_no_part_of_a_baseline() -> None:
         ("meap15", "MEAP", "15"),
         ("mixed", "MLM with 25 % CLM", "40"),
         ("in turns", "CLM and MLM in turns", "40"),
+        ("bert", "MLM", "40 (80/10/10)"),
     ],
 )
 def test_a_report_says_what_an_arm_was_trained_on(curriculum: str, objective: str, masked: str) -> None:
@@ -196,6 +202,7 @@ def test_a_report_says_what_an_arm_was_trained_on(curriculum: str, objective: st
     named = [
         {"name": "mixed", "phases": [{"objective": "mlm", "share": 1, "clm_share": 0.25}]},
         {"name": "in turns", "phases": turns, "repeat": 4},
+        {"name": "bert", "phases": [{"objective": "mlm", "share": 1} | BERT]},
     ]
     plan = make_plan(arms=[TREE["arms"][0] | {"curricula": [curriculum]}], curricula=named)
     arm = arm_of_model(plan, plan.models[0], measure_sizes(plan))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,27 @@ def test_losses_are_paired_by_pretraining_seed() -> None:
     ):
         with pytest.raises(InputError, match=told):
             make_plan(line)
+
+
+@pytest.mark.parametrize(
+    ("phase", "recipe", "told"),
+    [
+        ({"mask_token_share": 0.8, "random_token_share": 0.1}, {}, r"MLM 40 % \(80/10/10\), on"),
+        ({}, {"data": {"packing": "stream"}}, "packing: stream"),
+        ({}, {"data": {"max_sample_tokens": 64}}, "samples of 12 to 64 tokens"),
+        ({}, {"validation": {"tokens": 5000}}, "on 5,000 tokens of shards"),
+        ({}, {"data": {"order_seed": 1}, "validation": {"every_steps": 7}}, ""),
+    ],
+)
+def test_losses_of_other_masks_or_samples_are_not_compared(phase: Any, recipe: Any, told: str) -> None:
+    """Another order of the training text and more frequent validation leave the held-out loss what it is."""
+    arms = [
+        {"group": "all", "models": ["1m"], "curricula": ["mlm40"], "budgets": [400]},
+        {"group": "own", "name": "own", "models": ["1m"], "curricula": ["own"], "budgets": [400], "recipe": recipe},
+    ]
+    curricula = [{"name": "own", "phases": [{"objective": "mlm", "share": 1} | phase]}]
+    with pytest.raises(InputError, match=f"of different kinds cannot be compared: .*{told}") if told else nullcontext():
+        make_plan("own - mlm40 < 0 on loss", arms=arms, curricula=curricula)
 
 
 NAMES = ("1m-25-75-100", "1m-mlm40-100", "1m-stack-100")

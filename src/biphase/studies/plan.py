@@ -493,15 +493,18 @@ def bind_hypotheses(plan: Plan) -> Iterator[list[Condition]]:
 
 
 def refuse_unlike_losses(plan: Plan, groups: Any) -> None:
-    """Raise `InputError` if an inequality compares held-out losses of different objectives, masking ratios or texts."""
+    """Raise `InputError` if an inequality compares held-out losses of different objectives, masks, texts or samples."""
     for asked in chain(*groups):
         kinds: dict[str, str] = {}
         for name in chain(*(term.arms for term in asked.operands if term.task == LOSS)):
             if name not in plan.arms:
                 raise InputError(f"'{name}' is not trained, so it has no held-out loss")
-            (phase, _), *_ = plan.arms[name].recipe.curriculum[-1].parts
-            masked = f", {100 * phase.mask_at(1):g} % masked" if phase.facts.masks_input else ""
-            kinds[f"{phase.facts.title}{masked}, on {plan.arms[name].recipe.data.shards}"] = name
+            recipe = plan.arms[name].recipe
+            data, (phase, _) = recipe.data, recipe.curriculum[-1].parts[0]
+            validated = phase.with_mask_at(1).model_copy(update={"mask_passes": 1})  # validation has the first pass
+            text = f"{recipe.validation.tokens:,} tokens of {data.shards}"
+            samples = f"samples of {data.min_sample_tokens} to {data.max_sample_tokens} tokens"
+            kinds[f"{validated.words}, on {text} in {samples} (packing: {data.packing})"] = name
         if len(kinds) > 1:
             told = "; ".join(f"that of {name} is of {kind}" for kind, name in kinds.items())
             raise InputError(f"held-out losses of different kinds cannot be compared: {told}")

@@ -224,8 +224,8 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]
     shares = [single.steps * share for phase in scratch for single, share in phase.parts if single.objective == "clm"]
     steps = sum(phase.steps for phase in scratch)
     clm_steps = round(sum(shares))
-    is_constant = not any(phase.is_ramped or phase.mask_passes != 1 for phase in phases)
-    is_of_the_paper = is_constant and has_paper_form(arm, scratch, continued)
+    is_masked_alike = not any(phase.is_ramped or phase.mask_passes != 1 or phase.corruption for phase in phases)
+    is_of_the_paper = is_masked_alike and has_paper_form(arm, scratch, continued)
     is_intermediate = model.kind == "intermediate"
     tokens, flops = measure_training(plan, model, sizes)
     words: dict[str, Any] = {**tell_curriculum(phases), **tell_masking(continued or phases)}
@@ -267,11 +267,14 @@ def tell_curriculum(phases: Iterable[Phase]) -> dict[str, Any]:
 
 
 def tell_masking(phases: Iterable[Phase]) -> dict[str, Any]:
-    """Return the field of `ReportArm` about the masking ratios of these phases: one in percent, or several in words."""
+    """Return the fields of `ReportArm` about the masks of these phases: one ratio in percent; several ratios, or one
+    with other tokens than the mask token, in words."""
     masked = [phase for phase in phases if phase.masked]
-    ratios = dict.fromkeys(phase.masked for phase in masked)
-    has_one = len(ratios) == 1 and not masked[0].is_ramped
-    return {"mask_percent": round(100 * masked[0].mask_at(1))} if has_one else {"masks": ", ".join(ratios)}
+    told = dict.fromkeys(f"{phase.masked} {phase.corruption}".strip() for phase in masked)
+    has_one = len({phase.masked for phase in masked}) == 1 and not masked[0].is_ramped
+    is_plain = has_one and not any(phase.corruption for phase in masked)
+    percent = {"mask_percent": round(100 * masked[0].mask_at(1))} if has_one else {}
+    return percent if is_plain else percent | {"masks": ", ".join(told)}
 
 
 HOW_JUDGED = "Supported if every inequality is, contradicted if one is; corrected (Holm) for all declared hypotheses."
