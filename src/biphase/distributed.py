@@ -188,6 +188,18 @@ class Heart(threading.Thread):
                 name += f" ({self.store.get(f'name/{rank}').decode()})"
         return name
 
+    def leave_reason(self, error: InputError) -> None:
+        """Leave this process's error for the others: the launcher may end it before its turn to print."""
+        with suppress(RuntimeError):
+            self.store.set(f"reason/{self.rank}", str(error))
+
+    def explain_gone(self, rank: int) -> str:
+        """Say why a process is gone: its own error, if it left one."""
+        with suppress(RuntimeError):
+            if self.store.check([f"reason/{rank}"]):
+                return f"{self.name_of(rank)}: {self.store.get(f'reason/{rank}').decode()}"
+        return f"{self.name_of(rank)} is gone: killed, out of memory, or ended by an error of its own; {GO_ON}"
+
     def has_ended(self, rank: int) -> bool:
         """Return whether a process had joined on this machine and is gone."""
         with suppress(RuntimeError, PermissionError):
@@ -243,7 +255,8 @@ def join_world(compute: ComputeConfig) -> Iterator[World]:
         bound = device if device.type == "cuda" else None  # else NCCL guesses it from the rank, with a warning
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE, device_id=bound)
         yield world
-    except InputError:
+    except InputError as error:
+        heart.leave_reason(error)
         err.quiet = environment_number("LOCAL_RANK", 0) > 0  # one process of each machine says why, at once
         raise
     except RuntimeError as error:
@@ -253,8 +266,7 @@ def join_world(compute: ComputeConfig) -> Iterator[World]:
             raise
         # If the launcher has asked this process to stop, it reports by itself which process was killed.
         err.quiet = bool(world.signals) or not heart.may_tell()
-        reason = "killed, out of memory, or ended by an error of its own"
-        raise InputError(f"{heart.name_of(gone)} is gone: {reason}; {GO_ON}") from None
+        raise InputError(heart.explain_gone(gone)) from None
     else:
         heart.leave()
     finally:

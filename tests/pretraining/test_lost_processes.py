@@ -19,9 +19,10 @@ import yaml
 
 import biphase.distributed as distributed
 from biphase.distributed import HAS_LEFT, Heart, World
+from biphase.errors import InputError
 from biphase.files import locked
 from biphase.machine import GRACE
-from biphase.recipe import Recipe
+from biphase.recipe import ComputeConfig, Recipe
 from biphase.run import Run, whole_steps
 
 CPU = torch.device("cpu")
@@ -125,6 +126,33 @@ def test_after_a_broken_connection_the_one_without_beats_has_gone(
         hearts[0].stopped.set()
         stopped.set()
         thread.join()
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(InputError("a file is damaged"), r"\): a file is damaged$"), (SystemExit(1), r"\) is gone: killed, out of")],
+)
+def test_an_error_of_another_process_alone_is_told(
+    error: BaseException, told: str, store: dist.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays silent itself, because the launcher ends it with the first process."""
+    monkeypatch.setattr(distributed, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(distributed.err, "quiet", False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("silence", "end_with_parent"):
+        monkeypatch.setattr(distributed, name, lambda *_: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **settings: None)
+
+    def end(rank: int, error: BaseException) -> None:
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        monkeypatch.setattr(dist, "rendezvous", lambda *_: iter([(store, rank, 2)]))
+        with distributed.join_world(ComputeConfig(device="cpu")):
+            raise error
+
+    with pytest.raises(type(error)):
+        end(1, error)
+    with pytest.raises(InputError, match=rf"^process 1 of 2 \(.*, pid {os.getpid()}{told}"):
+        end(0, RuntimeError("gloo: connection closed by peer"))
 
 
 # Real processes
