@@ -111,7 +111,8 @@ class Phase(Strict):
     mask_passes: Annotated[PositiveCount, Field(le=100)] = 1
     """The number of updates in a row that read the same text, each masking other tokens. With 2, training skips every
     second batch of text. A text then has as many targets as with twice the ratio, and each target sees more of the
-    text."""
+    text. Passes count from the beginning of the data order, not of the phase: after other masks, begin the phase at a
+    multiple of `mask_passes`, or its first updates go on with a text that may have had the same targets."""
     clm_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """The share of steps that predict the next token instead, spread evenly over a masked phase: CLM and MLM mixed by
     batch. The phase still counts as its masked objective, and its model is bidirectional."""

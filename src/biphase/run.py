@@ -230,6 +230,11 @@ class CheckpointManifest:
     """The SHA-256 of each file."""
     order_step: int = 0
     """The step, over all parents, at which the data order of this run began; 0 in the records of earlier versions."""
+    pass_step: int | None = None
+    """The step, over all parents, from which passes over the text (`mask_passes`) count; None in the records of earlier
+    versions."""
+    pass_position: int = 0
+    """The tokens of the data order before that step."""
 
     @property
     def is_causal(self) -> bool:

@@ -30,7 +30,7 @@ from biphase.encoder.attention import ATTENTION, PAD_TO_MULTIPLE_OF, lay_out
 from biphase.encoder.packed import PackedModel
 from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
-from biphase.files import file_hash, read_json
+from biphase.files import RECORD_HASH, file_hash, read_json, write_hashed
 from biphase.flops import SampleLengths, flops_between
 from biphase.pretraining.job import load_state, open_job
 from biphase.pretraining.loop import open_batches, train
@@ -270,6 +270,17 @@ def test_two_passes_over_each_text(tiny_recipe: MakeRecipe, tmp_path: Path) -> N
     anew = train(tiny_recipe(*order, phase.format(5), "name=anew", f"init={{checkpoint: {whole.path}@3}}"), tmp_path)
     later = train(tiny_recipe(*order, phase.format(2), "name=later", f"init={{checkpoint: {anew.path}@6}}"), tmp_path)
     assert losses(later) == losses(anew)[3:]
+    # So does a branch whose parent began with batches of another size than the parent's own parent.
+    wide = [*flat, "batch_tokens=1024", "checkpoints.every_steps=3"]
+    wider = train(tiny_recipe(*wide, phase.format(5), "name=wider", f"init={{checkpoint: {whole.path}@3}}"), tmp_path)
+    on = tiny_recipe(*wide, phase.format(2), "name=on", f"init={{checkpoint: {wider.path}@6}}")
+    assert losses(train(on, tmp_path)) == losses(wider)[3:]
+    # A checkpoint of an earlier version does not say from where passes counted: the branch begins a text anew.
+    record = wider.steps / "6" / "manifest.json"
+    later_keys = ("pass_step", "pass_position", RECORD_HASH)
+    write_hashed(record, {key: value for key, value in read_json(record).items() if key not in later_keys})
+    first, second = [[m.sample_ids_S.tolist() for m in s.microbatches] for s in make_steps(*loader_of(on), range(2))]
+    assert first == second
     # With batches of another size, there is no earlier batch to read again.
     larger = "batch_tokens=2048", f"init={{checkpoint: {whole.path}@3}}", "name=larger"
     steps = make_steps(*loader_of(tiny_recipe(*flat, phase.format(4), *larger)), range(2))

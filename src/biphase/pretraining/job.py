@@ -50,6 +50,15 @@ class Job:
         """Count the tokens of this run's updates before `run_step`."""
         return self.recipe.tokens_before(self.origin.step + run_step) - self.recipe.tokens_before(self.origin.step)
 
+    @property
+    def pass_step(self) -> int:
+        """The step, over all runs, from which passes over the text (`mask_passes`) count: the one from which the parent
+        counted, or this run's first if the batches since then had other sizes."""
+        origin = self.origin
+        begin = origin.order_step if origin.pass_step is None else origin.pass_step
+        has_sizes = origin.pass_position - self.tokens_before(begin - origin.step) == origin.data_position
+        return begin if has_sizes else origin.step
+
 
 def open_job(
     recipe: Recipe, root: Path, world: World, text: TrainingText | None = None, model: Path | None = None
@@ -231,6 +240,8 @@ def save_state(job: Job, state: State, done: int, phase: Phase) -> None:
         tokens_seen=state.tokens_seen,
         data_position=origin.data_position + job.tokens_before(done),
         order_step=origin.order_step,
+        pass_step=job.pass_step,
+        pass_position=origin.data_position + job.tokens_before(job.pass_step - origin.step),
         data_fingerprint=job.text.fingerprint,
         texts=job.text.contents,
         run=run.path.name,

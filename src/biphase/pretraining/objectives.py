@@ -75,12 +75,10 @@ class Step:
 
 def make_steps(job: Job, batches: Batches, steps: range) -> Iterator[Step]:
     """Make the steps in order, with their microbatches on the device."""
+    before = job.origin.step - job.pass_step
     for index in steps:
         phase_index, phase = phase_of_step(job.recipe.curriculum, index, job.origin.step)
-        # A later pass reads the text of the first pass again, even if that was a parent's step in the same order, but
-        # not if the parent's batches had other sizes.
-        before = job.origin.step - job.origin.order_step
-        before = before if job.origin.data_position == -job.tokens_before(-before) else 0
+        # A later pass reads the text of the first pass again, even if that was a parent's step.
         mask_pass = (before + index) % phase.mask_passes
         microbatches = make_microbatches(job, batches, phase, index - mask_pass, mask_pass)
         yield Step(index, phase_index, phase, microbatches)

@@ -29,6 +29,11 @@ class Start:
     """The tokens of the data order before the first batch."""
     order_step: int = 0
     """The step, over all runs, at which that order began."""
+    pass_step: int | None = None
+    """The step, over all runs, from which the parent counted passes over the text (`mask_passes`); None: from the
+    beginning of the order."""
+    pass_position: int = 0
+    """The tokens of the data order before that step."""
     parent: str | None = None
     """The content hash of the checkpoint or model that it begins with."""
     carried: tuple[str, ...] = ()
@@ -106,6 +111,8 @@ def find_branch(recipe: Recipe, text: TrainingText, root: Path, run_from: Callab
         tokens_seen=manifest.tokens_seen,
         data_position=manifest.data_position if goes_on else 0,
         order_step=manifest.order_step if goes_on else manifest.step,
+        pass_step=manifest.pass_step if goes_on else None,
+        pass_position=manifest.pass_position if goes_on else 0,
         parent=manifest.content,
         carried=tuple(part for part, is_carried in carried.items() if is_carried),
         model_folder=str(folder / "model"),
