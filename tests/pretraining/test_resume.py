@@ -141,6 +141,22 @@ def test_passing_checkpoints_are_dropped(tiny_recipe: MakeRecipe, tmp_path: Path
     assert whole_steps(run) == [10, 15, 16, 18, 20], "ends of phases and the last step before the decay stay"
 
 
+def test_a_finished_run_that_trains_again_loses_no_checkpoint(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """Neither what it kept before nor the one at which training again was stopped."""
+    often = ("checkpoints.every_steps=2", "checkpoints.keep_last=2", "validation.every_steps=0")
+    run = train(tiny_recipe(*often), tmp_path)
+    recipe = tiny_recipe(*often, "checkpoints.keep=[8]")
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, 5)
+        with pytest.raises(StoppedError, match="stopped at step 5 of 8"):
+            train(recipe, tmp_path)
+    assert whole_steps(run) == [5, 10, 15, 16, 18, 20]
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, 4)  # from step 5, three are left
+        assert train(recipe, tmp_path) == run
+    assert whole_steps(run) == [5, 8, 10, 15, 16, 18, 20]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_checkpoint_is_on_the_disk_before_an_older_one_goes(
     tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

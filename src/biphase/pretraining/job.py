@@ -229,7 +229,8 @@ def refuse_other_weights(job: Job, run_step: int) -> None:
 
 
 def save_state(job: Job, state: State, done: int, phase: Phase) -> None:
-    """Write the checkpoint after update `done`, in a phase, and remove old checkpoints that the recipe does not keep.
+    """Write the checkpoint after update `done`, in a phase, and remove old checkpoints that the recipe does not keep. A
+    finished run, which trains again to add a checkpoint, keeps all that it has.
 
     Every process must call it.
     """
@@ -256,7 +257,7 @@ def save_state(job: Job, state: State, done: int, phase: Phase) -> None:
         packed.network.config.is_causal = phase.is_causal
     save_checkpoint(run, manifest, packed, state.optimizers, job.text.main.tokenizer, job.world)
     state.saved_step = done
-    if job.world.is_main:
+    if job.world.is_main and not run.is_done:
         passing = [step for step in whole_steps(run) if step - origin.step not in recipe.kept_steps]  # 0 keeps them all
         for step in passing[: -(recipe.checkpoints.keep_last or len(passing))]:
             remove_folder(run.steps / str(step))
