@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -158,8 +159,8 @@ class ValidationRow(MetricsRow):
 
 
 def read_metrics(run: Run, kind: Literal["train", "validation"]) -> list[dict[str, Any]]:
-    """Read the records of one kind in metrics.jsonl, in order. Leave out a record with a missing or wrong number, and
-    print a line."""
+    """Read the records of one kind in metrics.jsonl, in the order of their steps: a validation may be made later than
+    those of later steps. Leave out a record with a missing or wrong number, and print a line."""
     rows, form = [], TrainingRow if kind == "train" else ValidationRow
     for record in read_records(run.metrics):
         if record.get("kind") == kind:
@@ -169,7 +170,7 @@ def read_metrics(run: Run, kind: Literal["train", "validation"]) -> list[dict[st
             except ValidationError as error:
                 key, reason = error.errors()[0]["loc"][0], error.errors()[0]["msg"]
                 tell_once(f"{run.metrics}: the {kind} record of step {record['step']} is left out ({key}: {reason})")
-    return rows
+    return sorted(rows, key=itemgetter("step"))
 
 
 @cache

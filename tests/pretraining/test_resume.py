@@ -184,19 +184,25 @@ def test_a_checkpoint_is_on_the_disk_before_an_older_one_goes(
 
 
 def test_a_finished_run_gets_a_checkpoint_that_it_did_not_keep(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
-    """The same training, from the checkpoint before: nothing is logged again, and nothing else changes."""
+    """The same training, from the checkpoint before: only its validation is logged, and nothing else changes."""
     run = train(tiny_recipe("validation.every_steps=0"), tmp_path / "late")
-    told, done, weights = run.metrics.read_text(), read_json(run.path / "done.json"), digests(run, 20)
+    updates, done, weights = read_metrics(run, "train"), read_json(run.path / "done.json"), digests(run, 20)
     assert whole_steps(run) == [10, 15, 20]
     recipe = tiny_recipe("validation.every_steps=0", "checkpoints.keep=[4, 12]")
     path = train_until_step_is_kept(recipe, tmp_path / "late")
     assert path == run.path and whole_steps(run) == [2, 10, 15, 20]
     assert train(recipe, tmp_path / "late").path == run.path, "what is kept decides no weights"
     assert whole_steps(run)[-5:] == [4, 10, 12, 15, 20]
-    assert (run.metrics.read_text(), read_json(run.path / "done.json"), digests(run, 20)) == (told, done, weights)
+    assert (read_json(run.path / "done.json"), digests(run, 20)) == (done, weights)
     early = train(recipe, tmp_path / "early")
     assert whole_steps(early) == [4, 10, 12, 15, 20]
     assert all(digests(early, step) == digests(run, step) for step in (4, 12))
+    shutil.rmtree(run.steps / "12")
+    train(recipe, tmp_path / "late")
+    assert whole_steps(run)[-5:] == [4, 10, 12, 15, 20]
+    validated = read_metrics(run, "validation")
+    assert [row["step"] for row in validated] == [4, 10, 12, 15, 20], "in order, and each once"
+    assert validated == read_metrics(early, "validation") and read_metrics(run, "train") == updates
 
 
 def test_a_checkpoint_named_behind_the_progress_is_made_in_the_end(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from biphase.pretraining.job import Job, State, hold_run, load_state, open_job, 
 from biphase.pretraining.objectives import Microbatch, make_microbatches, make_steps
 from biphase.pretraining.optimizer import autocast, set_rate, unwrap
 from biphase.recipe import Recipe
-from biphase.run import Run, whole_steps
+from biphase.run import Run, read_metrics, whole_steps
 
 
 def train(
@@ -81,14 +81,15 @@ class Rest:
     begin: int
     stop: int
     is_logged: bool
-    """Whether metrics.jsonl gets their records."""
+    """Whether metrics.jsonl gets their records; else an earlier call has written them."""
 
 
 def find_rest(job: Job) -> Rest | None:
     """Find the updates to make next; None if all are done.
 
-    An unfinished run continues to its last step. A finished run trains again, without a log, up to each step of
-    `checkpoints.keep` that has no whole checkpoint, because the step was added later or its checkpoint was lost.
+    An unfinished run continues to its last step. A finished run trains again, without records of the updates, up to
+    each step of `checkpoints.keep` that has no whole checkpoint, because the step was added later or its checkpoint was
+    lost.
     """
     recipe, run = job.recipe, job.run
     steps, is_done = job.world.broadcast((whole_steps(run), run.is_done))
@@ -104,13 +105,17 @@ def train_steps(job: Job, rest: Rest) -> int:
     """Make the updates of `rest`, and return the tokens seen in the end.
 
     If `rest` is logged, write records, validate and save checkpoints as the recipe says; otherwise save one checkpoint
-    at the end.
+    at the end, and validate it unless the log has that already.
     """
     recipe, world, stop = job.recipe, job.world, rest.stop
     # 3. Data: the batches of the steps, the held-out text, and the steps at which validation and checkpoints are due.
     batches, measure = open_batches(job)
-    validates_at = due_steps(recipe, recipe.validation.every_steps, stop) if measure and rest.is_logged else set()
-    saves_at = due_steps(recipe, recipe.checkpoints.every_steps, stop) if rest.is_logged else {stop}
+    if rest.is_logged:
+        validates_at = due_steps(recipe, recipe.validation.every_steps, stop)
+        saves_at = due_steps(recipe, recipe.checkpoints.every_steps, stop)
+    else:
+        validated = world.on_first(lambda: {row["step"] for row in read_metrics(job.run, "validation")})
+        validates_at, saves_at = {stop} - validated, {stop}
     # 4. Model and optimizers, in their state at the start.
     state = load_state(job, rest.begin)
     err.print(describe_start(job, state, batches))
@@ -143,7 +148,7 @@ def train_steps(job: Job, rest: Rest) -> int:
             log.record_step(record | {"tokens_seen": state.tokens_seen}, made.flops, seconds, waited)
             # 7. Validation, a checkpoint, or neither. A record that cannot be written ends all processes, after the
             # next update at the latest.
-            validates = done in validates_at
+            validates = measure is not None and done in validates_at
             saves = is_stopping or done in saves_at
             if measure is not None and validates:
                 for pure, _ in phase.parts:
@@ -318,8 +323,10 @@ class MetricsLog:
     peak: float
     """The peak FLOP/s of all devices together, for `share_of_peak`. A peak measured beside other work may be too low; a
     faster step raises it."""
-    is_written: bool
-    """Whether this process writes records. Only the first process does, and only if no earlier call wrote them."""
+    is_main: bool
+    """Whether this is the first process, which alone writes records."""
+    has_updates: bool
+    """Whether updates get records. Validations always do."""
     work_left: Callable[[int], dict[str, float]]
     """The FLOPs that are left after a number of steps, by objective."""
     send: Send
@@ -342,7 +349,8 @@ class MetricsLog:
             "share_of_peak": round(speed / self.peak, 4),
             "data_wait": round(waited / seconds, 4),
         }
-        self.write(record)
+        if self.has_updates:
+            self.write(record)
         now, seconds_left = time.perf_counter(), None
         if self.began is None:
             self.began = now
@@ -365,7 +373,7 @@ class MetricsLog:
         )
 
     def write(self, record: dict[str, Any]) -> None:
-        if not self.is_written:
+        if not self.is_main:
             return
         try:
             self.run.log(record)
@@ -377,13 +385,13 @@ class MetricsLog:
 @contextmanager
 def open_log(job: Job, batches: Batches, flops: FlopCount, rest: Rest) -> Iterator[MetricsLog]:
     """Open the progress bar of these updates and, if they are logged, metrics.jsonl and `tracking`."""
-    is_written = rest.is_logged and job.world.is_main
-    tracking = job.recipe.tracking if is_written else None
+    writes_updates = rest.is_logged and job.world.is_main
+    tracking = job.recipe.tracking if writes_updates else None
     with (
         open_tracking(tracking, job.run.path, job.recipe.model_dump(mode="json")) as send,
         track("pretrain", rest.stop, "steps", rest.begin) as progress,
     ):
-        if is_written:  # drop later records, because these updates will be logged again
+        if writes_updates:  # drop later records, because these updates will be logged again
             job.run.forget_after(rest.begin)
         peak = peak_flops(job.world.device, job.world.dtype) * job.world.size
         mean = batches.num_tokens / batches.num_samples
@@ -393,4 +401,4 @@ def open_log(job: Job, batches: Batches, flops: FlopCount, rest: Rest) -> Iterat
         work = sum(work_left(rest.begin).values())
         expected, speed = duration(work / (efficiency * peak)), f"{efficiency:.0%} of the peak of {peak / 1e9:,.0f}"
         err.print(f"{work:.2g} FLOPs: at least {expected}, at {speed} GFLOP/s")
-        yield MetricsLog(job.run, progress, peak, is_written, work_left, send)
+        yield MetricsLog(job.run, progress, peak, job.world.is_main, rest.is_logged, work_left, send)
