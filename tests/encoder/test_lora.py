@@ -104,5 +104,8 @@ def test_layers_are_known_by_what_they_are() -> None:
     model.projections = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
     model.layers = nn.ModuleList(Layer() for _ in range(2))
     assert transformer_blocks(model) == list(model.layers)
+    model.second = nn.ModuleDict({"layers": nn.ModuleList([Layer()])})
+    assert transformer_blocks(model) == [*model.layers, *model.second["layers"]]
+    del model.second
     del model.layers
     assert transformer_blocks(model) == list(model.projections)

@@ -82,10 +82,11 @@ def find_targets(network: nn.Module, lora: Lora) -> list[str]:
 
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     """Find the repeated layers of a transformers model: its longest list of `GradientCheckpointingLayer`s, else of any
-    modules."""
+    modules, and its other lists of layers of the same kinds (HRM-Text has two)."""
     lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
     layers = [members for members in lists if all(isinstance(block, GradientCheckpointingLayer) for block in members)]
-    return max(layers or lists, key=len)
+    kinds = {type(block) for block in max(layers or lists, key=len)}
+    return [block for members in layers or lists if kinds.issuperset(map(type, members)) for block in members]
 
 
 class LearnedRows(nn.Module):
