@@ -20,7 +20,8 @@ from biphase.schedule import Schedule
 
 @dataclass(frozen=True)
 class MatrixUpdate:
-    """An optimizer's method for the matrices inside the blocks. AdamW updates all other weights."""
+    """An optimizer's method for the matrices inside the blocks. AdamW updates all other weights, such as experts that
+    are stacked in one tensor."""
 
     moments: tuple[str, ...]
     """The tensors that it keeps for a matrix, each as large as the matrix."""
@@ -47,14 +48,15 @@ class Lora(Strict):
     lora_alpha: Annotated[float, Field(gt=0)] | None = None
     """The scale of the adapters, whose outputs count `lora_alpha / r` times. By default, twice `r`, as in LLM2Vec."""
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """The dropout of the adapters' inputs."""
+    """The dropout of the adapters' inputs. Its draws depend on the number of processes and on
+    `compute.microbatch_tokens`, and so does the result."""
     target_modules: Annotated[
         tuple[str, ...],
         BeforeValidator(lambda names: [names] if isinstance(names, str) else names),
         Field(min_length=1),
     ] = ("all-linear",)
     """The layers to adapt: all linear layers inside the blocks, or those whose names end in one of these, such as
-    `[q_proj, v_proj]`."""
+    `[q_proj, v_proj]`. Experts that transformers stacks in one tensor are no linear layers."""
 
 
 class Init(Strict):
@@ -162,7 +164,8 @@ class Optimizer(Strict):
     later: ClassVar[frozenset[str]] = frozenset({"muon_weight_decay"})
 
     name: Literal["adamw", "muon"] = "adamw"
-    """`muon`: orthogonalised momentum for the matrices inside the blocks, AdamW for everything else."""
+    """`muon`: orthogonalised momentum for the matrices inside the blocks, AdamW for everything else. In a mixture of
+    experts, this includes the experts, because transformers stacks them in tensors of three dimensions."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     """AdamW's decay rates of the first and the second moment."""
     eps: Annotated[float, Field(gt=0, le=1)] = 1e-5
@@ -211,7 +214,8 @@ class ComputeConfig(Strict):
     later: ClassVar[frozenset[str]] = frozenset({"silence_seconds"})
 
     microbatch_tokens: PositiveCount = 16_384
-    """The tokens that each process computes at once. Lower it if memory is short: the result stays the same."""
+    """The tokens that each process computes at once. Lower it if memory is short: the result stays the same, except
+    with `lora_dropout`."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """The type of the arithmetic. Master weights are always fp32. `auto`: bf16 if the device has units for it, else
     fp32."""

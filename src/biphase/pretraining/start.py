@@ -77,7 +77,8 @@ def find_branch(recipe: Recipe, text: TrainingText, root: Path, run_from: Callab
     otherwise it starts over.
 
     If the other run has lost that checkpoint, return the origin that the recipe's own run recorded, provided that this
-    run is done or has a checkpoint to continue from.
+    run is done or has a checkpoint to continue from. A run with LoRA can continue only while the other run has it,
+    because its adapters train beside those weights.
 
     Args:
         run_from: maps an origin to the recipe's run.
