@@ -110,12 +110,7 @@ def train_steps(job: Job, rest: Rest) -> int:
     recipe, world, stop = job.recipe, job.world, rest.stop
     # 3. Data: the batches of the steps, the held-out text, and the steps at which validation and checkpoints are due.
     batches, measure = open_batches(job)
-    if rest.is_logged:
-        validates_at = due_steps(recipe, recipe.validation.every_steps, stop)
-        saves_at = due_steps(recipe, recipe.checkpoints.every_steps, stop)
-    else:
-        validated = world.on_first(lambda: {row["step"] for row in read_metrics(job.run, "validation")})
-        validates_at, saves_at = {stop} - validated, {stop}
+    validates_at, saves_at = find_due(job, rest)
     # 4. Model and optimizers, in their state at the start.
     state = load_state(job, rest.begin)
     err.print(describe_start(job, state, batches))
@@ -196,9 +191,16 @@ def open_batches(job: Job) -> tuple[Batches, Callable[[nn.Module, Phase], dict[s
     return batches, partial(validate, job, measured, torch.from_numpy(token_bytes_V).to(world.device))
 
 
-def due_steps(recipe: Recipe, every: int, stop: int) -> set[int]:
-    """Return the steps to keep and every `every`-th one up to `stop`; 0 adds none."""
-    return recipe.kept_steps | ({*range(every, stop + 1, every)} if every else set())
+def find_due(job: Job, rest: Rest) -> tuple[set[int], set[int]]:
+    """Return the steps at which validation and checkpoints are due: permanent checkpoints and every so many steps, or
+    only the last one if `rest` is not logged. Every process must call it."""
+    recipe, stop = job.recipe, rest.stop
+    if not rest.is_logged:
+        validated = job.world.on_first(lambda: {row["step"] for row in read_metrics(job.run, "validation")})
+        return {stop} - validated, {stop}
+    numbers = recipe.validation.every_steps, recipe.checkpoints.every_steps  # 0 adds no steps
+    regular = [{*range(num, stop + 1, num)} if num else set[int]() for num in numbers]
+    return recipe.kept_steps | regular[0], recipe.kept_steps | regular[1]
 
 
 def describe_start(job: Job, state: State, batches: Batches) -> str:
