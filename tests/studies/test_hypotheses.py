@@ -236,7 +236,7 @@ def test_losses_are_paired_by_pretraining_seed() -> None:
         ({"mask_token_share": 0.8, "random_token_share": 0.1}, {}, r"MLM 40 % \(80/10/10\), on"),
         ({}, {"data": {"packing": "stream"}}, "packing: stream"),
         ({}, {"data": {"max_sample_tokens": 64}}, "samples of 12 to 64 tokens"),
-        ({}, {"validation": {"tokens": 5000}}, "on 5,000 tokens of shards"),
+        ({}, {"validation": {"tokens": 5000}, "seed": 1}, "on 5,000 tokens of shards"),
         ({}, {"data": {"order_seed": 1}, "validation": {"every_steps": 7}}, ""),
     ],
 )
