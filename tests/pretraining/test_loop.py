@@ -273,13 +273,15 @@ def test_two_passes_over_each_text(tiny_recipe: MakeRecipe, tmp_path: Path) -> N
     # So does a branch whose parent began with batches of another size than the parent's own parent.
     wide = [*flat, "batch_tokens=1024", "checkpoints.every_steps=3"]
     wider = train(tiny_recipe(*wide, phase.format(5), "name=wider", f"init={{checkpoint: {whole.path}@3}}"), tmp_path)
-    on = tiny_recipe(*wide, phase.format(2), "name=on", f"init={{checkpoint: {wider.path}@6}}")
-    assert losses(train(on, tmp_path)) == losses(wider)[3:]
+    further = tiny_recipe(*wide, phase.format(2), "name=further", f"init={{checkpoint: {wider.path}@6}}")
+    assert losses(train(further, tmp_path)) == losses(wider)[3:]
     # A checkpoint of an earlier version does not say from where passes counted: the branch begins a text anew.
     record = wider.steps / "6" / "manifest.json"
     later_keys = ("pass_step", "pass_position", RECORD_HASH)
     write_hashed(record, {key: value for key, value in read_json(record).items() if key not in later_keys})
-    first, second = [[m.sample_ids_S.tolist() for m in s.microbatches] for s in make_steps(*loader_of(on), range(2))]
+    first, second = [
+        [m.sample_ids_S.tolist() for m in s.microbatches] for s in make_steps(*loader_of(further), range(2))
+    ]
     assert first == second
     # With batches of another size, there is no earlier batch to read again.
     larger = "batch_tokens=2048", f"init={{checkpoint: {whole.path}@3}}", "name=larger"
