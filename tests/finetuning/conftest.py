@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import RobertaProcessing
 
 from biphase.corpus.tokenizer import train_tokenizer
 from biphase.encoder.models import Encoder
@@ -84,6 +85,14 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def encoder(model_folder: Path) -> Encoder:
     return load_encoder(str(model_folder))
+
+
+def with_pairs_of_roberta(tokenizer: Any) -> Any:
+    """The tokenizer with RoBERTa's marks around a text and between two."""
+    tokenizer.add_special_tokens({"cls_token": "<s>", "sep_token": "</s>"})
+    opening, closing = (("<s>", tokenizer.cls_token_id), ("</s>", tokenizer.sep_token_id))
+    tokenizer.backend_tokenizer.post_processor = RobertaProcessing(sep=closing, cls=opening)
+    return tokenizer
 
 
 def write_jsonl(path: Path, rows: list[dict]) -> None:

@@ -26,7 +26,7 @@ from biphase.tasks.spec import find_task
 
 from ..conftest import DEVICE, mostly_later
 from ..encoder.tiny_families import tiny_config
-from .conftest import NOUNS, fit_cell
+from .conftest import NOUNS, fit_cell, with_pairs_of_roberta
 from .test_kinds import sentences, write_task
 
 TYPES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "modernbert", "deberta-v2")
@@ -184,12 +184,15 @@ def test_the_head_of_a_class_learns(
     )
 
 
-@pytest.mark.parametrize("model_type", ["bert", "llama"])
+@pytest.mark.parametrize("model_type", ["bert", "llama", "roberta"])
 def test_a_cross_encoder_is_of_any_type(
     model_type: str, model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path
 ) -> None:
+    """RoBERTa has its tokenizer's own pairs, with two separators between the texts."""
     sentence_transformers = pytest.importorskip("sentence_transformers")
     folder, data = save_network(model_type, model_folder, tmp_path / "model"), data_dirs["squad_retrieval"]
+    if model_type == "roberta":
+        with_pairs_of_roberta(load_encoder(str(folder)).tokenizer.pretrained).save_pretrained(folder)
     config = FinetuneConfig.model_validate(SETTINGS | {"ranking": "pairs", "learning_rate": 3e-3})
     fit_cell(str(folder), "squad_retrieval", config, tmp_path / "scores", data, keep=tmp_path / "kept")
     pairs = [("dog cat", "a dog near a cat ."), ("cat", "a train near a stone near a river near a house .")]

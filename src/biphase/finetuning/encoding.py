@@ -102,6 +102,15 @@ class HashedTokenizer:
         """The token after every text."""
         return self.pretrained.sep_token_id if self.opening else self.pretrained.eos_token_id
 
+    @cached_property
+    def between(self) -> list[int]:
+        """The tokens between the texts of a pair, as in a kept model (`exporting.model.close_texts`): the closing
+        token, or the tokenizer's own ones if it opens and closes texts itself, such as RoBERTa's two separators."""
+        pair = self.pretrained("a", "b")
+        added = [id for id, text in zip(pair["input_ids"], pair.sequence_ids(0), strict=True) if text is None]
+        is_closed = bool(self.opening) and (added[:1], added[-1:]) == (self.opening, [self.closing])
+        return (added[1:-1] if is_closed else []) or [self.closing]
+
     def room(self, max_length: int) -> int:
         """Count the tokens of a text that fit into an input of `max_length` tokens."""
         return max_length - len(self.opening) - 1

@@ -28,7 +28,7 @@ from biphase.tasks.examples import count_shared, load_examples
 from biphase.tasks.sources import TaskSource
 from biphase.tasks.spec import TASK_SPLITS
 
-ENCODING = 8
+ENCODING = 9
 """A part of every file's name. Raise it when the arrays of a text or the form of the file change."""
 
 NO_ARRAYS = "json"
@@ -57,7 +57,8 @@ def load_encoded(source: TaskSource, encoder: Encoder, config: FinetuneConfig) -
         raise InputError(f"max_length {longest} leaves no room for text: give {least} or more")
     keys = ("max_length", "max_eval_examples", *task.kind.encoding_settings)
     settings = {name: getattr(config, name) for name in keys}
-    key = content_hash([ENCODING, source.hash, [tokenizer.hash, tokenizer.opening, tokenizer.closing], settings])
+    special = [tokenizer.opening, tokenizer.closing, tokenizer.between]
+    key = content_hash([ENCODING, source.hash, [tokenizer.hash, *special], settings])
     path = cache_folder() / "encoded" / f"{task.name}-{key[:24]}.safetensors"
     if path not in encodings:
         refuse_links(path.parent)

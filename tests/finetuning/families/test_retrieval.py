@@ -1,3 +1,4 @@
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from biphase.encoder.models import Encoder
-from biphase.finetuning.encoding import Batch
+from biphase.finetuning.encoding import Batch, HashedTokenizer
 from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.families import pair_ranking, retrieval
 from biphase.finetuning.families.retrieval import contrastive_loss, embed_all, no_negatives
@@ -15,7 +16,7 @@ from biphase.finetuning.heads import build_network
 from biphase.tasks.sources import find_source
 from biphase.tasks.splits import Collection, own_documents
 
-from ..conftest import make_cell, predict_split
+from ..conftest import make_cell, predict_split, with_pairs_of_roberta
 
 Splits = dict[str, Any]
 
@@ -153,6 +154,16 @@ def test_no_query_is_a_candidate_of_its_own(encoder: Encoder, monkeypatch: pytes
     found = pair_ranking.order_candidates(split, np.arange(len(split.documents_S), dtype=np.float64))
     assert [len(documents) for documents in found.values()] == [3, 3]
     assert all(query not in documents for query, documents in found.items())
+
+
+def test_pairs_are_those_of_the_tokenizer(encoder: Encoder) -> None:
+    """Two separators stand between the texts of RoBERTa's pairs, also of a pair that transformers cuts."""
+    tokenizer = with_pairs_of_roberta(copy.deepcopy(encoder.tokenizer.pretrained))
+    pairs = [("dog", "the cat"), ("dog cat tree " * 3, "a boy near a house " * 5), ("a", "the cat sees " * 9)]
+    texts = pair_ranking.encode_pairs(HashedTokenizer(tokenizer), pairs, 20)
+    theirs = [tokenizer(*pair, truncation="longest_first", max_length=20)["input_ids"] for pair in pairs]
+    assert theirs[0].count(tokenizer.sep_token_id) == 3 and texts.truncated.tolist() == [1, 2]
+    assert [part.tolist() for part in np.split(texts.tokens_T, texts.bounds_S1[1:-1])] == theirs
 
 
 def test_a_perfect_ranking_scores_one(encoded: Splits) -> None:

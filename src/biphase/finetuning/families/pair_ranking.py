@@ -123,13 +123,13 @@ def encode_pairs(tokenizer: HashedTokenizer, pairs: Sequence[tuple[str, str]], m
     longer text."""
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     ids = dict(zip(texts, (tokens for tokens, _ in tokenizer.tokenize(texts)), strict=True))
-    closing = np.array([tokenizer.closing], np.int32)
-    room = tokenizer.room(max_length) - 1
+    between = np.array(tokenizer.between, np.int32)
+    room = tokenizer.room(max_length) - len(between)
     parts, cut = [], []
     for index, (query, document) in enumerate(pairs):
         lengths = [len(ids[query]), len(ids[document])]
         caps = share_room(lengths, room)
-        parts.append(np.concatenate([ids[query][: caps[0]], closing, ids[document][: caps[1]]]))
+        parts.append(np.concatenate([ids[query][: caps[0]], between, ids[document][: caps[1]]]))
         if caps != lengths:
             cut.append(index)
     return replace(tokenizer.concatenate(parts, max_length), truncated=np.array(cut, dtype=np.int64))
