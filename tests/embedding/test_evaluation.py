@@ -28,6 +28,7 @@ from sklearn.preprocessing import minmax_scale
 
 from biphase.api.networks import open_index, run_zero_shot, search
 from biphase.cli.meant import find_meant
+from biphase.cli.show import print_passages
 from biphase.embedding import model as embedders
 from biphase.embedding.evaluation import read_judged_set, score_arms, score_bm25, score_embedder
 from biphase.embedding.index import Searcher
@@ -631,6 +632,21 @@ def test_passages_have_their_columns_and_are_filtered_by_them(encoder_folder: Pa
         search(papers, "flow", where="year>late")
     with pytest.raises(InputError, match="where 'year': give a column and a value"):
         search(papers, "flow", where="year")
+
+
+def test_a_column_of_questions_is_no_question(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a document, as in tables of frequent questions; not every document has one."""
+    pytest.importorskip("bm25s")
+    rows = [{"text": "A flow.", "question": "Why?", "question_id": 7, "by": "Lin"}, {"text": "The flow."}]
+    file = write_rows(tmp_path / "texts.jsonl", rows)
+    found = search(file, "flow")
+    assert list(found.columns) == ["by", "rank", "score", "id", "text"]
+    print_passages(found.to_dict("records"))  # type: ignore[arg-type]
+    told = capsys.readouterr().out
+    assert "BM25" in told and "Why?" not in told
+    assert list(search(file, "flow", where=["question=Why?", "by=Lin"])["text"]) == ["A flow."]
+    assert list(search(file, "flow", where="question=How?").columns) == list(found.columns)
+    assert set(search(file, questions=["flow"])["question"]) == {"flow"}
 
 
 def test_only_passages_that_are_new_are_embedded(

@@ -9,6 +9,7 @@ from biphase.api.networks import ZeroShot, print_zero_shot
 from biphase.config import MOST_REPEATS
 from biphase.console import duration, out, print_rows
 from biphase.deploying.checking import AnswerCheck
+from biphase.embedding.questions import ANSWER_COLUMNS
 from biphase.engine.scheduler import Failure
 from biphase.errors import InputError, first_of
 from biphase.finetuning.class_report import ClassReport, print_report
@@ -21,8 +22,6 @@ LONG_CHARACTERS = 60
 """The most characters in a part of a fact; if a part is longer, each part gets its own line."""
 PASSAGE_CHARACTERS = 300
 """The number of characters shown of a passage."""
-ANSWER_KEYS = ("question_id", "question", "by", "rank", "score", "id", "text")
-"""The keys of a passage that do not come from its document."""
 MOST_LABELS = 12
 """The number of labels shown of a split, the most frequent first."""
 
@@ -155,7 +154,7 @@ def print_passages(passages: list[dict[str, Any]]) -> None:
             out.print(f"\n{' · '.join(heads)}", style="bold")
         out.print(f"{passage['rank']:>2}  {passage['score']:.4f}  {passage['id']}")
         # NaN differs from itself: the document lacks this column.
-        columns = [key for key in passage if key not in ANSWER_KEYS and passage[key] == passage[key]]
+        columns = [key for key in passage if key not in ANSWER_COLUMNS and passage[key] == passage[key]]
         if columns:
             out.prose(f"    {' · '.join(f'{key} {passage[key]}' for key in columns)}")
         out.prose(f"    {text[:PASSAGE_CHARACTERS]}{' …' if len(text) > PASSAGE_CHARACTERS else ''}")

@@ -43,7 +43,7 @@ from biphase.embedding.passages import (
     read_texts,
     write_passages,
 )
-from biphase.embedding.questions import By, Filter, Request, UserQuestion, read_request
+from biphase.embedding.questions import ANSWER_COLUMNS, By, Filter, Request, UserQuestion, read_request
 from biphase.encoder.models import find_folder, find_ranker, unreplaced
 from biphase.encoder.network import load_weights
 from biphase.errors import InputError, clipped, first_of, told_as
@@ -360,9 +360,9 @@ class Searcher:
         import pandas
 
         found = pandas.DataFrame(self.answer(request))
-        named = ["question_id", "question"] if request.questions[0].id else []
-        names = [*named, "by", "rank", "score", "id", "text", *self.index.manifest.columns]
-        return found if len(found) else found.reindex(columns=[*dict.fromkeys(names)])
+        first = 0 if request.questions[0].id else ANSWER_COLUMNS.index("by")
+        further = [name for name in self.index.manifest.columns if name not in ANSWER_COLUMNS]
+        return found if len(found) else found.reindex(columns=[*ANSWER_COLUMNS[first:], *further])
 
     def answer(self, request: Request) -> list[Row]:
         """Find the best passages of each question: a row for each passage, with the columns of its document. Raises
@@ -391,7 +391,7 @@ class Searcher:
                 if request.documents:
                     passage["id"] = document_of(passage)
                 answer = named | passage | {"rank": rank}
-                answers.append(answer | {column: columns[column] for column in columns if column not in answer})
+                answers.append(answer | {name: value for name, value in columns.items() if name not in ANSWER_COLUMNS})
         return answers
 
     def rank_documents(self, request: Request, by: By, num_hits: int) -> list[list[Hit]]:

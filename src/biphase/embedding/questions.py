@@ -17,6 +17,9 @@ By = Literal["both", "bm25", "embeddings"]
 
 QUESTION_COLUMNS = ("question", "query", "text")
 """The columns in which to look for the question of a row, in order of preference."""
+ANSWER_COLUMNS = ("question_id", "question", "by", "rank", "score", "id", "text")
+"""The columns of an answer that do not come from its document. A document's own columns of these names are not
+shown."""
 
 SIGNS: dict[str, Callable[[Any, Any], bool]] = {">=": ge, "<=": le, "!=": ne, "=": eq, ">": gt, "<": lt}
 
