@@ -634,6 +634,21 @@ def test_passages_have_their_columns_and_are_filtered_by_them(encoder_folder: Pa
         search(papers, "flow", where="year")
 
 
+def test_large_integers_keep_their_digits(tmp_path: Path) -> None:
+    """In answers, though a document lacks the column, and in filters. 2 ** 53 + 1 is the first that no float has."""
+    pytest.importorskip("bm25s")
+    keys = [2**53, 2**53 + 1, 2**53 + 2]
+    rows = [{"text": "A flow.", "key": key, "told": str(key), "size": 0.5, "n": 1} for key in keys]
+    file = write_rows(tmp_path / "texts.jsonl", [*rows, {"text": "The flow.", "n": 2}])
+    found = search(file, "flow")
+    assert set(found["key"].dropna()) == {*keys} and found["size"].dtype == float and found["n"].dtype == int
+    assert search(file, "flow", where="n=1")["key"].dtype == int
+    for sign, expected in (("=", keys[1:2]), (">", keys[2:]), ("<", keys[:1]), ("!=", keys[::2])):
+        for name in ("key", "told"):
+            assert set(search(file, "flow", where=f"{name}{sign}{keys[1]}")["key"]) == {*expected}, (name, sign)
+    assert len(search(file, "flow", where=f"key>={2**53}.0")) == 3 and len(search(file, "flow", where="n=1e0")) == 3
+
+
 def test_a_column_of_questions_is_no_question(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a document, as in tables of frequent questions; not every document has one."""
     pytest.importorskip("bm25s")

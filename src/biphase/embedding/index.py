@@ -359,7 +359,11 @@ class Searcher:
         """Find the best passages of each question, as a table, which has its columns without a passage too."""
         import pandas
 
-        found = pandas.DataFrame(self.answer(request))
+        found = pandas.DataFrame(self.answer(request), dtype=object)
+        # Integers with gaps stay as they are: pandas would make them floats, in which large ones lose digits.
+        kinds = {name: pandas.api.types.infer_dtype(found[name]) for name in found}
+        inferred = [name for name, kind in kinds.items() if kind != "integer" or found[name].notna().all()]
+        found[inferred] = found[inferred].infer_objects()
         first = 0 if request.questions[0].id else ANSWER_COLUMNS.index("by")
         further = [name for name in self.index.manifest.columns if name not in ANSWER_COLUMNS]
         return found if len(found) else found.reindex(columns=[*ANSWER_COLUMNS[first:], *further])

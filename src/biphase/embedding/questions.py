@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
@@ -38,13 +39,22 @@ class Filter:
         if self.column not in row:
             return False
         value = row[self.column]
-        number = as_number(value)
-        wanted = as_number(self.value)
+        number = exact_number(value)
+        wanted = exact_number(self.value)
         if number is not None and wanted is not None:
             return SIGNS[self.sign](number, wanted)
         is_truth = isinstance(value, bool)  # true or false, however it is written
         text, wanted_text = (str(value).lower(), self.value.lower()) if is_truth else (str(value), self.value)
         return self.sign in ("=", "!=") and SIGNS[self.sign](text, wanted_text)
+
+
+def exact_number(value: Any) -> float | None:
+    """Read a number as `as_number` does, but an integer exactly, of which a float keeps about 16 digits."""
+    number = as_number(value)
+    if number is not None and isinstance(value, int | str):
+        with suppress(ValueError):  # a text with a fraction
+            return int(value)
+    return number
 
 
 @dataclass(frozen=True)
