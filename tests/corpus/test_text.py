@@ -95,12 +95,40 @@ def test_a_csv_is_text_where_it_is_named(tmp_path: Path) -> None:
     """In a folder it is as often a list of the texts in it."""
     (tmp_path / "d.csv").write_text('\ufeffid;text\r\n1;"one; two\r\nthree"\r\n;four\r\n', newline="")
     assert [(document.id, document.text) for document in read(tmp_path / "d.csv")] == [
-        *(("1", "one; two\r\nthree"), ("", "four"))
+        *(("1", "one; two\r\nthree"), ("d.csv:4", "four"))
     ]
     assert [document.text for document in read(tmp_path / "d.csv", text_field="id")] == ["1", ""]
     fails(tmp_path / "d.csv", ":2:", "'content'", "id, text", text_field="content")
     (tmp_path / "d.txt").write_text("five")
     assert [Path(source.name).name for source in find_text_sources([tmp_path])] == ["d.txt"]
+
+
+def test_other_columns_of_a_csv(tmp_path: Path) -> None:
+    """Blanks around their names do not count, nor does a decimal comma."""
+    (tmp_path / "d.csv").write_text("id, text, year , e\u0301t\u00e9\na, one, 1958, 1\n")
+    (tmp_path / "e.csv").write_text("text;price;note\none;2,50;1,5 or so\ntwo;7;0,5\n")
+    first, *others = (
+        document
+        for source in find_text_sources([tmp_path / "d.csv", tmp_path / "e.csv"])
+        for document in read_documents(source, with_columns=True)
+    )
+    assert (first.id, first.text, first.columns) == ("a", " one", {"year": " 1958", "\u00e9t\u00e9": " 1"})
+    assert [other.columns for other in others] == [
+        {"price": "2.50", "note": "1,5 or so"},
+        {"price": "7", "note": "0.5"},
+    ]
+
+
+def test_an_empty_id_is_none(tmp_path: Path) -> None:
+    rows = [
+        {"id": "", "text": "a"},
+        {"id": " ", "_id": "b", "text": "b"},
+        {"id": None, "text": "c"},
+        {"id": 0, "text": ""},
+    ]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ids = [document.id for document in read(tmp_path / "d.jsonl", id_fields=("id", "_id"))]
+    assert ids == ["d.jsonl:1", "b", "d.jsonl:3", "0"]
 
 
 def test_txt_as_file_paragraphs_or_lines(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from typing import Any, Literal, get_args
 
 from biphase import console
 from biphase.config import plain_value
-from biphase.corpus.forms import Row, rows_in_memory, template_columns
+from biphase.corpus.forms import CommaNumber, Row, is_missing, mark_numbers, rows_in_memory, template_columns
 from biphase.corpus.rows import (
     DEFAULT_FORM,
     MAX_LINE_BYTES,
@@ -33,6 +33,8 @@ from biphase.corpus.rows import (
     find_field,
     kind_of,
     open_table,
+    own_name,
+    plain_name,
     read_json_lines,
     read_table,
     read_text_lines,
@@ -377,10 +379,10 @@ def read_documents(
 
     `text_field` and `id_fields` name JSON fields or columns; `meta.text` is a field inside another. A `text_field` with
     braces is a template of several, such as `{title}\n{body}`; if all of them are empty, so is the text, and null is
-    empty beside other values. The first of `id_fields` that a row has is its id; the id of a row without one is its
-    file and line. A .txt or .md file is one document (`txt_documents="file"`), one per paragraph between blank lines
-    ("paragraphs"), or one per line ("lines", blank ones included). A source without documents yields an empty one.
-    `with_columns` reads the other columns of rows too.
+    empty beside other values. The first of `id_fields` that is not empty is a row's id; the id of a row without one is
+    its file and line. A .txt or .md file is one document (`txt_documents="file"`), one per paragraph between blank
+    lines ("paragraphs"), or one per line ("lines", blank ones included). A source without documents yields an empty
+    one. `with_columns` reads the other columns of rows too.
 
     Raises `InputError` with file and line: broken JSON, a missing field (with those that exist), a text that is not a
     string, bytes that are not UTF-8, half a surrogate pair, damaged compression.
@@ -431,7 +433,7 @@ def read_fields(
     elif kind_of(Path(source.name)) == "parquet":
         rows = read_table(source.path, () if with_columns else names, id_fields)
     elif kind_of(Path(source.name)) == "csv":
-        placed, mark = open_table(source.path, DEFAULT_FORM, is_csv=True)[1], ":"
+        placed, mark = mark_numbers(*open_table(source.path, DEFAULT_FORM, is_csv=True)), ":"
         rows = ((int(place.rpartition(":")[2]), row, 0) for place, row in placed)
     else:
         rows, mark = read_json_lines(source.path), ":"
@@ -448,11 +450,21 @@ def read_fields(
             parts = string.Formatter().parse(template)
             text = "".join(literal + texts.get(name or "", "") for literal, name, _, _ in parts)
         num_chars += len(text)
-        id = next((id for id in (find_field(row, name) for name in id_fields) if id is not None), None)
+        id = next((id for id in (find_field(row, name) for name in id_fields) if not is_missing(id)), None)
         name = document_id(source, f"{mark}{number}") if id is None else str(id)
-        others = [(name, row[name]) for name in row if name not in (*names, *id_fields)] if with_columns else []
-        columns = {name: value for name, value in others if value is not None and not isinstance(value, list | dict)}
+        columns = other_columns(row, (*names, *id_fields)) if with_columns else {}
         yield Document(name, text, num_bytes or num_chars, columns)
+
+
+def other_columns(row: Row, names: Sequence[str]) -> Row:
+    """Return the single values of a row in other columns than these, by their plain names. Numbers have decimal
+    points."""
+    own_names = {own_name(row, name) for name in names}
+    columns = {}
+    for name, value in row.items():
+        if name not in own_names and value is not None and not isinstance(value, list | dict):
+            columns[plain_name(name)] = value.replace(",", ".") if isinstance(value, CommaNumber) else value
+    return columns
 
 
 def read_hub_file(name: str) -> Iterator[tuple[int, Row, int]]:
