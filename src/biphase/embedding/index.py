@@ -35,6 +35,7 @@ from biphase.corpus.tokenizer import load_auto_tokenizer
 from biphase.embedding import model as embedders
 from biphase.embedding.pairs import hash_text
 from biphase.embedding.passages import (
+    KEPT_TEXTS,
     LINES,
     PASSAGE_WORDS,
     PASSAGES,
@@ -60,6 +61,8 @@ FUSED_PASSAGES = 100
 """The number of nearest passages that embeddings score where rankings are fused; the last of them gets 0."""
 RERANKED_PASSAGES = 10
 """The number of passages that a cross-encoder reads with the question, or more if the user asks for more."""
+LEAST_KNOWN = 0.5
+"""The least share of the passages of a text in another place that its index must have to follow it there."""
 TRIED_PASSAGES = 64
 """The number of passages to search by their own words, to see what embeddings are good for."""
 TRIED_WORDS = 12
@@ -185,8 +188,8 @@ def build_index(
         num_passages, num_new = len(old_rows_N), int((old_rows_N < 0).sum())
         if not num_passages:
             raise InputError(f"{text} holds no text to search")
-        if old is not None and num_new == num_passages:
-            raise InputError(f"{index} was made from other text than {text} holds now: {tell_rebuild(model)}")
+        if old is not None and place_of(text) != place_of(old.manifest.text):
+            refuse_other_text(old, text, 1 - num_new / num_passages)
         # 2. BM25's words.
         if language is None:
             language = find_words_language(part, num_passages, old)
@@ -220,6 +223,21 @@ def build_index(
     alone = "" if model else "; words alone rank them until you name an embedding model (--model)"
     console.err.print(f"{index}: {num_passages:,} passages{change}; BM25 language: {language}{alone}")
     return Index(index, manifest, model, stamp, embedder)
+
+
+def place_of(text: str) -> Path:
+    """Return the path of a text, or the folder of a copy of texts in memory, whose name depends on the texts."""
+    path = Path(text).expanduser().resolve()
+    return path.parent if KEPT_TEXTS.fullmatch(path.name) else path
+
+
+def refuse_other_text(old: Index, text: str, known_share: float) -> None:
+    """Raise `InputError` for a text in another place than that of an index, unless the index has most of its passages
+    (`known_share`), as after a move."""
+    if known_share < LEAST_KNOWN:
+        has = f"was made from {old.manifest.text}, and has {known_share:.0%} of the passages of {text}"
+        remedy = "give this text an index of its own (--index)"
+        raise InputError(f"{old.folder} {has}: {remedy}, or {tell_rebuild(old.model)}")
 
 
 def root_of(text: str) -> Path:
