@@ -725,6 +725,68 @@ def test_an_index_follows_its_own_text_alone(tmp_path: Path) -> None:
     assert list(search(tmp_path / "moved" / "texts", "flow")["text"]) == ["A flow."]
 
 
+def test_an_update_of_an_index_that_was_replaced_is_refused(
+    papers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its embeddings may be those of another model by then."""
+    search(papers, "flow")
+    index = papers.with_name("papers.jsonl.index")
+    other = shutil.copytree(index, tmp_path / "other")
+    write_rows(papers, PAPERS[:1])
+    with monkeypatch.context() as patch:
+        replace_before("biphase.embedding.index.find_text_sources", index, other, patch)
+        with pytest.raises(InputError, match=f"^{index} was replaced while it was opened: run the command again$"):
+            search(papers, "flow")
+    assert list(search(papers, "flow")["id"]) == ["a#0"]
+
+
+def test_an_index_is_rebuilt_with_its_own_model_and_language(encoder_folder: Path, papers: Path) -> None:
+    search(papers, "flow", model=encoder_folder, language="none")
+    file = Path(f"{papers}.index", "index.json")
+    record = json.loads(file.read_text())
+    before = file.stat().st_mtime_ns
+    search(papers, "flow", rebuild=True)
+    assert json.loads(file.read_text()) == record and record["model"] == str(encoder_folder)
+    assert file.stat().st_mtime_ns > before
+    search(papers, "flow", rebuild=True, language="en")
+    assert json.loads(file.read_text()) == record | {"language": "en"}
+
+
+def test_a_data_set_of_the_hub_has_its_index_in_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder by the name of its owner would hide the data set from the next search."""
+    pytest.importorskip("bm25s")
+
+    class Rows(list[Any]):
+        num_shards = 1
+
+    monkeypatch.setattr("biphase.corpus.text.pin_commit", lambda *_: "c0ffee")
+    monkeypatch.setattr("biphase.corpus.text.stream_rows", lambda _: Rows([{"text": "A flow."}]))
+    monkeypatch.chdir(tmp_path)
+    for name in ("some/texts", "some/texts", "hub:some/texts"):
+        assert list(search(name, "flow")["text"]) == ["A flow."]
+    assert (tmp_path / "some--texts.index").is_dir() and not (tmp_path / "some").exists()
+
+
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a text, of an index, and of an index of texts in memory."""
+    pytest.importorskip("bm25s")
+    write_rows(tmp_path / "texts.jsonl", [{"text": "A flow."}])
+    (tmp_path / "here").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path / "here")
+    for source, index in (
+        ("~/texts.jsonl", None),
+        ("~/texts.jsonl.index", None),
+        ("~/texts.jsonl", "~/my.index"),
+        (["A flow."], "~/memory.index"),
+    ):
+        assert list(search(source, "flow", index=index)["text"]) == ["A flow."]
+    assert not [*Path().iterdir()]
+    assert {path.name for path in tmp_path.glob("[!.]*.index*")} == {
+        *("texts.jsonl.index", "my.index", "memory.index", "memory.index.texts")
+    }
+
+
 def test_a_file_of_questions_is_answered_at_once(encoder_folder: Path, papers: Path, tmp_path: Path) -> None:
     (tmp_path / "asked.txt").write_text("flow of heat\n\nwings\n")
     found = search(papers, questions=tmp_path / "asked.txt", model=encoder_folder, top=2)

@@ -508,7 +508,7 @@ def search(
         documents: Answer with documents, each by its best passage. A document may otherwise have several passages among
             the answers.
         top: The number of passages, or of documents.
-        rebuild: Build the index again.
+        rebuild: Build the index again, with its own model and language unless others are given.
         text_field: The JSON field or column that holds the text, or a template of several, such as `{title}\\n{body}`.
 
     Returns: a row for each passage: `by` (its ranker: the model, BM25, both, or the cross-encoder), `rank`, `score`,
@@ -548,10 +548,11 @@ def find_index(
     """Open the index that `search` uses, or build it. Report mistakes before loading PyTorch."""
     if index is None and not are_names(source):
         raise InputError("texts in memory have no name for their index: name a folder, such as index='my.index'")
+    index = None if index is None else Path(index).expanduser()
     names = name_sources(source, Path(f"{index}.texts"), text_field)
     if len(names) != 1:
         raise InputError(f"search takes one source, and {len(names)} are given: give their folder, a glob, or texts")
-    name = str(names[0])
+    name = os.path.expanduser(names[0])
     text = None if is_index(Path(name)) else name
     if text is not None:
         check_place(text)
@@ -559,20 +560,23 @@ def find_index(
         raise InputError(f"{name} is an index: to rebuild it, give its text")
     if text is not None and index is None and has_magic(name) and not Path(name).exists():
         raise InputError(f"{name} names several files: name the folder of their index (--index)")
-    folder = Path(name) if text is None else Path(index or name.rstrip("/") + ".index")
+    own = name.rstrip("/") if Path(name).exists() else name.removeprefix("hub:").replace("/", "--")  # a Hub data set
+    folder = Path(name) if text is None else Path(index or f"{own}.index")
     embedder = None if model is None else str(model)
     if embedder is not None:
         find_folder(embedder)
-    has_index = is_index(folder) and not rebuild
-    if not has_index:
+    has_index = is_index(folder)
+    if rebuild or not has_index:
         refuse_foreign(folder, "search index")
     with needs_extra("embeddings", "biphase search"):
         check_language(language)
-        from biphase.embedding.index import build_index, open_index
-    if has_index:
-        opened = open_index(folder, embedder, text, text_field, language)
-    else:
+        from biphase.embedding.index import build_index, open_index, rebuild_index
+    if not has_index:
         opened = build_index(name, embedder or "", folder, text_field, language)
+    elif rebuild:
+        opened = rebuild_index(name, embedder, folder, text_field, language)
+    else:
+        opened = open_index(folder, embedder, text, text_field, language)
     if not are_names(source):
         remove_earlier_texts(Path(name))
     return opened

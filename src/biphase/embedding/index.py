@@ -35,13 +35,14 @@ from biphase.corpus.tokenizer import load_auto_tokenizer
 from biphase.embedding import model as embedders
 from biphase.embedding.pairs import hash_text
 from biphase.embedding.passages import (
-    KEPT_TEXTS,
     LINES,
     PASSAGE_WORDS,
     PASSAGES,
     cutting_hash,
     document_of,
+    place_of,
     read_texts,
+    root_of,
     write_passages,
 )
 from biphase.embedding.questions import ANSWER_COLUMNS, By, Filter, Request, UserQuestion, read_request
@@ -120,7 +121,7 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str,
         stamp = stamp_of(path / "index.json")
     refuse_damaged(path, remedy)
     manifest = read_json_as(path / "index.json", IndexManifest, remedy)
-    model_path = model or (manifest.model_place if is_here(manifest.model_place) else manifest.model)
+    model_path = model or model_of(manifest)
     name = text or manifest.text
     text_hash = manifest.text_hash
     if text or (not manifest.sources and (Path(name).exists() or glob(name, recursive=True))):
@@ -164,6 +165,17 @@ def is_here(model: str) -> bool:
     return bool(model) and (Path(model).exists() or Path(split_reference(model)[0]).exists())
 
 
+def rebuild_index(text: str, model: str | None, path: Path, text_field: str, language: str | None) -> Index:
+    """Build an index again. It keeps its model and its language unless others are given."""
+    manifest = read_json_as(path / "index.json", IndexManifest, "delete the index and build it again")
+    return build_index(text, model or model_of(manifest), path, text_field, language or manifest.language or None)
+
+
+def model_of(manifest: IndexManifest) -> str:
+    """Return the path or Hub id of an index's model; empty for an index of words alone."""
+    return manifest.model_place if is_here(manifest.model_place) else manifest.model
+
+
 def build_index(
     text: str, model: str, index: Path, text_field: str, language: str | None, old: Index | None = None
 ) -> Index:
@@ -181,6 +193,8 @@ def build_index(
     sources = find_text_sources([text])
     text_hash = hash_named(text, sources)  # hashed before it is read: a change in between counts as another text
     with own_folder(index, "search index") as part:
+        if old is not None:
+            refuse_replaced(old)  # now, while no other call can write there
         # 1. Passages.
         model_hash, embedder = open_model(model) if model else ("", None)
         before = old.folder if old else None
@@ -225,12 +239,6 @@ def build_index(
     return Index(index, manifest, model, stamp, embedder)
 
 
-def place_of(text: str) -> Path:
-    """Return the path of a text, or the folder of a copy of texts in memory, whose name depends on the texts."""
-    path = Path(text).expanduser().resolve()
-    return path.parent if KEPT_TEXTS.fullmatch(path.name) else path
-
-
 def refuse_other_text(old: Index, text: str, known_share: float) -> None:
     """Raise `InputError` for a text in another place than that of an index, unless the index has most of its passages
     (`known_share`), as after a move."""
@@ -238,12 +246,6 @@ def refuse_other_text(old: Index, text: str, known_share: float) -> None:
         has = f"was made from {old.manifest.text}, and has {known_share:.0%} of the passages of {text}"
         remedy = "give this text an index of its own (--index)"
         raise InputError(f"{old.folder} {has}: {remedy}, or {tell_rebuild(old.model)}")
-
-
-def root_of(text: str) -> Path:
-    """Find the folder of a text: itself, that of the file, or that in which a glob begins."""
-    named = Path(text).expanduser()
-    return next(place for place in (named, *named.parents) if place.is_dir())
 
 
 def hash_named(text: str, sources: Sequence[TextSource]) -> str:
@@ -255,7 +257,7 @@ def hash_named(text: str, sources: Sequence[TextSource]) -> str:
 
 
 def tell_rebuild(model: str) -> str:
-    """Write the remedy for an index that cannot be updated. Without its model, it would lose its embeddings."""
+    """Write the remedy for an index that cannot be updated, with the model of its embeddings."""
     return f"rebuild it (--rebuild{f' --model {model}' if model else ''})"
 
 
@@ -329,6 +331,13 @@ class IndexFiles:
         return json.loads(self.lines[begin:end])
 
 
+def refuse_replaced(index: Index) -> None:
+    """Raise `InputError` if an index was replaced since `open_index` read its manifest."""
+    with reading(index.folder, "rebuild it"):
+        if stamp_of(index.folder / "index.json") != index.stamp:
+            raise InputError(f"{index.folder} was replaced while it was opened: run the command again")
+
+
 def open_files(index: Index) -> IndexFiles:
     """Open all files of an index. Raises `InputError` if it was replaced since `open_index` read its manifest."""
     folder = index.folder
@@ -338,8 +347,7 @@ def open_files(index: Index) -> IndexFiles:
         offsets_N = np.load(folder / LINES, mmap_mode="r", allow_pickle=False)
         vectors_ND = open_vectors(folder) if index.manifest.model else None
         files = IndexFiles(lines, offsets_N, vectors_ND, open_bm25(folder / WORDS))
-        if stamp_of(folder / "index.json") != index.stamp:
-            raise InputError(f"{folder} was replaced while it was opened: run the command again")
+        refuse_replaced(index)
     return files
 
 

@@ -55,6 +55,18 @@ def document_of(passage: Row) -> str:
     return passage["id"].rpartition("#")[0]
 
 
+def root_of(text: str) -> Path:
+    """Find the folder of a text: itself, that of the file, or that in which a glob begins."""
+    named = Path(text).expanduser()
+    return next(place for place in (named, *named.parents) if place.is_dir())
+
+
+def place_of(text: str) -> Path:
+    """Return the path of a text, or the folder of a copy of texts in memory, whose name depends on the texts."""
+    path = Path(text).expanduser().resolve()
+    return path.parent if KEPT_TEXTS.fullmatch(path.name) else path
+
+
 def cutting_hash() -> str:
     """Hash the way in which texts are cut into passages and words."""
     return content_hash([*cut_document(Document("sample", SAMPLE)), searched_words(SAMPLE)])[:16]
