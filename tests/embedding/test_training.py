@@ -564,6 +564,13 @@ def test_a_run_is_named_by_contents(make: Make) -> None:
     assert make(*distil, "stages.0.learning_rate=1").identity("model", ["data", "teacher", "torch.float32"]) != first
 
 
+def test_a_score_names_the_teacher_among_its_data(make: Make, wide_teacher: Path) -> None:
+    distilled = make("stages.0.loss=distill", f"stages.0.teacher={wide_teacher}")
+    pairs = [read_pairs(source, 0).hash for source in distilled.stages[0].data]
+    assert training.hash_trained_on(make()) == pairs
+    assert training.hash_trained_on(distilled) == [*pairs, hash_embedder(str(wide_teacher))]
+
+
 def test_a_teacher_reads_repeated_rows_once(make: Make, wide_teacher: Path, tmp_path: Path) -> None:
     recipe = make("stages.0.loss=distill", f"stages.0.teacher={wide_teacher}", "stages.0.data.0.weight=2.5")
     [stage], teacher, model = recipe.stages, load_embedder(str(wide_teacher)), SimpleNamespace()
@@ -680,9 +687,14 @@ def test_a_tokenizer_that_sentence_transformers_would_take_for_another(
         train_embedder(make(f"model={tmp_path / 'qwen'}"), tmp_path / "runs")
 
 
-def test_what_is_trained_is_not_written_over(make: Make, encoder_folder: Path, tmp_path: Path) -> None:
+def test_what_is_trained_is_not_written_over(
+    make: Make, encoder_folder: Path, wide_teacher: Path, tmp_path: Path
+) -> None:
     with pytest.raises(InputError, match="is the model that is trained"):
         train_embedder(make(f"out={encoder_folder}"), tmp_path / "runs")
+    distil = "stages.0.loss=distill", f"stages.0.teacher={wide_teacher}"
+    with pytest.raises(InputError, match=f"out: {wide_teacher} is the model that is trained, or a teacher: give"):
+        train_embedder(make(*distil, f"out={wide_teacher}"), tmp_path / "runs")
 
 
 def test_a_ragged_table_is_told_with_its_line(make: Make, tmp_path: Path) -> None:

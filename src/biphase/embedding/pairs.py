@@ -101,13 +101,12 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
 def check_paths(recipe: EmbeddingRecipe) -> None:
     """Raise `InputError` for paths of a recipe that do not exist or have no pairs in their first row, and for an `out`
     that biphase did not write. Skip pairs on the Hub."""
-    out = Path(recipe.out)
-    if out.exists() and out.resolve() == Path(recipe.model).expanduser().resolve():
-        raise InputError(f"out: {out} is the model that is trained: give another folder")
+    out, models = Path(recipe.out), (recipe.model, *recipe.teachers)
+    if out.exists() and out.resolve() in [Path(model).expanduser().resolve() for model in models]:
+        raise InputError(f"out: {out} is the model that is trained, or a teacher: give another folder")
     refuse_foreign(out, "embedding model")
-    for model in (recipe.model, *(stage.teacher for stage in recipe.stages)):
-        if model is not None:
-            find_folder(model)
+    for model in models:
+        find_folder(model)
     check_sources(recipe)
     for path in recipe.evaluation:
         if not Path(path).exists():

@@ -179,6 +179,11 @@ class EmbeddingRecipe(Strict):
     """The receiver of every tenth step's loss, counted over all stages, and of the final scores, as in pretraining
     recipes."""
 
+    @property
+    def teachers(self) -> tuple[str, ...]:
+        """The teachers of its stages."""
+        return tuple(stage.teacher for stage in self.stages if stage.teacher is not None)
+
     @model_validator(mode="after")
     def stages_fit(self) -> "EmbeddingRecipe":
         refuse_doubles("stages: the name", [stage.name for stage in self.stages])

@@ -80,15 +80,14 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     check_paths(recipe)
     device = choose_device(recipe.device)
     dtype = choose_dtype(recipe.precision, device)
-    teachers = [stage.teacher for stage in recipe.stages if stage.teacher is not None]
     with ExitStack() as opened:
-        for name in (recipe.model, *teachers):
+        for name in (recipe.model, *recipe.teachers):
             opened.enter_context(unreplaced(find_folder(name)))
         before, model = open_models(recipe)
         begun = embedders.tell_unused_parts(recipe)
         console.err.print(f"{explain_computing(dtype, device, before[0].network)} · not compiled (too short a run)")
         stage_runs = open_stages(recipe, model)
-        model_hash, *teacher_hashes = map(embedders.hash_embedder, (recipe.model, *teachers))
+        model_hash, *teacher_hashes = map(embedders.hash_embedder, (recipe.model, *recipe.teachers))
     datasets = [read_judged_set(Path(path)) for path in recipe.evaluation]
     # 2. The folder of the run, named by everything that decides its weights.
     hashes = [*(pairs.hash for run in stage_runs for pairs in run.sources), *teacher_hashes]
@@ -519,6 +518,12 @@ def train_stage(run: StageRun, tables: Tables) -> dict[str, Any]:
 # As a part of a study
 
 
+def hash_trained_on(recipe: EmbeddingRecipe) -> list[str]:
+    """Hash the pairs of all stages, then the teachers."""
+    pair_hashes = [hash_pairs(source) for stage in recipe.stages for source in stage.data]
+    return [*pair_hashes, *map(embedders.hash_embedder, recipe.teachers)]
+
+
 def score_embedding(
     model: str,
     label: str,
@@ -544,7 +549,7 @@ def score_embedding(
     own = {"name": run_name, "model": model, "out": str(out / run_name), "seed": config.seed, "weights": config.weights}
     embedding_recipe = parse_config(EmbeddingRecipe, {**recipe, **own}, origin="evaluation.embed")
     sets = {name: read_judged_set(Path(paths[name])) for name in unscored}
-    pair_hashes = [hash_pairs(source) for stage in embedding_recipe.stages for source in stage.data]
+    trained_hashes = hash_trained_on(embedding_recipe)
     folder, facts = train_embedder(embedding_recipe, out / "runs")
     embedder = embedders.load_embedder(str(folder))
     seconds = time.perf_counter() - started
@@ -563,7 +568,7 @@ def score_embedding(
             task=name,
             trained_on=trained_on,
             source=paths[name],
-            data_hash=files.content_hash([files.content_hash(contents), pair_hashes]),
+            data_hash=files.content_hash([files.content_hash(contents), trained_hashes]),
             metric=dataset.metric,
             config=config,
             metrics=dict.fromkeys(EVALUATED_SPLITS, metrics | by_words),
