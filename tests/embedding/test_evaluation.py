@@ -102,6 +102,25 @@ def test_similarity_is_as_sentence_transformers_scores_it(encoder_folder: Path, 
     assert ours["spearman"] == pytest.approx(theirs["spearman_cosine"], abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("header", "question"),
+    [
+        ("id,a,b,c", "which columns are pairs?"),
+        ("question,answer,label", "does 'label' say how well its pairs fit?"),
+        ("a,b,label", "is 'label' a score or a class?"),
+        ("anchor,positive", "no scored pairs:"),
+    ],
+)
+def test_judged_pairs_are_made_clear_by_their_columns(header: str, question: str, tmp_path: Path) -> None:
+    """No option names the columns, unlike in a recipe."""
+    width, file = header.count(",") + 1, tmp_path / "pairs.csv"
+    rows = [["a fox", "foxes", "1", "red"], ["the sea", "bread", "0", "blue"]]
+    file.write_text("".join(f"{line}\n" for line in (header, *(",".join(row[:width]) for row in rows))))
+    with pytest.raises(InputError) as told:
+        read_judged_set(file)
+    assert str(told.value) == f"{file}: {question} call its columns sentence1, sentence2 and score"
+
+
 def test_bm25_finds_the_beginnings_of_documents(beir: Path) -> None:
     pytest.importorskip("bm25s")
     assert score_bm25(read_judged_set(beir))["recall_at_10"] > 0.9

@@ -20,7 +20,7 @@ from biphase import console
 from biphase.corpus.text import sample_language
 from biphase.embedding.index import Searcher, fuse_with_words
 from biphase.embedding.model import embed_texts, encoder_of, find_similar
-from biphase.embedding.pairs import read_pairs
+from biphase.embedding.pairs import UnclearPairsError, read_pairs
 from biphase.embedding.passages import document_of, read_passages
 from biphase.embedding.questions import By, Request, UserQuestion
 from biphase.embedding.recipe import PairSource, set_name
@@ -62,9 +62,13 @@ def read_judged_set(path: Path) -> JudgedSet:
     """Read a folder in BEIR's layout, as for a retrieval task, or a file of scored pairs. Raises `InputError` for a
     path that is neither, or has no judgement."""
     if not path.is_dir():
-        pairs = read_pairs(PairSource(path=str(path)), seed=0)
+        remedy = "call its columns sentence1, sentence2 and score"
+        try:
+            pairs = read_pairs(PairSource(path=str(path)), seed=0)
+        except UnclearPairsError as error:
+            raise InputError(f"{error.args[0]} {remedy}") from None
         if pairs.kind != "scored":
-            raise InputError(f"{path}: no scored pairs: two texts and a score are needed")
+            raise InputError(f"{path}: no scored pairs: {remedy}")
         return JudgedSet(set_name(str(path)), {}, {}, {}, [(row[0], row[1], row[2]) for row in pairs.rows])
     source, relevance = open_judged(path, FileLayout(test="qrels/test.tsv"))
     queries, documents = read_judged_texts(source, {"test": relevance}, judged_only=False)

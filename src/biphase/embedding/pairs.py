@@ -66,6 +66,15 @@ class Pairs:
         return list(zip(*self.table.to_pydict().values(), strict=True))
 
 
+class UnclearPairsError(InputError):
+    """A file does not show which of its columns are pairs, or scores. The arguments are the question that is open and
+    the remedy in a recipe."""
+
+    def __str__(self) -> str:
+        question, remedy = self.args
+        return f"{question} {remedy}"
+
+
 def to_arrow(rows: Iterable[Sequence[Any]], names: Sequence[str], progress: console.Tracker | None = None) -> pa.Table:
     """Make a table of rows, piece by piece, because Python objects take several times the memory."""
     schema = pa.schema([(name, pa.float64() if name == "score" else pa.string()) for name in names])
@@ -91,7 +100,7 @@ def read_pairs(source: PairSource, seed: int) -> Pairs:
     scores = table["score"].unique().to_pylist() if is_scored else []
     if scores and not source.columns and columns[2] == "label" and all(score % 1 == 0 for score in scores):
         remedy = f"name columns: [{', '.join(columns)}] where it is a score, or two columns with texts"
-        raise InputError(f"{source.path}: is 'label' a score or a class? {remedy}")
+        raise UnclearPairsError(f"{source.path}: is 'label' a score or a class?", remedy)
     if len(scores) == 1:
         raise InputError(f"{source.path}: all scores are {scores[0]}, from which nothing can be learnt")
     message = f"{len(table):,} {'scored pairs' if is_scored else 'rows'} of {', '.join(columns)}"
@@ -206,11 +215,12 @@ def guess_columns(name: str, row: dict[str, Any]) -> tuple[str, ...]:
     if columns is None and len(texts) == 2 and len(row) <= 3:
         columns = (*texts, *(column for column in row if column not in texts and column in SCORES))
     if columns is None:
-        raise InputError(f"{name}: which columns are pairs? name them with columns: [a, b]; it has {', '.join(row)}")
+        remedy = f"name them with columns: [a, b]; it has {', '.join(row)}"
+        raise UnclearPairsError(f"{name}: which columns are pairs?", remedy)
     score = next((column for column in SCORES if column in row and column not in columns), None)
     if score is not None and columns != ("title", "text"):  # a text with a title often has a class
         remedy = f"name columns: [{', '.join((*columns[:2], score))}] if so, else columns: [{', '.join(columns)}]"
-        raise InputError(f"{name}: does '{score}' say how well its pairs fit? {remedy}")
+        raise UnclearPairsError(f"{name}: does '{score}' say how well its pairs fit?", remedy)
     return columns
 
 
