@@ -612,6 +612,23 @@ def test_a_last_linear_layer_is_searched_in_bf16(
     np.testing.assert_allclose(vectors_ND, theirs_ND, atol=0.03)
 
 
+def test_passages_that_the_model_cuts_are_told(
+    encoder_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("bm25s")
+    model = shutil.copytree(encoder_folder, tmp_path / "model", ignore=shutil.ignore_patterns(MARK))
+    settings = json.loads((model / "sentence_bert_config.json").read_text()) | {"max_seq_length": 40}
+    (model / "sentence_bert_config.json").write_text(json.dumps(settings))
+    texts = ["one two three " * repeats for repeats in (2, 3, 30, 40)]
+    lengths = [len(ids) for ids in SentenceTransformer(str(model)).tokenizer(texts, truncation=False)["input_ids"]]
+    assert lengths[1] <= 40 < lengths[2]
+    search(texts, "two", model=model, index=tmp_path / "i")
+    told = "about 50% of the passages are longer than the model's 40 tokens: it reads their beginnings"
+    assert told in " ".join(capsys.readouterr().err.split())
+    search(texts[:2], "two", model=model, index=tmp_path / "j")
+    assert "are longer than" not in capsys.readouterr().err
+
+
 def test_both_rankings_are_fused_by_their_scores(encoder_folder: Path, papers: Path) -> None:
     """By the mean of two scores from 0 to 1: a share of BM25's best, and cosines between the worst and the best."""
     question = "flow at high speed"

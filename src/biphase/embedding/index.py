@@ -287,6 +287,7 @@ def write_vectors(part: Path, embedder: SentenceTransformer, old_rows_N: np.ndar
         old_rows_N = np.full_like(old_rows_N, -1)
     encode, new_texts = embedders.fast_encoder_of(embedder, "document"), compress(read_texts(part), old_rows_N < 0)
     embedders.embed_into(vectors_ND, np.flatnonzero(old_rows_N < 0), encode, new_texts, "index")
+    embedders.tell_cut(embedder, read_texts(part), len(vectors_ND))
     return vectors_ND
 
 

@@ -257,6 +257,8 @@ ENCODE_TEXTS = 64
 """The number of texts that pass through the network at a time."""
 PIECE_TEXTS = 512
 """The most texts between two reports of progress."""
+CUT_TEXTS = 100
+"""The approximate number of texts that show how many a model cuts."""
 
 
 Encode = Callable[..., Any]
@@ -325,6 +327,18 @@ def embed_into(rows_ND: np.ndarray, chosen: np.ndarray, encode: Encode, texts: I
     remaining = iter(chosen)
     for piece_ND in embed_pieces(encode, texts, len(chosen), label):
         rows_ND[list(islice(remaining, len(piece_ND)))] = piece_ND.cpu().numpy()
+
+
+def tell_cut(model: SentenceTransformer, texts: Iterable[str], num_texts: int) -> None:
+    """Print the share of `num_texts` texts that a model cuts at its `max_seq_length`, by about a hundred of them."""
+    first: Any = model[0]
+    if not isinstance(first, PackedTransformer | Transformer) or first.max_seq_length is None:
+        return  # such as a table of words, which cuts nothing
+    sample = [*islice(texts, None, None, max(1, num_texts // CUT_TEXTS))]
+    encoded = first.tokenizer(sample, truncation=False, verbose=False)["input_ids"]
+    if share := sum(len(ids) > first.max_seq_length for ids in encoded) / len(sample):
+        longest = f"the model's {first.max_seq_length:,} tokens"
+        console.err.print(f"about {share:.0%} of the passages are longer than {longest}: it reads their beginnings")
 
 
 # Tables that a model extends, made once and kept as files
