@@ -564,6 +564,21 @@ def test_a_run_is_named_by_contents(make: Make) -> None:
     assert make(*distil, "stages.0.learning_rate=1").identity("model", ["data", "teacher", "torch.float32"]) != first
 
 
+def test_a_teacher_reads_each_text_once(wide_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On each side, because prompts may differ; mined negatives are positives of other rows."""
+    columns = {"anchor": ["who?", "who?", "where?"], "positive": ["Tip", "in Oz", "Tip"]}
+    table = Dataset.from_dict(columns | {"negative_1": ["in Oz", "Jack", "who?"]})
+    read, embed = list[str](), encode.encode_batch
+    monkeypatch.setattr(encode, "encode_batch", lambda encoder, texts: read.extend(texts) or embed(encoder, texts))
+    taught = teach_once(table, load_embedder(str(wide_teacher)), "a", tmp_path / "taught.arrow")
+    assert read == ["who?", "where?", "Tip", "in Oz", "Jack", "who?"]
+    theirs = SentenceTransformer(str(wide_teacher))
+    for row in taught:
+        texts = [f"asked: {row['anchor']}", f"said: {row['positive']}", f"said: {row['negative_1']}"]
+        np.testing.assert_allclose(row["label"], theirs.encode(texts), atol=1e-5)
+    assert [path.name for path in tmp_path.glob("taught*")] == ["taught.arrow"]
+
+
 def test_a_score_names_the_teacher_among_its_data(make: Make, wide_teacher: Path) -> None:
     distilled = make("stages.0.loss=distill", f"stages.0.teacher={wide_teacher}")
     pairs = [read_pairs(source, 0).hash for source in distilled.stages[0].data]

@@ -11,7 +11,7 @@ import copy
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -357,29 +357,44 @@ def table_once(path: Path, schema: pa.Schema, pieces: Iterable[pa.Table]) -> Dat
 
 
 def teach_once(table: Dataset, teacher: SentenceTransformer, stage: str, path: Path) -> Dataset:
-    """Add the teacher's embeddings of the texts to a table, as labels of `EmbedDistillLoss`, [C, D] for a row.
+    """Add the teacher's embeddings of the texts to a table, as labels of `EmbedDistillLoss`, [C, D] for a row. The
+    teacher reads each text once, and once more if it is a query and a document.
 
     The teacher's own prompts apply: anchors are queries, positives and negatives are documents, and the two sides of
-    scored pairs are neither.
+    scored pairs are neither. To save memory, files hold the embeddings of different texts meanwhile.
     """
     columns = [column for column in table.column_names if column != "score"]
-    encoders: list[Any] = [teacher.encode_query] + [teacher.encode_document] * (len(columns) - 1)
+    sides: list[tuple[list[str], Encode]] = [
+        (columns[:1], teacher.encode_query),
+        (columns[1:], teacher.encode_document),
+    ]
     if "score" in table.column_names:
-        encoders = [teacher.encode, teacher.encode]
+        sides = [(columns, teacher.encode)]
     width = width_of(teacher)
     rows_CD = pa.list_(pa.list_(pa.float32(), width), len(columns))
     schema = pa.schema([*((column, pa.string()) for column in columns), ("label", rows_CD)])
 
     def teach() -> Iterator[pa.Table]:
-        with console.track(f"teach {stage}", len(table), "rows") as progress:
-            for texts in table.select_columns(columns).iter(PIECE_TEXTS):
-                sides = zip(encoders, columns, strict=True)
-                embeddings = [encode_batch(encode, texts[column]) for encode, column in sides]
-                flat = pa.array(torch.stack(embeddings, dim=1).flatten().cpu().numpy())
-                rows_BC = pa.FixedSizeListArray.from_arrays(flat, width)
-                rows_BCD = pa.FixedSizeListArray.from_arrays(rows_BC, len(columns))
-                yield pa.table([*texts.values(), rows_BCD], schema=schema)
-                progress.advance(len(rows_BCD))
+        # 1. The embeddings of each side's different texts, and their rows there.
+        vectors: dict[str, np.memmap] = {}
+        rows: dict[str, dict[str, int]] = {}
+        paths = [path.with_suffix(f".{number}.npy") for number in range(len(sides))]
+        for (names, encode), file in zip(sides, paths, strict=True):
+            texts = dict.fromkeys(chain.from_iterable(table.data.column(name).to_pylist() for name in names))
+            vectors_ND = create_vectors(file, len(texts), width)
+            embed_into(vectors_ND, np.arange(len(texts)), encode, texts, f"teach {stage}")
+            rows_of_texts = {text: row for row, text in enumerate(texts)}
+            for name in names:
+                vectors[name], rows[name] = vectors_ND, rows_of_texts
+        # 2. Those of the table's rows.
+        for piece in table.select_columns(columns).iter(PIECE_TEXTS):
+            embeddings = [vectors[name][[rows[name][text] for text in piece[name]]] for name in columns]
+            flat = pa.array(np.stack(embeddings, axis=1).ravel())
+            rows_BC = pa.FixedSizeListArray.from_arrays(flat, width)
+            rows_BCD = pa.FixedSizeListArray.from_arrays(rows_BC, len(columns))
+            yield pa.table([*piece.values(), rows_BCD], schema=schema)
+        for file in paths:
+            file.unlink()
 
     return table_once(path, schema, teach())
 
