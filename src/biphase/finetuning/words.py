@@ -117,7 +117,7 @@ def write_words(plan: CellPlan, data: Any, trained: Any, folder: Path) -> None:
 
     task, started, cell = plan.task, time.perf_counter(), make_context(plan.task, plan.config)
     if task.kind.is_search:
-        judged = {split: judge_bm25(data, split, cell) for split in EVALUATED_SPLITS}
+        judged = judge_bm25(data, cell)
     else:
         judged = (judge_tags if task.kind.is_tagging else judge_texts)(cell, data, trained)
     score = Score(

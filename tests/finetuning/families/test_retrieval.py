@@ -13,6 +13,7 @@ from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.families import pair_ranking, retrieval
 from biphase.finetuning.families.retrieval import contrastive_loss, embed_all, no_negatives
 from biphase.finetuning.heads import build_network
+from biphase.tasks.examples import load_examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.splits import Collection, own_documents
 
@@ -154,6 +155,20 @@ def test_no_query_is_a_candidate_of_its_own(encoder: Encoder, monkeypatch: pytes
     found = pair_ranking.order_candidates(split, np.arange(len(split.documents_S), dtype=np.float64))
     assert [len(documents) for documents in found.values()] == [3, 3]
     assert all(query not in documents for query, documents in found.items())
+
+
+def test_documents_are_indexed_once_for_all_splits(
+    encoder: Encoder, data_dirs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And once for BM25's own scores."""
+    pytest.importorskip("bm25s")
+    cell = make_cell("squad_retrieval", judged_only=False, ranking="pairs")
+    data: Any = load_examples(find_source(cell.task, data_dirs["squad_retrieval"]), judged_only=False)
+    calls, index = list[int](), pair_ranking.index_bm25
+    monkeypatch.setattr(pair_ranking, "index_bm25", lambda texts: calls.append(1) or index(texts))
+    pair_ranking.encode(data, encoder.tokenizer, cell.config)
+    assert len(calls) == 1
+    assert pair_ranking.judge_bm25(data, cell).keys() == {"validation", "test"} and len(calls) == 2
 
 
 def test_pairs_are_those_of_the_tokenizer(encoder: Encoder) -> None:

@@ -6,8 +6,9 @@ multiple choice. An unjudged document among BM25's best may be relevant all the 
 Letters: Q queries, S pairs of a query and a candidate.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice, pairwise
 from typing import Any
 
@@ -21,7 +22,7 @@ from biphase.finetuning.families import Predicted, multiple_choice, predict_inpu
 from biphase.finetuning.kept import KeptModel
 from biphase.finetuning.metrics import BM25, Judgement, judge_ranking, ranking_scores
 from biphase.tasks.bm25 import index_bm25, query_bm25
-from biphase.tasks.spec import TASK_SPLITS, EvaluatedSplit, TaskSplit
+from biphase.tasks.spec import EVALUATED_SPLITS, TASK_SPLITS, EvaluatedSplit, TaskSplit
 from biphase.tasks.splits import DRAW_SEED, Collection, Judgements, own_documents
 
 CANDIDATES = 100
@@ -46,28 +47,30 @@ class Split(multiple_choice.Split):
         return means | {BM25: before["ndcg_at_10"]}, rows
 
 
-def judge_bm25(data: Collection, split: EvaluatedSplit, cell: CellContext) -> Judgement:
-    """Judge BM25 alone on the queries of a split, without any training."""
+def judge_bm25(data: Collection, cell: CellContext) -> dict[EvaluatedSplit, Judgement]:
+    """Judge BM25 alone on the queries of each evaluated split, without any training."""
     twins = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
-    relevance = {query: data.relevance[split][query] for query in data.queries if query in data.relevance[split]}
-    searched = [*(data.judged_documents[split] if cell.config.judged_only else data.documents)]
-    ranked = rank_documents(data, twins, list(relevance), searched)
-    scores = {query: {id: -float(place) for place, id in enumerate(ids)} for query, ids in ranked.items()}
-    return judge_ranking(relevance, scores, cell.task.metric)
+    rank, judged = ranker_of(data, twins), dict[EvaluatedSplit, Judgement]()
+    for split in EVALUATED_SPLITS:
+        relevance = {query: data.relevance[split][query] for query in data.queries if query in data.relevance[split]}
+        ranked = rank(list(relevance), [*(data.judged_documents[split] if cell.config.judged_only else data.documents)])
+        scores = {query: {id: -float(place) for place, id in enumerate(ids)} for query, ids in ranked.items()}
+        judged[split] = judge_ranking(relevance, scores, cell.task.metric)
+    return judged
 
 
 def encode(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig) -> dict[TaskSplit, Split]:
     """Encode queries with their candidates as pairs of texts."""
     twins = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
-    splits = {}
+    rank, splits = ranker_of(data, twins), {}
     for name in TASK_SPLITS:
         relevance: Judgements = {}
-        groups = group_training(data, twins) if name == "train" else []
+        groups = group_training(data, twins, rank) if name == "train" else []
         if name != "train":
             grades = data.relevance[name]
             relevance = {query: grades[query] for query in data.queries if query in grades}
             searched = [*(data.judged_documents[name] if config.judged_only else data.documents)]
-            ranked = rank_documents(data, twins, list(relevance), searched)
+            ranked = rank(list(relevance), searched)
             groups = [(query, candidates) for query, candidates in ranked.items() if candidates]
         named = [(query, document) for query, candidates in groups for document in candidates]
         pairs = [(data.queries[query], data.documents[document]) for query, document in named]
@@ -86,25 +89,35 @@ def encode(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig)
     return splits
 
 
-def rank_documents(data: Collection, twins: Set[str], queries: list[str], documents: list[str]) -> dict[str, list[str]]:
-    """Rank the documents for each query by BM25. A query that is a document too (in `twins`) does not find itself."""
-    words = index_bm25(data.documents[id] for id in documents)
-    texts = [data.queries[id] for id in queries]
-    ranked = {}
-    for query, hits in zip(queries, query_bm25(words, texts, CANDIDATES + bool(twins)), strict=True):
-        candidates = [documents[hit] for hit, _ in hits]
-        ranked[query] = [id for id in candidates if id != query or query not in twins][:CANDIDATES]
-    return ranked
+Rank = Callable[[Sequence[str], Sequence[str]], dict[str, list[str]]]
+"""The ids of queries and of documents → the best documents of each query, best first."""
 
 
-def group_training(data: Collection, twins: Set[str]) -> list[tuple[str, list[str]]]:
+def ranker_of(data: Collection, twins: Set[str]) -> Rank:
+    """Return a function that ranks documents by BM25, and indexes the same ones once for all its calls. A query that is
+    a document too (in `twins`) does not find itself."""
+    index = cache(lambda ids: index_bm25(data.documents[id] for id in ids))
+
+    def rank(queries: Sequence[str], documents: Sequence[str]) -> dict[str, list[str]]:
+        texts = [data.queries[id] for id in queries]
+        found = query_bm25(index(tuple(documents)), texts, CANDIDATES + bool(twins))
+        ranked = {}
+        for query, hits in zip(queries, found, strict=True):
+            candidates = [documents[hit] for hit, _ in hits]
+            ranked[query] = [id for id in candidates if id != query or query not in twins][:CANDIDATES]
+        return ranked
+
+    return rank
+
+
+def group_training(data: Collection, twins: Set[str], rank: Rank) -> list[tuple[str, list[str]]]:
     """Group each training pair's query with its relevant document, then others: drawn from BM25's best, and from all
     documents if these are too few, because BM25 finds only documents that share a word."""
     ids = list(data.documents)
     right: dict[str, list[str]] = {}
     for query, document in data.train:
         right.setdefault(query, []).append(document)
-    ranked = rank_documents(data, twins, list(right), ids) if right else {}
+    ranked = rank(list(right), ids) if right else {}
     groups = []
     for index, (query, document) in enumerate(data.train):
         draw = np.random.default_rng((DRAW_SEED, index))
