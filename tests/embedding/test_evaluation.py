@@ -814,7 +814,7 @@ def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("~/texts.jsonl", None),
         ("~/texts.jsonl.index", None),
         ("~/texts.jsonl", "~/my.index"),
-        (["A flow."], "~/memory.index"),
+        (["A flow.", "A wing of wood."], "~/memory.index"),
     ):
         assert list(search(source, "flow", index=index)["text"]) == ["A flow."]
     assert not [*Path().iterdir()]

@@ -91,7 +91,7 @@ def with_pairs_of_roberta(tokenizer: Any) -> Any:
     """The tokenizer with RoBERTa's marks around a text and between two."""
     tokenizer.add_special_tokens({"cls_token": "<s>", "sep_token": "</s>"})
     opening, closing = (("<s>", tokenizer.cls_token_id), ("</s>", tokenizer.sep_token_id))
-    tokenizer.backend_tokenizer.post_processor = RobertaProcessing(sep=closing, cls=opening)
+    tokenizer.backend_tokenizer.post_processor = RobertaProcessing(closing, opening)
     return tokenizer
 
 
