@@ -186,15 +186,14 @@ def build_index(
         language: the language of stop words and stems. None: the language of `old`, or of a sample of passages.
         old: the index of an earlier state of the text, whose embeddings are copied.
     """
-    named, target = Path(text).expanduser(), index.resolve()
-    folder = named.resolve()
+    folder, target = Path(text).expanduser().resolve(), index.resolve()
     if target.is_relative_to(folder) and not any(name.startswith(".") for name in target.relative_to(folder).parts):
         raise InputError(f"{index} is inside {text}, and would be searched too: give an index beside it")
     sources = find_text_sources([text])
     text_hash = hash_named(text, sources)  # hashed before it is read: a change in between counts as another text
     with own_folder(index, "search index") as part:
         if old is not None:
-            refuse_replaced(old)  # now, while no other call can write there
+            check_unreplaced(old)  # now, while no other call can write there
         # 1. Passages.
         model_hash, embedder = open_model(model) if model else ("", None)
         before = old.folder if old else None
@@ -203,7 +202,7 @@ def build_index(
         if not num_passages:
             raise InputError(f"{text} holds no text to search")
         if old is not None and place_of(text) != place_of(old.manifest.text):
-            refuse_other_text(old, text, 1 - num_new / num_passages)
+            refuse_other_place(old, text, 1 - num_new / num_passages)
         # 2. BM25's words.
         if language is None:
             language = find_words_language(part, num_passages, old)
@@ -219,7 +218,7 @@ def build_index(
         manifest = IndexManifest(
             model=old.manifest.model if old is not None and old.manifest.model else model,
             model_hash=model_hash,
-            text=str(named.absolute()) if all(source.path for source in sources) else text,
+            text=str(Path(text).expanduser().absolute()) if all(source.path for source in sources) else text,
             text_hash=text_hash,
             num_passages=num_passages,
             width=width,
@@ -239,7 +238,7 @@ def build_index(
     return Index(index, manifest, model, stamp, embedder)
 
 
-def refuse_other_text(old: Index, text: str, known_share: float) -> None:
+def refuse_other_place(old: Index, text: str, known_share: float) -> None:
     """Raise `InputError` for a text in another place than that of an index, unless the index has most of its passages
     (`known_share`), as after a move."""
     if known_share < LEAST_KNOWN:
@@ -332,7 +331,7 @@ class IndexFiles:
         return json.loads(self.lines[begin:end])
 
 
-def refuse_replaced(index: Index) -> None:
+def check_unreplaced(index: Index) -> None:
     """Raise `InputError` if an index was replaced since `open_index` read its manifest."""
     with reading(index.folder, "rebuild it"):
         if stamp_of(index.folder / "index.json") != index.stamp:
@@ -348,7 +347,7 @@ def open_files(index: Index) -> IndexFiles:
         offsets_N = np.load(folder / LINES, mmap_mode="r", allow_pickle=False)
         vectors_ND = open_vectors(folder) if index.manifest.model else None
         files = IndexFiles(lines, offsets_N, vectors_ND, open_bm25(folder / WORDS))
-        refuse_replaced(index)
+        check_unreplaced(index)
     return files
 
 
