@@ -6,6 +6,7 @@ import re
 import shutil
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +15,14 @@ pytest.importorskip("sentence_transformers")
 
 from biphase.api.studies import study
 from biphase.config import parse_config
+from biphase.embedding import training
 from biphase.embedding.evaluation import read_judged_set, score_bm25
 from biphase.engine.units import Engine
 from biphase.errors import InputError
+from biphase.studies import run as worker
 from biphase.studies.bundle import bundle_study
 from biphase.studies.cost import cell_costs, count_embedded, estimate, measure_sizes
-from biphase.studies.folder import claim_study_folder, read_state
+from biphase.studies.folder import StudyState, claim_study_folder, read_state
 from biphase.studies.plan import plan_study
 from biphase.studies.report import collect_results, report_study
 from biphase.studies.run import look_for_data, run_study, status
@@ -138,6 +141,31 @@ def test_mistakes_in_its_recipe_are_told_before_anything_trains(tree: dict[str, 
     tree["evaluation"]["embed"]["recipe"] = recipe | {"stages": [stage], "lora": {"r": 2}}
     with pytest.raises(InputError, match="lora: adapters would leave random weights as they are"):
         plan_study(parse_config(Study, tree, origin="test"))
+
+
+def test_scores_on_scored_pairs_count(tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have the metric of a regression, but not its protocol. Only the training is made up."""
+    rows = [{"anchor": f"a {index}", "positive": f"b {index}", "score": float(index)} for index in range(4)]
+    (tmp_path / "sts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tree["evaluation"]["embed"]["data"] = [str(tmp_path / "sts.jsonl")]
+    plan = plan_study(parse_config(Study, tree, origin="test"))
+    model = SimpleNamespace(hash="a" * 64, max_length=2048)
+    judged = [{"id": str(index), "gold": row["score"], "predicted": 0.1 * index} for index, row in enumerate(rows)]
+    monkeypatch.setattr(training, "identify", lambda name: model)
+    monkeypatch.setattr(training, "refuse_replaced", lambda model: None)
+    monkeypatch.setattr(training, "train_embedder", lambda recipe, runs: (runs, {"stages": []}))
+    monkeypatch.setattr(training.embedders, "load_embedder", lambda folder: None)
+    monkeypatch.setattr(training, "score_embedder", lambda embedder, dataset: ({"spearman": 1.0}, judged))
+    monkeypatch.setattr(worker, "reach_step", lambda *_: "made up")
+    monkeypatch.setattr(StudyState, "identify", lambda state, run, step: (model.hash, model.max_length))
+    runs = {model.name: plan.runs[model.run] for model in plan.models}
+    assert plan.study.evaluation is not None
+    for cell in plan.cells:
+        worker.score_unit(cell, runs[cell.model], 4, tmp_path, plan.study.evaluation)
+    state = read_state(plan, tmp_path)
+    assert state.scored == {cell.name for cell in plan.cells}
+    results = collect_results(plan, state.scores, measure_sizes(plan)).results
+    assert {(one.dataset, one.measure) for one in results} == {("zero-shot:sts", "spearman")}
 
 
 def test_tests_of_one_file_share_its_training(tree: dict[str, Any], tmp_path: Path) -> None:

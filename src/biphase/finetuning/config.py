@@ -31,8 +31,8 @@ PROTOCOL = 4
 """
 
 LATER_PROTOCOLS = dict.fromkeys(KINDS["regression"].metrics, PROTOCOL + 1)
-"""The protocol of cells with one of these metrics, which changed once more: numbers are learned as standardized labels,
-and the last layer computes them in fp32."""
+"""The protocol of fine-tunings with one of these metrics, which changed once more: numbers are learned as standardized
+labels, and the last layer computes them in fp32. Embedding models learn no numbers, and have `PROTOCOL`."""
 
 PLACEMENT = {"device", "microbatch_tokens", "keep_texts", "tracking", "words"}
 """Settings that decide where a cell runs, how fast, and what is stored with it, but not its scores."""

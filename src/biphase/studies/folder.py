@@ -246,11 +246,12 @@ def read_state(plan: Plan, folder: Path) -> StudyState:
         read = read_scores(score_folder)
         current, matched = list[Score](), set[str]()
         for score in read.scores:
+            is_embedded = score.trained_on.startswith(EMBED)
             # The plan may name a precision, or leave the choice to the machine (`auto`).
-            name = f"{score.trained_on} {score.task}" if score.trained_on.startswith(EMBED) else score.task
+            name = f"{score.trained_on} {score.task}" if is_embedded else score.task
             configs = (score.config, score.config.model_copy(update={"precision": "auto"}))
             keys = {score_key(name, config) for config in configs}
-            protocol = LATER_PROTOCOLS.get(score.metric, PROTOCOL)
+            protocol = PROTOCOL if is_embedded else LATER_PROTOCOLS.get(score.metric, PROTOCOL)
             if (score.model_hash, score.protocol) == (model_hash, protocol) and keys & all_due:
                 current.append(score)
                 matched |= keys
