@@ -508,6 +508,23 @@ def test_a_study_that_grows_trains_only_what_is_new(plan: Plan, finished: Path, 
     assert not {train_name(name) for name in grown.runs} - read_state(grown, place).done
 
 
+@pytest.mark.slow
+@pytest.mark.minutes
+def test_a_branch_of_a_scored_trunk_makes_only_its_start_again(plan: Plan, finished: Path, tmp_path: Path) -> None:
+    """Checkpoints of scored models, which may be deleted, are not made again, and their scores stay."""
+    place = copy_of(finished, tmp_path / "grown")
+    for path in (place / "runs").glob("*/steps"):
+        shutil.rmtree(path)
+    grown = changed(plan, "arms.0.curricula=[clm, 50/50, mlm40, 25/75]")
+    models = read_json(place / "trained" / "tiny-clm-12.json")["models"]
+    done, new = read_state(plan, place).scored, "tiny-25-75-12"
+    claim_study_folder(place, grown.study)
+    assert not run_study(grown, place, HERE, only="train")
+    assert {path.parents[1].name for path in place.glob("runs/*/steps/*")} == {trained_folder(place, new).name}
+    assert read_json(place / "trained" / "tiny-clm-12.json")["models"] == models != {}
+    assert read_state(grown, place).scored == done
+
+
 def trained_folder(place: Path, run: str) -> Path:
     return (place / "runs" / read_json(place / "trained" / f"{run}.json")["folder"]).resolve()
 

@@ -9,7 +9,7 @@ whose cells are all scored may be deleted; they are not trained again.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -169,6 +169,8 @@ class StudyState:
     """The scores by words alone."""
     scored: set[str] = field(default_factory=set)
     """The names of the cells that have all their scores."""
+    scored_models: Set[str] = frozenset()
+    """The models whose cells all have their scores. Without scores, every model counts as still to be scored."""
     begun: dict[str, int] = field(default_factory=dict)
     """Run that has begun and is not complete → its last logged step."""
     environments: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -177,11 +179,9 @@ class StudyState:
     @cached_property
     def needed(self) -> dict[str, set[int]]:
         """Run → the steps whose checkpoints are models still to be scored, or the start of an incomplete run."""
-        scored_models = {cell.model for cell in self.plan.cells}
-        scored_models -= {cell.model for cell in self.plan.cells if cell.name not in self.scored}
         complete, needed = {*self.records}, {name: set[int]() for name in self.plan.runs}
         for (run, step), users in reversed(self.plan.checkpoints.items()):  # a run comes after its parent
-            if not (scored_models.issuperset(users["models"]) and complete.issuperset(users["needed_by"])):
+            if not (self.scored_models >= {*users["models"]} and complete.issuperset(users["needed_by"])):
                 needed[run].add(step)
                 if step not in self.steps.get(run, ()):
                     complete.discard(run)
@@ -257,11 +257,13 @@ def read_state(plan: Plan, folder: Path) -> StudyState:
                 matched |= keys
         scores[model.name] = ScoreSet(tuple(current), read.broken)
         scored |= {name for name, keys in due.items() if keys <= matched}
+    scored_models = {name for name, own in cells.items() if own and scored.issuperset(cell.name for cell in own)}
     runs = {name: folder / "runs" / record.folder for name, record in state.records.items()}
     environments = {name: read_json_as(run / "environment.json", dict[str, Any]) for name, run in runs.items()}
     place = folder / "scores" / WORD_SCORES
     words = read_scores(place).scores if place.is_dir() else ()
-    state = replace(state, scores=scores, words=words, scored=scored, environments=environments)
+    state = replace(state, scores=scores, words=words, scored=scored, scored_models=scored_models)
+    state = replace(state, environments=environments)
     # 3. The steps of runs that have begun.
     for name in plan.runs.keys() - state.trained:
         for path in folder.glob(f"runs/{name}-????????"):

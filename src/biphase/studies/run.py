@@ -56,15 +56,15 @@ TICK_SECONDS = 10.0
 """The most training time that is missing from the record of a killed run."""
 
 
-def train_unit(plan: Plan, run: str, folder: Path, processes: int) -> list[str]:
+def train_unit(plan: Plan, run: str, folder: Path, processes: int, scored_models: Set[str] = frozenset()) -> list[str]:
     """Train a run, or only make its missing checkpoints, and write its record. Return the progress lines to print.
 
-    Raises `BusyError` while another process trains the run.
+    `scored_models` of the plan need no checkpoints. Raises `BusyError` while another process trains the run.
     """
     planned, name, runs, trained = plan.runs[run], train_name(run), folder / "runs", folder / "trained"
     clock = trained / f".{run}.clock"
     with locked(trained / f".{run}.lock", busy=f"another process works on {name}"):
-        state = read_runs(plan, folder)
+        state = replace(read_runs(plan, folder), scored_models=scored_models)
         if run in state.trained:
             return [f"{name}: done by another process"]
         from biphase.pretraining.loop import train
@@ -94,7 +94,7 @@ def train_unit(plan: Plan, run: str, folder: Path, processes: int) -> list[str]:
         steps = whole_steps(Run(path))
         manifest = read_checkpoint_manifest(Run(path).steps / str(steps[-1]), check_files=False) if steps else None
         text = manifest.texts if manifest else None
-        models = {}
+        models = dict(before.models) if before.folder == path.name else {}  # its checkpoints may have been deleted
         for model in plan.models:
             if model.run == run and model.step in steps:
                 identity = identify(f"{path}@{model.step}")
@@ -356,6 +356,7 @@ def study_units(state: StudyState, processes: int = 1) -> list[Unit]:
         cost *= max(run.steps - state.begun.get(run.name, 0), 1) / run.steps  # a missing checkpoint costs some steps
         needs = (train_name(run.parent),) if run.parent and run.parent not in state.trained else ()
         arguments = {"plan": trained, "run": run.name, "folder": folder, "processes": processes}
+        arguments |= {"scored_models": state.scored_models}
         name, wave = train_name(run.name), plan.arms[run.name].seed
         units.append(Unit(name, train_unit, arguments, needs=needs, kind=TRAINING, cost=cost, wave=wave))
     if evaluation is None:
