@@ -13,6 +13,7 @@ import pytest
 
 from biphase.config import parse_config
 from biphase.console import duration
+from biphase.engine.units import Engine
 from biphase.errors import BusyError, InputError, StoppedError
 from biphase.files import RECORD_HASH, locked, read_json, write_hashed
 from biphase.finetuning.config import settle_config
@@ -33,10 +34,12 @@ from biphase.studies.folder import (
     reach_step,
     read_state,
     refuse_other_text,
+    tell_other_data,
 )
 from biphase.studies.plan import Plan, StudyCell, plan_study
 from biphase.studies.report import arm_of_model, collect_results, list_notes
 from biphase.studies.spec import Study
+from biphase.tasks.sources import find_source
 from biphase.tasks.spec import find_task
 
 TREE: dict[str, Any] = {
@@ -343,6 +346,38 @@ def test_a_study_that_was_trained_on_other_text_does_not_go_on(tmp_path: Path, m
     check("b")
     with pytest.raises(InputError, match=rf"^run {name} was trained on other text \(cccccccc\) than .* now \(bbbbbbbb"):
         check("c")
+
+
+def test_data_that_changed_since_they_were_scored_are_told(
+    write_cell: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report and the status say so, and the study does not go on. A report needs no data."""
+    data, file = tmp_path / "data", tmp_path / "topics.yaml"
+    data.mkdir()
+    for split in ("train", "validation", "test"):
+        (data / f"{split}.jsonl").write_text('{"text": "t", "label": "a"}\n')
+    shape = "classes: [a, b], files: [{train: train.jsonl, validation: validation.jsonl, test: test.jsonl}]"
+    keys = f"{{name: topics, family: sequence_classification, metric: accuracy, {shape}, template: '{{text}}'}}"
+    file.write_text(keys)
+    plan = make_plan(evaluation=TREE["evaluation"] | {"tasks": [str(file)], "data_dirs": {"topics": str(data)}})
+    made = find_source(find_task(str(file)), data).hash
+    score = read_score(write_cell("1m-mlm40-400", "topics", data_hash=made))
+    state = StudyState(plan, tmp_path, {}, scores={"1m-mlm40-400": ScoreSet((score,))})
+    assert not [*tell_other_data(state)]
+    file.write_text(keys.replace("'{text}'", "'Topic: {text}'"))
+    assert len([*tell_other_data(state)]) == 1
+    file.write_text(keys)
+    (data / "train.jsonl").write_text('{"text": "other", "label": "a"}\n')
+    [told] = tell_other_data(state)
+    assert told.startswith(
+        f"topics: its definition or its data in {data} changed since its scores were made ({made[:8]}"
+    )
+    assert told in worker.status(state).notes and f"{told}." in list_notes(state, {})
+    monkeypatch.setattr(worker, "read_state", lambda *_: state)
+    with pytest.raises(InputError, match=r"^topics: .* now\); restore them, delete these scores below .*scores, or"):
+        worker.run_study(plan, tmp_path, Engine(workers=0))
+    data.rename(tmp_path / "moved")
+    assert not [*tell_other_data(state)]
 
 
 MADE = "1m-mlm40-400-12345678"

@@ -9,7 +9,8 @@ whose cells are all scored may be deleted; they are not trained again.
 """
 
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -29,7 +30,8 @@ from biphase.finetuning.scores import Score, ScoreSet, read_scores
 from biphase.finetuning.words import WORD_SCORES
 from biphase.run import Run, open_run, read_checkpoint_manifest, read_metrics, whole_steps
 from biphase.studies.plan import Plan, PlannedRun, StudyCell, train_name
-from biphase.studies.spec import EMBED, Study
+from biphase.studies.spec import EMBED, Study, find_data_dirs
+from biphase.tasks.sources import HUB, dir_of, find_source
 from biphase.tasks.spec import find_task
 
 TRAINING = "train"
@@ -296,3 +298,20 @@ def refuse_other_text(state: StudyState) -> None:
             if content != (held := text_of(path) or content):
                 unlike = f"run {name} was trained on other text ({content[:8]}) than {path} has now ({held[:8]})"
                 raise InputError(f"{unlike}: restore that text, or choose another folder for the study")
+
+
+def tell_other_data(state: StudyState) -> Iterator[str]:
+    """Yield a sentence for each task with a folder of data whose content, or whose definition, changed since the task
+    was scored. Missing data pass."""
+    evaluation = state.plan.study.evaluation
+    folders = find_data_dirs(evaluation) if evaluation else {}
+    scores = [score for own in state.scores.values() for score in own.scores]
+    for task in map(find_task, evaluation.tasks if evaluation else ()):
+        place, of_hub = dir_of(task, folders), f"{task.hub.id}@" if task.hub else "@"
+        made = {score.data_hash for score in scores if score.task == task.name and not score.source.startswith(of_hub)}
+        if not made or place in (None, str(HUB)):
+            continue
+        with suppress(InputError):
+            if others := made - {held := find_source(task, place).hash}:
+                since = f"since its scores were made ({min(others)[:8]}, and {held[:8]} now)"
+                yield f"{task.name}: its definition or its data in {place} changed {since}"

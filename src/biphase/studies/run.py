@@ -46,6 +46,7 @@ from biphase.studies.folder import (
     read_runs,
     read_state,
     refuse_other_text,
+    tell_other_data,
 )
 from biphase.studies.plan import Plan, PlannedRun, StudyCell, train_name
 from biphase.studies.spec import EMBED, Evaluation, find_data_dirs
@@ -198,7 +199,8 @@ def run_study(plan: Plan, folder: Path, engine: Engine, processes: int = 1, only
     failures. A failure blocks only the units that need the failed one.
 
     With `processes` above 1, torchrun trains each run on that number of devices of its machine. Raises `InputError`
-    like `refuse_other_text` and `choose_units`, and for missing shards and folders of models.
+    like `refuse_other_text` and `choose_units`, for changed data of tasks (`tell_other_data`), and for missing shards
+    and folders of models.
     """
     # 1. All units of the plan, and the units that are done.
     state = read_state(plan, folder)
@@ -206,6 +208,9 @@ def run_study(plan: Plan, folder: Path, engine: Engine, processes: int = 1, only
     if plan.study.hypotheses:
         declare(plan, folder)
     refuse_other_text(state)
+    for unlike in tell_other_data(state):
+        remedy = f"restore them, delete these scores below {folder / 'scores'}, or choose another folder for the study"
+        raise InputError(f"{unlike}; {remedy}")
     # 2. Check the data of all tasks and the name of the unit before hours of training.
     if only != TRAINING and len(units) > len(done):
         look_for_data(plan, {unit.kind for unit in units if unit.name not in done})
@@ -289,7 +294,7 @@ class StudyStatus:
     seeds: list[str]
     """The progress of each pretraining seed, in words; [] with a single one."""
     notes: list[str]
-    """Sentences about guessed times and missing shards."""
+    """Sentences about guessed times, missing shards and changed data of tasks."""
     failed: list[Failure]
     num_waiting: int
     """The number of units that need a failed one."""
@@ -318,7 +323,7 @@ def status(state: StudyState) -> StudyStatus:
         progress = "done" if of_seed <= done else f"{len(of_seed & done)} of {len(of_seed)} units"
         seeds.append(f"pretraining seed {seed}: {progress}")
     unbegun = [line["name"] for line in lines if not line["done"]]
-    notes = [*tell_guesses(plan, unbegun), *tell_absent_shards(state)]
+    notes = [*tell_guesses(plan, unbegun), *tell_absent_shards(state), *tell_other_data(state)]
     causes = [failure for failure in failures if not failure.is_blocked]
     num_waiting = len(failures) - len(causes)
     return StudyStatus(plan.study.name, state.folder, lines, seeds, sorted(notes), causes, num_waiting)
