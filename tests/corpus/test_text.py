@@ -17,6 +17,7 @@ from biphase.corpus.text import (
     find_language,
     find_text_sources,
     join_words,
+    keep_rows,
     read_documents,
     sample_texts,
 )
@@ -352,6 +353,15 @@ def test_passages_have_as_many_words_in_every_script() -> None:
     chinese = "永和九年，歲在癸丑，暮春之初，會於會稽山陰之蘭亭。" * 40
     passages = cut(chinese, 120)
     assert "".join(passages) == chinese and all(120 <= len(passage) <= 240 for passage in passages[:-1])
+
+
+def test_rows_in_memory_replace_no_file(tmp_path: Path) -> None:
+    """A user's file may have the name that theirs begins with."""
+    mine = tmp_path / "texts.jsonl"
+    mine.write_text("mine")
+    path = keep_rows([{"text": "a"}], tmp_path, "texts")
+    assert keep_rows([{"text": "a"}], tmp_path, "texts") == path and path.read_text() == '{"text": "a"}\n'
+    assert {*tmp_path.iterdir()} == {mine, path} and mine.read_text() == "mine"
 
 
 GERMAN = "Der alte Mann sucht am Morgen den Brief aus der Stadt, den seine Schwester vergessen hat. "

@@ -203,7 +203,7 @@ def keep_rows(rows: Iterable[Row], folder: Path, stem: str) -> Path:
     rows = iter(rows)
     first = [*islice(rows, 1)]  # no folder for data that are no rows
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f"{stem}.jsonl"
+    part = folder / f".{stem}.jsonl"  # a user may have a file of that name without the dot
     with whole_file(part) as file:
         file.writelines(json_line(f"row {index}", row) for index, row in enumerate(chain(first, rows)))
     path = folder / f"{stem}-{file_hash(part)[:12]}.jsonl"
