@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from biphase import machine
 from biphase.api.studies import OpenStudy, study
 from biphase.config import parse_config
+from biphase.corpus.prepare import prepare
 from biphase.corpus.shards import read_shard_manifest
 from biphase.engine import scheduler, units
 from biphase.engine.local import THREAD_VARIABLES
@@ -33,6 +35,8 @@ from biphase.studies import report
 from biphase.studies import run as worker
 from biphase.studies.cost import list_costs, measure_sizes, run_flops
 from biphase.studies.folder import (
+    StudyState,
+    TrainedRecord,
     claim_study_folder,
     drop_checkpoints,
     find_record,
@@ -444,6 +448,20 @@ def test_report(plan: Plan, finished: Path, tmp_path: Path) -> None:
     noted = changed(plan, "notes=['CLM alone is left out.']")
     again, told, *_ = report_study(noted, finished, tmp_path / "report", [])
     assert (again, told.hypotheses) == (page, None) and "CLM alone is left out." in page.read_text(encoding="utf-8")
+
+
+def test_the_command_for_shards_has_all_their_options(plan: Plan, corpus: Any, tmp_path: Path) -> None:
+    """Also the share of validation if nothing is held out, and in quotes what the shell would read in another way."""
+    (tmp_path / "train.jsonl").write_text('{"title": "A ship", "body": "leaves the old harbour"}\n' * 3)
+    options: dict[str, Any] = {"validation_fraction": 0.0, "text_field": "{title}\\n{body}"}
+    made = prepare([tmp_path / "train.jsonl"], corpus.tokenizer, tmp_path / "shards", workers=1, **options)
+    text = (read_shard_manifest(made).fingerprint,)
+    record = TrainedRecord("tiny-clm-12-12345678", "key", 1.0, "placeless", text=text)
+    moved = changed(plan, f"recipe.data.shards={made}")
+    commands = list_texts(StudyState(moved, tmp_path, {"tiny-clm-12": record}))
+    [command] = [line for line in commands if line.startswith("biphase prepare")]
+    words = ["--validation-fraction", "0.0", "--text-field", options["text_field"]]
+    assert shlex.split(command)[-4:] == words
 
 
 def test_a_study_is_evidence_for_advice(plan: Plan, finished: Path, tmp_path: Path) -> None:

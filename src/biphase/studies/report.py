@@ -506,8 +506,9 @@ def list_texts(state: StudyState) -> Iterator[str]:
         yield f"biphase tokenizer {made} --out tokenizer"
         words = [f"biphase prepare {train} --tokenizer tokenizer --out {shlex.quote(path)}"]
         words += [f"--validation {held_out}"] if held_out else []
-        changed = manifest.options.model_dump(exclude_defaults=True).items()
-        words += [f"--{key.replace('_', '-')}{'' if value is True else f' {value}'}" for key, value in changed if value]
+        unused = {"validation_fraction"} if held_out else set()
+        for key, value in manifest.options.model_dump(exclude_defaults=True, exclude=unused).items():
+            words.append(f"--{key.replace('_', '-')}{'' if value is True else f' {shlex.quote(str(value))}'}")
         yield " ".join(words)
     evaluation = state.plan.study.evaluation
     for task, place in evaluation.data_dirs.items() if evaluation else ():
