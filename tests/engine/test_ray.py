@@ -14,7 +14,7 @@ import pytest
 
 from biphase.engine import ray as cluster_module
 from biphase.engine import ray as ray_module
-from biphase.engine.ray import Head, connect_ray, describe_loss, find_difference, hash_code, visible_file
+from biphase.engine.ray import Head, RayPool, connect_ray, describe_loss, find_difference, hash_code, visible_file
 from biphase.engine.scheduler import run_units
 from biphase.engine.units import Engine, Unit
 from biphase.errors import InputError
@@ -85,6 +85,18 @@ def test_a_loss_is_one_line_that_names_the_node() -> None:
     assert describe_loss(died, place) == "worker was lost on node 10.0.0.7: Its node is dead."
     unavailable = ActorUnavailableError("RpcError: RPC error: Socket closed rpc_code: 14", None)
     assert describe_loss(unavailable, place) == "worker was lost on node 10.0.0.7: nothing answers there"
+
+
+def test_a_lost_worker_leaves_no_traceback() -> None:
+    """A failure with a traceback is not repeated by the processes that wait for it; this unit may succeed elsewhere."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed")
+    lost: Future[bytes] = Future()
+    lost.set_exception(ray.exceptions.RayActorError(error_msg="Its node is dead."))
+    pool = RayPool.__new__(RayPool)
+    pool.head, pool.nodes, pool.pending = Head("127.0.0.1:1"), {}, {0: lost}
+    [(_, (kind, outcome))] = pool.listen()
+    assert (kind, outcome.error, outcome.worker_died) == ("ended", "worker was lost: Its node is dead.", True)
+    assert not outcome.traceback
 
 
 def test_a_version_mismatch_is_told_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -321,7 +321,7 @@ class RayPool:
                     kind, body = pickle.loads(self.pending.pop(worker).result())  # from a worker of this run
                 except ray.exceptions.RayError as error:
                     lost = describe_loss(error, self.nodes.pop(worker, None))
-                    kind, body = "ended", Outcome("", None, lost, traceback=str(error), worker_died=True)
+                    kind, body = "ended", Outcome("", None, lost, worker_died=True)
                 if kind == "refused":
                     raise InputError(f"the Ray node {self.nodes[worker].result()} {body}")
                 if kind != "ended":
