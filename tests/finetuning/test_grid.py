@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from biphase.engine.scheduler import read_failures
+from biphase.engine.scheduler import failure_path, read_failures
 from biphase.engine.units import Engine, Outcome, Unit
 from biphase.errors import InputError
-from biphase.files import locked
+from biphase.files import locked, write_json
 from biphase.finetuning import fit
 from biphase.finetuning import grid as grid_module
 from biphase.finetuning.config import CellPlan
@@ -152,6 +152,19 @@ def test_bad_data_fails_its_task_alone(grid: Grid, tmp_path: Path, capsys: pytes
     }
     assert {score.task for score in finished(small)} == {"wnut17"}
     assert missing(small) == 4
+
+
+def test_only_failures_of_what_is_missing_are_told(grid: Grid) -> None:
+    """A record of the same unit on data that were mended since has another name."""
+    small = replace(grid, tasks=("snli",), learning_rates=(1e-3,), seeds=(0,))
+    trainings = plan_grid(small)
+    *_, unit = grid_units(small, trainings)
+    for file, reason in ((unit.file, "no memory left"), (f"snli-{'0' * 16}", "label 7 is not one of task 'snli'")):
+        path = failure_path(small.out, replace(unit, file=file))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"unit": unit.name, "reason": reason, "traceback": ""})
+    assert len(read_failures(small.out)) == 2
+    assert [failure.reason for failure in plan_missing(small, trainings, HERE).failed] == ["no memory left"]
 
 
 def test_parts_of_a_grid(grid: Grid) -> None:

@@ -16,7 +16,7 @@ from biphase.config import parse_config
 from biphase.console import err
 from biphase.encoder.models import identify
 from biphase.engine.local import count_workers
-from biphase.engine.scheduler import Failure, Forecast, Pace, read_failures, run_batch, run_units
+from biphase.engine.scheduler import Failure, Forecast, Pace, failure_path, read_failure, run_batch, run_units
 from biphase.engine.units import Engine, Unit
 from biphase.errors import InputError, refuse_doubles
 from biphase.files import read_json_as, refuse_filled, refuse_foreign
@@ -118,6 +118,12 @@ def run_grid(grid: Grid, trainings: Sequence[SharedTraining], engine: Engine) ->
     missing = missing_trainings(trainings, grid.out)
     num_cells = sum(map(len, trainings))
     err.print(f"{num_cells:,} cells, {num_cells - sum(map(len, missing)):,} of them finished")
+    units, spent = missing_units(grid, trainings, missing), measure_grid(grid, trainings)
+    return run_batch(units, engine, grid.out, label="evaluate", things="cells", spent=spent)
+
+
+def missing_units(grid: Grid, trainings: Iterable[SharedTraining], missing: Sequence[SharedTraining]) -> list[Unit]:
+    """Make the units of the missing trainings, after those of words alone on the tasks of all trainings."""
     named = {find_task(task).name: task for task in grid.tasks}
     settings = [(named[cell.task.name], cell.config) for cell in chain(*trainings)]
     due = {cell.task.name for cell in chain(*missing)}
@@ -126,8 +132,7 @@ def run_grid(grid: Grid, trainings: Sequence[SharedTraining], engine: Engine) ->
     for unit in word_units(settings, due, grid.out, grid.data_dirs):
         needs = [readers[task] for task in [unit.arguments["task"]] if task in readers]  # bad data are told once
         words.append(replace(unit, needs=tuple(needs)))
-    spent = measure_grid(grid, trainings)
-    return run_batch([*words, *units], engine, grid.out, label="evaluate", things="cells", spent=spent)
+    return [*words, *units]
 
 
 def tell_downloads(grid: Grid) -> None:
@@ -158,7 +163,7 @@ class MissingCells:
     """The number of missing trainings on tasks with a finished one, which allows a forecast of their time."""
     unknown_trainings: int
     failed: list[Failure]
-    """The failures of the last attempt."""
+    """The last failures of missing cells, with their present data, and of scores by words alone."""
 
 
 def plan_missing(grid: Grid, trainings: Sequence[SharedTraining], engine: Engine) -> MissingCells:
@@ -171,7 +176,9 @@ def plan_missing(grid: Grid, trainings: Sequence[SharedTraining], engine: Engine
         total, left = totals[model, task], lefts[model, task]
         cells.append({"model": model, "task": task, "cells": total, "finished": total - left, "missing": left})
     spent = measure_grid(grid, trainings)
-    judgeable = [unit for unit in grid_units(grid, missing) if unit.kind in spent]
+    units = missing_units(grid, trainings, missing)
+    judgeable = [unit for unit in units if unit.kind in spent]
+    failures = [read_failure(failure_path(grid.out, unit)) for unit in units]
     seconds = sum((Forecast(judgeable, spent).seconds_by_kind or {}).values())
     return MissingCells(
         grid.learning_rates,
@@ -181,7 +188,7 @@ def plan_missing(grid: Grid, trainings: Sequence[SharedTraining], engine: Engine
         seconds_of_one_worker=seconds if judgeable or not missing else None,
         known_trainings=len(judgeable),
         unknown_trainings=len(missing) - len(judgeable),
-        failed=read_failures(grid.out),
+        failed=[failure for failure in failures if failure is not None],
     )
 
 
