@@ -228,6 +228,15 @@ def test_ids_that_tokenizers_takes_and_fails_on_later(trained, tmp_path: Path, v
         load_tokenizer(tmp_path / "tokenizer.json")
 
 
+def test_a_new_token_needs_a_free_id(tmp_path: Path) -> None:
+    """`tokenizers` numbers it by the size of the vocabulary, which another token may have as its id."""
+    vocab = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    Tokenizer(models.BPE(vocab | {"far": 257}, [])).save(str(tmp_path / "tokenizer.json"))
+    told = r"has no eos token: its ids have gaps, and the new token <\|end_of_text\|> would get an id in use \(257\)"
+    with pytest.raises(InputError, match=told):
+        load_tokenizer(tmp_path / "tokenizer.json")
+
+
 def test_code_of_a_repository_is_not_run(tmp_path: Path) -> None:
     config = {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))

@@ -286,7 +286,10 @@ def with_all_roles(tokenizer: "PreTrainedTokenizerFast", name: str) -> "PreTrain
         backend.add_special_tokens([AddedToken(new, normalized=False, special=True)])
         id = backend.token_to_id(new)
         if slot is None:
-            assert id is not None and id not in ids.values()
+            assert id is not None
+            if id in ids.values():
+                why = f"its ids have gaps, and the new token {new} would get an id in use ({id})"
+                raise InputError(f"tokenizer {name} has no {short} token: {why}; give one with such a token")
             done.append(f"{short} is the new token {new} ({id}), the vocabulary grows to {id + 1}")
         else:
             assert id == ids[slot]
