@@ -47,6 +47,7 @@ predict encoder text.txt                          | fine-tune it first: `biphase
 predict kept table.csv                            | no column 'text'; the columns are: a, c; rename the column that
 predict table.csv kept                            | does not take here; try `biphase predict MODEL table.csv`
 predict encoder.index table.csv                   | did you mean 'encoder'?
+tokenizer compare table.csv full                  | tokenizer full has no tokenizer files
 score shards table.csv                            | shards is a folder of shards, which `biphase score` does not take
 finetune encoder table.csv                        | does not take here; try `biphase init task table.csv`
 finetune encoder genre --seed 3                   | Settings are words without dashes: seed=…

@@ -10,7 +10,8 @@ from biphase.errors import InputError
 from biphase.files import parse_yaml
 
 MODEL_VERBS = {"inspect", "export", "trim", "check", "push", "convert", "finetune", "evaluate", "predict", "score"}
-TEXT_VERBS = {"tokenizer train", "prepare", "init task", "init study", "init slurm", "search", "trim", "study advise"}
+TEXT_VERBS = {"tokenizer train", "tokenizer compare", "prepare", "init task", "init study", "init slurm"}
+TEXT_VERBS |= {"search", "trim", "study advise"}
 ROW_VERBS = {"report results", "judge", "predict DATA", "score DATA", "finetune DATA"}
 STUDY_VERBS = {f"study {verb}" for verb in ("plan", "declare", "run", "status", "report", "bundle", "advise")}
 
