@@ -81,6 +81,7 @@ tokenizer trian text.jsonl --out t                | Did you mean "train"
 search text.txt asked --model full                | full has no config.json
 search text.txt asked --model encoder --index full | full has files that biphase did not write
 study run demo recipe.data.shards=full            | full is not a shard set
+study advise --flops 1e15 --recipe table.csv      | table.csv already exists; choose another name
 judge nowhere.csv --baseline a --candidate b      | nowhere.csv does not exist
 judge table.csv --baseline a --candidate b        | no column 'method'; the columns are: a, c
 judge table.csv --baseline a                      | requires an argument

@@ -34,7 +34,7 @@ from biphase.corpus.prepare import prepare as prepare_text
 from biphase.deploying import checking
 from biphase.errors import InputError, refuse_doubles
 from biphase.exporting.push import push as push_model
-from biphase.files import refuse_foreign, write_text
+from biphase.files import new_file, refuse_foreign
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.grid import Grid
 from biphase.finetuning.scores import show_rate
@@ -170,8 +170,7 @@ def demo(
     prepare_text(corpus / "train.jsonl.zst", folder / "tokenizer", shards, validation=held_out)
     study = studies.study("demo", [f"recipe.data.shards={shards}", *changes], folder / "study")
     study = replace(study, made_by=shlex.join(["biphase", "demo", *changes]))
-    plan = study.planned
-    names = ", ".join(plan.arms)
+    plan, names = study.planned, ", ".join(study.planned.arms)
     console.err.print(f"[3/5] pretrain {names}; fine-tune each and random weights: {len(plan.cells)} cells")
     study.run()
     console.err.print("[4/5] export the biphasic encoder for transformers")
@@ -542,13 +541,14 @@ def study_advise(
     """
     from biphase.studies.describe import describe_advice, recipe_yaml
 
-    advice = studies.advise(**options)
-    console.out.print(to_json(advice) if form == "json" else describe_advice(advice))
-    if form == "text" and recipe is None:
-        console.out.print(recipe_yaml(advice, has_reasons=False))
-    if recipe is not None:
-        write_text(recipe, recipe_yaml(advice))
-        console.err.print(str(recipe))
+    with nullcontext() if recipe is None else new_file(recipe) as file:
+        advice = studies.advise(**options)
+        console.out.print(to_json(advice) if form == "json" else describe_advice(advice))
+        if file is not None:
+            file.write(recipe_yaml(advice))
+            console.err.print(str(recipe))
+        elif form == "text":
+            console.out.print(recipe_yaml(advice, has_reasons=False))
 
 
 @like(studies.report_paper)
