@@ -348,6 +348,19 @@ def test_a_study_that_was_trained_on_other_text_does_not_go_on(tmp_path: Path, m
         check("c")
 
 
+def test_a_mixture_needs_the_set_with_its_validation_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is missed before anything trains."""
+    mixture = [{"path": "code", "weight": 1}, {"path": "prose", "weight": 3}]
+    plan = make_plan(recipe=TREE["recipe"] | {"data": {"shards": "held", "mixture": mixture}})
+    looked_for: list[Path] = []
+    monkeypatch.setattr(worker, "read_shard_manifest", looked_for.append)
+    monkeypatch.setattr(worker, "run_batch", lambda *_, **__: [])
+    worker.run_study(plan, tmp_path, Engine(workers=0))
+    assert {*looked_for} == {Path("held"), Path("code"), Path("prose")}
+    notes = worker.status(read_state(plan, tmp_path)).notes
+    assert {f"{path} has no shards: the remaining runs cannot begin" for path in looked_for} <= {*notes}
+
+
 def test_data_that_changed_since_they_were_scored_are_told(
     write_cell: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

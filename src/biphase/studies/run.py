@@ -219,7 +219,7 @@ def run_study(plan: Plan, folder: Path, engine: Engine, processes: int = 1, only
     drop_checkpoints(folder, plan)  # a killed process may have left some
     left = [unit for unit in chosen if unit.name not in done]
     recipes = [plan.runs[unit.arguments["run"]].recipe for unit in left if unit.kind == TRAINING]
-    for path in {path for recipe in recipes for path in recipe.data.sets}:
+    for path in {path for recipe in recipes for path in (recipe.data.shards, *recipe.data.sets)}:
         read_shard_manifest(Path(path))
     for model in {recipe.init.model for recipe in recipes if recipe.init.model is not None}:
         refuse_missing(model)
@@ -339,7 +339,7 @@ def tell_guesses(plan: Plan, unbegun: Iterable[str]) -> Iterator[str]:
 def tell_absent_shards(state: StudyState) -> Iterator[str]:
     """Yield a sentence for each missing shard set of an incomplete run."""
     runs = [run for name, run in state.plan.runs.items() if name not in state.trained]
-    for path in {path for run in runs for path in run.recipe.data.sets}:
+    for path in {path for run in runs for path in (run.recipe.data.shards, *run.recipe.data.sets)}:
         if not Path(path, "manifest.json").exists():
             yield f"{path} has no shards: the remaining runs cannot begin"
 
