@@ -375,6 +375,7 @@ def test_data_that_changed_since_they_were_scored_are_told(
     plan = make_plan(evaluation=TREE["evaluation"] | {"tasks": [str(file)], "data_dirs": {"topics": str(data)}})
     made = find_source(find_task(str(file)), data).hash
     score = read_score(write_cell("1m-mlm40-400", "topics", data_hash=made))
+    score = score.model_copy(update={"seconds": {"train": 1.0, "evaluate": 1.0}})
     state = StudyState(plan, tmp_path, {}, scores={"1m-mlm40-400": ScoreSet((score,))})
     assert not [*tell_other_data(state)]
     file.write_text(keys.replace("'{text}'", "'Topic: {text}'"))
