@@ -145,7 +145,7 @@ def test_mistakes_in_its_recipe_are_told_before_anything_trains(tree: dict[str, 
 
 def test_scores_on_scored_pairs_count(tree: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They have the metric of a regression, but not its protocol. Only the training is made up."""
-    rows = [{"anchor": f"a {index}", "positive": f"b {index}", "score": float(index)} for index in range(4)]
+    rows = [{"sentence1": f"a {index}", "sentence2": f"b {index}", "score": float(index)} for index in range(4)]
     (tmp_path / "sts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tree["evaluation"]["embed"]["data"] = [str(tmp_path / "sts.jsonl")]
     plan = plan_study(parse_config(Study, tree, origin="test"))
