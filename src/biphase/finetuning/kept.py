@@ -149,15 +149,16 @@ def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
 
 def layout_to_predict(task: Task, file: Path) -> FileLayout:
     """Choose the layout of a file to predict: the layout of a training file with the same ending, else the columns of
-    any training file in columns. CoNLL-U itself fixes the column of words."""
+    any training file in columns. CoNLL-U itself fixes the column of words. A file with another ending has the scheme of
+    tags of the training data: IOB2 reads the same in every scheme."""
     endings = [(layout, ending_of(Path(layout.train))) for layout in task.files if layout.train]
     for layout, ending in endings:
         if ending == ending_of(file):
             return layout
     for layout, ending in endings if ending_of(file) != ".conllu" else ():
         if (layout.format or FORMATS.get(ending, "columns")) in ("columns", "conllu"):
-            return FileLayout(columns=layout.columns)
-    return FileLayout()
+            return FileLayout(columns=layout.columns, scheme=layout.scheme)
+    return FileLayout(scheme=task.forms[0].scheme) if task.forms else FileLayout()
 
 
 def input_columns(task: Task) -> tuple[str, ...]:
@@ -205,7 +206,8 @@ def open_rows(model: KeptModel, file: Path, tags: str | None = None) -> tuple[Ta
 
 def label_of(model: KeptModel, row: Row) -> tuple[str | list[str] | None, Any]:
     """Read the label, labels or tags of a row, and return them also as the row has them. None for labels that the model
-    does not know; twice None for a row without any, and for multiple choice, whose rows name their own choices."""
+    does not know; twice None for a row that is no example, which has no label or no text, and for multiple choice,
+    whose rows name their own choices."""
     task = model.task
     named = with_task_names(task, model.layout, row)
     given = find_field(named, task.label)
@@ -213,10 +215,12 @@ def label_of(model: KeptModel, row: Row) -> tuple[str | list[str] | None, Any]:
     if not has_classes or lacks_label(task, given):
         return None, None
     try:
-        [example], _ = make_examples(task, model.layout.scheme, [("", named)], defaultdict(list))
-    except ValueError:  # the file's column of this name may hold something else
+        examples, _ = make_examples(task, model.layout.scheme, [("", named)], defaultdict(list))
+    except InputError:  # the file's column of this name may hold something else
         return None, given
-    labels = [task.classes[index] for index in classes_of(example)]
+    if not examples:
+        return None, None
+    labels = [task.classes[index] for index in classes_of(examples[0])]
     return labels[0] if task.kind.has_strata else labels, given
 
 
