@@ -20,7 +20,7 @@ from biphase.config import AnyPath, ModelName, OnCommandLine, PythonOnly, parse_
 from biphase.corpus.forms import PlacedRow, Row, TableForm
 from biphase.corpus.rows import ending_of, excerpt
 from biphase.corpus.text import as_file
-from biphase.corpus.writing import TABLE_FORMS, arrow_table, refuse_ending, write_rows
+from biphase.corpus.writing import TABLE_FORMS, check_rows, refuse_ending, write_rows
 from biphase.engine.scheduler import Failure
 from biphase.engine.units import Engine, EngineKind
 from biphase.errors import InputError
@@ -52,8 +52,8 @@ from biphase.finetuning.kept import (
     read_task,
     read_trained,
 )
-from biphase.finetuning.metrics import Rows, contributions, total_score
-from biphase.finetuning.scores import ExampleTable, KeptExamples, Score, ScoreSet, linearize, read_scores
+from biphase.finetuning.metrics import Rows, contributions
+from biphase.finetuning.scores import KeptExamples, Score, ScoreSet, linearize, read_scores
 from biphase.finetuning.words import WORD_SCORES, judge_words, read_word_scores, score_words, tell_word_score
 from biphase.report import verdicts
 from biphase.report.results import ReportArm, Result
@@ -292,6 +292,9 @@ def score(
     with as_file(data) as file:
         kept = find_kept(str(model), file)
         test = read_labelled(kept, file)
+    if picture is not None and (not kept.task.classes or kept.task.kind.has_label_sets):
+        raise InputError(f"picture: {kept.task.name} does not have one class per example or word; leave picture out")
+    by_words = None if train is None else predict_by_words(kept, test, Path(train))
     from biphase.device import choose_device
     from biphase.finetuning.predict import judge_test
 
@@ -303,7 +306,6 @@ def score(
         if name in task.kind.metrics and (name == task.metric or not task.kind.is_answering):
             measures[name] = mean_interval(linearize(*contributions(rows, name, task.classes)))
     report = report_classes(rows, task.classes) if task.classes else None
-    words = None if train is None else score_beside_words(kept, test, rows, Path(train))
     if num_trained:
         share = f"{num_trained:,} of {len(rows):,} examples trained or validated this model"
         console.err.print(f"{file.name}: {share}: the score is probably too high for new ones")
@@ -320,13 +322,13 @@ def score(
         num_truncated=num_truncated,
         num_trained=num_trained,
         classes=report,
-        words=words,
+        words=None if by_words is None else verdicts.compare_rows(task, rows, by_words),
     )
 
 
-def score_beside_words(kept: KeptModel, test: TaskData, rows: Rows, train: Path) -> verdicts.WordsRow:
-    """Compare the predictions of a kept model on test examples with those of words alone, trained on the rows in the
-    folder `train` that trained the model. Raises `InputError` for other rows."""
+def predict_by_words(kept: KeptModel, test: TaskData, train: Path) -> Rows:
+    """Predict test examples by words alone, trained on the rows in the folder `train` that trained a kept model. Raises
+    `InputError` for other rows."""
     task = read_task(kept.folder)
     if not task.kind.words:
         raise InputError(f"train: {task.name} is {task.family.replace('_', ' ')}, which has no baseline by words alone")
@@ -334,13 +336,7 @@ def score_beside_words(kept: KeptModel, test: TaskData, rows: Rows, train: Path)
     hashes = read_trained(kept.folder)
     if len(hashes) and count_trained(inputs, hashes) < len(inputs):
         raise InputError(f"{train} has other rows than those that trained {kept.folder}: give the folder of its data")
-    sides = []
-    for name, judged in (("this model", rows), (task.kind.words, by_words)):
-        values, statistic = contributions(judged, task.metric, task.classes)
-        table, score = ExampleTable("", linearize(values, statistic)[None]), total_score(values, statistic)
-        kept_examples = KeptExamples((), table)
-        sides.append(Result(ReportArm(name), "", task.name, "standard", (score,), seeds=(0,), examples=kept_examples))
-    return verdicts.measure_distance(sides[0], sides[1])
+    return by_words
 
 
 def predict_rows(
@@ -406,8 +402,8 @@ def write_predictions(
         ending = out.suffix.lower()
         refuse_ending(out)
         refuse_existing(out)
-    if ending == ".parquet":  # to refuse rows that fit no table before anything is computed
-        arrow_table([row for _, row in open_rows(find_kept(model, file, template), file)[1]])
+    if ending != ".jsonl":  # to refuse rows that fit no table before anything is computed
+        check_rows((row for _, row in open_rows(find_kept(model, file, template), file)[1]), ending)
     form, rows = predict_rows(model, file, template, device, least)
     if form is not None and ending != ending_of(file):
         form = replace(TABLE_FORMS.get(ending, form), has_mark=form.has_mark)

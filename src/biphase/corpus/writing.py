@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from io import BytesIO
+from io import BytesIO, TextIOWrapper
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,6 +46,17 @@ def refuse_ending(path: Path) -> None:
             import openpyxl  # noqa: F401
 
 
+def check_rows(rows: Iterable[Row], ending: str) -> None:
+    """Raise `InputError` for rows that a file with this ending cannot hold."""
+    if ending == ".parquet":
+        arrow_table([*rows])
+    elif ending == ".xlsx":
+        write_sheet(rows, TextIOWrapper(BytesIO()))
+    elif ending in TABLE_FORMS:
+        for _ in flat_rows(rows):
+            pass
+
+
 def write_rows(rows: Iterable[Row], sink: TextIO, ending: str, form: TableForm | None) -> None:
     """Write rows in the form that an ending stands for; .csv and .tsv in `form` if one is given."""
     if ending in TABLE_FORMS:
@@ -77,12 +88,16 @@ def arrow_table(rows: Sequence[Row]) -> Any:
 
 def flat_rows(rows: Iterable[Row]) -> Iterator[tuple[str, list[Any]]]:
     """Yield the header and then each row as (its name for messages, its cells): probabilities in a column for each
-    label, lists as JSON. Raises `InputError` for a column that the first row lacks."""
+    label, lists as JSON. Raises `InputError` for a column that the first row lacks, and for a row's own column with the
+    name of one for a probability."""
     names: list[str] = []
     for number, row in enumerate(rows, start=1):
         flat = dict(row)
         if isinstance(row.get("probabilities"), dict):
-            flat |= {f"probability_{label}": value for label, value in flat.pop("probabilities").items()}
+            spread = {f"probability_{label}": value for label, value in flat.pop("probabilities").items()}
+            if doubles := sorted(flat.keys() & spread.keys()):
+                raise InputError(f"row {number}: the file has a column '{doubles[0]}' already; rename it")
+            flat |= spread
         if not names:
             names = [*flat]
             yield "the header", names

@@ -16,14 +16,17 @@ import numpy as np
 from biphase.console import out
 from biphase.errors import InputError, first_of
 from biphase.finetuning.choosing import RateChoice, find_scored_model
+from biphase.finetuning.metrics import Rows, contributions, total_score
 from biphase.finetuning.scores import (
     TASK_SETTINGS,
+    ExampleTable,
     GridPoint,
     KeptExamples,
     Score,
     ScoreSet,
     base_name,
     differing,
+    linearize,
     short_name,
     show_rate,
 )
@@ -42,6 +45,7 @@ from biphase.report.formats import (
 from biphase.report.results import Over, ReportArm, Result, read_words, select_rate
 from biphase.report.tables import Cell, Table, TableRow, interval_cell, print_table, show_signal
 from biphase.tasks.families import KINDS
+from biphase.tasks.spec import Task
 
 ClaimVerdict = Literal["supported", "contradicted", "undecided"]
 """The verdict on a claim, a finding or a hypothesis (`report.claims`)."""
@@ -216,6 +220,17 @@ def measure_distance(best: Result, alone: Result, num_models: int = 1) -> WordsR
     tested = gap.over_examples(level) if math.isnan(gap.error) else gap.against(level=level)
     tested = replace(tested, p_value=min(tested.p_value * num_models, 1.0))
     return WordsRow(best.dataset, alone.arm.name, alone.mean, best.arm.name, best.mean, tested, num_models)
+
+
+def compare_rows(task: Task, rows: Rows, by_words: Rows) -> WordsRow:
+    """Compare the predictions of a model with those of words alone for the same examples."""
+    sides = []
+    for name, judged in (("this model", rows), (task.kind.words, by_words)):
+        values, statistic = contributions(judged, task.metric, task.classes)
+        table, score = ExampleTable("", linearize(values, statistic)[None]), total_score(values, statistic)
+        examples = KeptExamples((), table)
+        sides.append(Result(ReportArm(name), "", task.name, "standard", (score,), seeds=(0,), examples=examples))
+    return measure_distance(sides[0], sides[1])
 
 
 def compare(scores: ScoreSet, a: str, b: str) -> list[TaskComparison]:

@@ -1,0 +1,37 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from biphase.corpus.writing import check_rows, write_rows
+from biphase.errors import InputError
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".xlsx"])
+def test_a_column_of_the_users_is_never_replaced(ending: str, tmp_path: Path) -> None:
+    rows = [{"text": "a", "probability_no": 7, "probabilities": {"no": 0.25, "yes": 0.75}}]
+    with (tmp_path / f"a{ending}").open("w") as sink:
+        if ending == ".xlsx":
+            pytest.importorskip("openpyxl")
+        with pytest.raises(InputError, match="row 1: the file has a column 'probability_no' already; rename it"):
+            write_rows(rows, sink, ending, None)
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".xlsx"])
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([{"a": 1}, {"a": 2, "b": 3}], "row 2 has a column 'b' that the first row lacks"),
+        ([{"a": 1}, {"a": "x" * 32_768}], "row 2: a text of more than 32,767 characters"),
+    ],
+)
+def test_rows_that_a_table_cannot_hold_are_found(ending: str, rows: list[Any], told: str) -> None:
+    if ending == ".xlsx":
+        pytest.importorskip("openpyxl")
+    elif "32,767" in told:
+        check_rows(rows, ending)
+        return
+    with pytest.raises(InputError, match=told):
+        check_rows(rows, ending)
+    check_rows(rows[:1], ending)
+    check_rows(rows, ".jsonl")
