@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -489,6 +490,26 @@ def test_the_scheme_of_tags_is_found(tags: str, scheme: str) -> None:
     assert sum(tag == 1 for tag in data.train[0].tags) == 2, "two entities"
 
 
+def test_plain_tags_may_have_an_o_that_sorts_first(tmp_path: Path) -> None:
+    """It stands last, because an O in front of classes says that the others mark spans."""
+    sentences = [f"w{n}\tO\nx{n}\tX\ny{n}\tY" for n in range(40)]
+    Path("train.conll").write_text("\n\n".join(sentences) + "\n")
+    init_task(Path("train.conll"), out=Path("mine.yaml"))
+    for task in (find_task("mine.yaml"), find_task(write_task("train.conll", tmp_path / "own", "own")[0])):
+        assert (task.classes, task.metric) == (("X", "Y", "O"), "accuracy")
+
+
+@pytest.mark.parametrize(("train", "test"), [("w{n} {tag}", "w{n}"), ("w{n} NNP I-NP {tag}", "w{n} NNP I-NP")])
+def test_words_without_tags_are_no_split(train: str, test: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As shared tasks publish their tests."""
+    for name, line in (("train", train), ("test", test)):
+        lines = (line.format(n=n, tag=("O", "B-A")[n % 2]) for n in range(80))
+        Path(f"{name}.conll").write_text("\n\n".join(lines) + "\n")
+    init_task(Path("train.conll"), out=Path("mine.yaml"))
+    assert "test.conll has no 'label': test is drawn from train" in capsys.readouterr().err
+    assert find_task("mine.yaml").files[0].named == {"train": "train.conll"}
+
+
 COLUMNS_TOLD = "columns (from 0), {} is read as the word and {} as the tag; `columns` in the task file names others"
 
 
@@ -609,6 +630,36 @@ def test_rows_without_the_key_of_the_label_are_left_out(
     assert "missing: drop" in task.read_text() and check_task(str(task), data_dir=tmp_path)["left_out"] == 7
     with pytest.raises(InputError, match="there is no column 'labl'"):
         init_task(tmp_path / "train.jsonl", label="labl", out=tmp_path / "x.yaml")
+
+
+@pytest.mark.parametrize("family", [None, "multi_label_classification"])
+def test_a_null_is_no_set_of_labels(family: Any) -> None:
+    """Whether the family is named or found; an empty list means that no class applies."""
+    labels: list[Any] = [["x"], ["y"], ["x", "y"], None, []]
+    rows = [{"body": f"a b {n}", "labels": labels[n % 5]} for n in range(60)]
+    Path("train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    init_task(Path("train.jsonl"), family=family, out=Path("mine.yaml"))
+    task = find_task("mine.yaml")
+    assert (task.problem_type, task.classes, task.missing) == ("multi_label_classification", ("x", "y"), "drop")
+    data: Any = load_examples(find_source(task, Path()), judged_only=False)
+    assert (data.left_out, sum(map(len, data.splits.values()))) == (12, 48)
+
+
+def test_the_next_command_can_be_copied(capsys: pytest.CaptureFixture[str]) -> None:
+    """A shell reads its words as they are, also blanks in the names of files."""
+    Path("my data").mkdir()
+    Path("my data/train.csv").write_text("text,stars\n" + "".join(f"a b {n},{n % 2}\n" for n in range(40)))
+    init_task(Path("my data/train.csv"), out=Path("my task.yaml"))
+    init_study("demo", shards="s", out=Path("my study.yaml"))
+    init_recipe(shards="s", model="1m", out=Path("my recipe.yaml"))
+    told = " ".join(capsys.readouterr().err.split())
+    commands = [shlex.split(command) for command in re.findall("next, `(.*?)`", told)]
+    assert commands == [
+        ["biphase", "task", "check", "my task.yaml", "--data-dir", "my data"],
+        ["biphase", "study", "plan", "my study.yaml"],
+        ["biphase", "pretrain", "my recipe.yaml"],
+    ]
+    assert "#   biphase study run 'my study.yaml'\n" in Path("my study.yaml").read_text()
 
 
 def test_documents_and_queries_of_other_endings_are_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from biphase.corpus.rows import rows_of_file
 from biphase.errors import InputError
 from biphase.tasks.examples import TaggedWords, load_examples, read_spans_of_characters, tag_spans
-from biphase.tasks.own import write_task
+from biphase.tasks.own import describe_data, write_task
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import find_task
 
@@ -132,6 +132,25 @@ def test_many_spans_take_no_time_for_each_word() -> None:
 LABELS = [
     {"value": {"start": start, "end": end, "text": TEXT[start:end], "labels": [name]}} for start, end, name in SPANS
 ]
+
+
+@pytest.mark.parametrize("text", ["", " \n", None])
+def test_a_text_without_words_is_no_example(
+    text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"text": f"{TEXT} {number}", "label": FORMS["label"]} for number in range(30)]
+    rows.append({"text": text, "label": []})
+    file, data = write_task(rows, tmp_path, "own")
+    with pytest.raises(InputError, match=r"1 row has no text \(the first: .*train.jsonl:31\); .*missing='drop'"):
+        load_examples(find_source(find_task(file), data), judged_only=False)
+    file, data = write_task(rows, tmp_path, "own", missing="drop")
+    read: Any = load_examples(find_source(find_task(file), data), judged_only=False)
+    assert (read.left_out, sum(map(len, read.splits.values()))) == (1, 30)
+    (tmp_path / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert describe_data(tmp_path / "train.jsonl", None)["missing"] == "drop"
+    assert "left out: 1 row has no text" in capsys.readouterr().err
+
+
 WORDS = [{"text": "Marie", "start": 0, "end": 5, "id": 0}]
 HASHES = {"_input_hash": 1, "_task_hash": 2}
 FILES: dict[str, tuple[str, Callable[[str, bool], Any]]] = {

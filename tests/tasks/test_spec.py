@@ -184,6 +184,7 @@ BAD_TASKS = [
     (FOUND | {"duplicates": "drop"}, "duplicates is for tasks of rows"),
     (TAGGED | {"classes": ["B-x", "I-x", "O"]}, "classes must begin with O"),
     (TAGGED | {"classes": ["O", "S-x"]}, "not 'S-x'"),
+    (TAGGED | {"classes": ["O", "X"], "metric": "accuracy"}, "not 'X'; for tags that mark no spans, name O last"),
     ({"problem_type": "regression", "metric": "accuracy"}, "metric 'accuracy' is not for regression"),
     ({"problem_type": "regression", "metric": "pearson"}, "regression has no classes"),
     (TAGGED | {"problem_type": "regression"}, "problem_type is for sequence_classification"),

@@ -4,7 +4,7 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -75,7 +75,7 @@ def init_recipe(
         changes |= fitting
     text = with_values(text, changes)
     parse_config(kind, parse_yaml(text), origin=str(out))
-    write_start(out, f"recipes/{name}.yaml", "".join([*comments, text]), f"biphase {verb} {out}")
+    write_start(out, f"recipes/{name}.yaml", "".join([*comments, text]), ["biphase", verb, str(out)])
 
 
 def has_shards(folder: Path) -> bool:
@@ -160,7 +160,7 @@ def init_study(
         folders = write_value(dict(pairs))
         text = re.sub(r"(?m)^( +)tasks: .*\n", lambda line: f"{line[0]}{line[1]}data_dirs: {folders}\n", text)
     plan_study(parse_config(Study, parse_yaml(text), origin=str(out)))
-    commands = [f"biphase study {verb} {out}" for verb in ("plan", "run", "report")]
+    commands = [["biphase", "study", verb, str(out)] for verb in ("plan", "run", "report")]
     write_start(out, f"studies/{name}.yaml", text, *commands)
 
 
@@ -210,7 +210,8 @@ def init_task(
     text = text.replace("\nfiles:", f"{lines}\nfiles:")
     parse_config(Task, parse_yaml(text), origin=str(out))
     folder = "DATA" if data is None else str(data if data.is_dir() else data.parent)
-    write_start(out, f"tasks/{kind.example}.yaml", text, f"biphase task check {out} --data-dir {folder}")
+    check = ["biphase", "task", "check", str(out), "--data-dir", folder]
+    write_start(out, f"tasks/{kind.example}.yaml", text, check)
 
 
 def init_slurm(study: Path, folder: Path, /, *, jobs: int = 8, out: Path = Path("slurm.sh")) -> None:
@@ -292,10 +293,12 @@ def as_comment(command: str) -> str:
     return f"# {command}"
 
 
-def write_start(path: Path, origin: str, text: str, *commands: str) -> None:
-    """Write a new file, with its commands as comments, and print the next command. Never overwrite a file."""
-    head = [f"# Made from {origin}, which comes with biphase.", *(as_comment(f"  {command}") for command in commands)]
+def write_start(path: Path, origin: str, text: str, *commands: Sequence[str]) -> None:
+    """Write a new file, with its commands, given as lists of words, as comments, and print the next command. Never
+    overwrite a file."""
+    lines = [shlex.join(command) for command in commands]
+    head = [f"# Made from {origin}, which comes with biphase.", *(as_comment(f"  {line}") for line in lines)]
     with new_file(path) as file:
         file.write("\n".join([*head, text]))
-    console.err.print(f"{path}: next, `{commands[0]}`")
+    console.err.print(f"{path}: next, `{lines[0]}`")
     console.out.print(str(path))

@@ -321,8 +321,7 @@ def group_of(task: spec.Task, location: str, row: Row) -> str:
     """Read the group of a row. Raises `InputError` for an empty field."""
     value = column(location, row, str(task.group), "or leave `group` out of the task")
     if is_missing(value):
-        remedy = "fill it in, or leave `group` out of the task"
-        raise InputError(f"{location}: the group in '{task.group}' is empty: {remedy}")
+        raise InputError(f"{location}: the group in '{task.group}' is empty: fill it in, or leave `group` out")
     return str(value)
 
 
@@ -388,7 +387,9 @@ def why_left_out(task: spec.Task, location: str, row: Row) -> Literal["answer", 
         return None
     if lacks_label(task, label):
         return "label"
-    texts = [column(location, row, name) for name in template_columns(task.template) if name != "choice"]
+    has_spans = task.kind.is_tagging and "text" in row and task.words not in row
+    names = ("text",) if has_spans else template_columns(task.template)
+    texts = [column(location, row, name) for name in names if name != "choice"]
     return "text" if lacks_text(texts) else None
 
 
@@ -514,8 +515,7 @@ def read_spans_of_characters(location: str, value: Any) -> list[CharacterSpan] |
             parts = [parts.get("start", parts.get("start_offset")), parts.get("end", parts.get("end_offset")), label]
         if not isinstance(parts, list) or [*map(type, parts)] != [int, int, str]:
             raise InputError(f"{location}: {excerpt(parts)} is not a span's start, end and one label: fix or remove it")
-        start, end, name = parts
-        spans.append(CharacterSpan(start, end, name, text))
+        spans.append(CharacterSpan(*parts, text))
     return spans
 
 

@@ -180,8 +180,9 @@ def describe_rows(
         raise InputError(f"which column of {data} is the label? Name it as `label`: {', '.join(columns)}")
     if all(find_field(row, label, ABSENT) is ABSENT for _, row in placed):
         column(*placed[0], label, "name one as `label`")
-    filled = [(location, row) for location, row in placed if not is_missing(find_field(row, label))]
-    placed = placed if family == "multi_label_classification" else filled  # with several labels a row may have none
+    placed = [(location, row) for location, row in placed if find_field(row, label) is not None]
+    if family != "multi_label_classification":  # where an empty field means that no class applies
+        placed = [(location, row) for location, row in placed if not is_missing(find_field(row, label))]
     if not placed:
         raise InputError(f"{data}: no row has a label in '{label}': name another column as `label`")
     labels = values_of(placed, label)
@@ -245,7 +246,8 @@ def describe_tags(tags: set[str], **columns: str) -> dict[str, Any]:
     keys: dict[str, Any] = {"family": "token_classification", "files.0": {"rename": renamed} if renamed else {}}
     if types := sorted({tag[2:] for tag in tags if tag[1:2] == "-"}):
         return keys | {"classes": ["O", *(f"{mark}-{name}" for name in types for mark in "BI")]}
-    return keys | {"classes": sorted(tags), "metric": "accuracy"}
+    classes = sorted(tags, key=lambda tag: (tag == "O", tag))  # an O in front would mean that the others mark spans
+    return keys | {"classes": classes, "metric": "accuracy"}
 
 
 IN_A_FILE = "in a task file (`biphase init task --family FAMILY` writes one)"
@@ -386,16 +388,18 @@ def find_variants(counts: Mapping[str, int]) -> dict[str, str]:
 def find_splits(train: Path, needed: str | None = None) -> dict[str, str]:
     """Find the file of each split: `train`, and files beside it with the same name but `dev`, `test` and the like for
     `train` or `training`, in small or capital letters, plain or compressed. Return their names as a task has them,
-    `train.csv` for `train.csv.gz`. Leave out a file without the needed column (benchmarks publish such tests), and
-    print a message."""
+    `train.csv` for `train.csv.gz`. Leave out a file without the needed column, or with too few columns for the tag of
+    `train` (benchmarks publish such tests), and print a message."""
     splits = {"train": train} if train.exists() else {}
     beside = {plain_path(path).name.casefold(): path for path in sorted(train.parent.glob("*"), reverse=True)}
     name = plain_path(train).name.casefold()
     places = [match.span() for match in re.finditer("train(ing)?", name)][::-1]
+    tag_at = find_columns(list_lines(train))[1] if needed else 0
     for split in EVALUATED_SPLITS:
         names = (name[:begin] + word + name[end:] for begin, end in places for word in SPLIT_WORDS[split])
         path = next((beside[other] for other in names if other in beside), None)
-        first = next(rows_of_file(path, form_of(path)), ("", {}))[1] if path and needed else {}
+        has_tags = path and needed and find_columns(list_lines(path))[2] > tag_at
+        first = next(rows_of_file(path, form_of(path)), ("", {}))[1] if path and has_tags else {}
         if path and needed and find_field(first, needed, ABSENT) is ABSENT:
             err.print(f"{path} has no '{needed}': {split} is drawn from train instead")
         elif path:

@@ -159,7 +159,7 @@ class Task(Strict):
     """Classification: the column with the label, the number, or the list of labels or tags."""
     classes: tuple[Name, ...] = ()
     """Classification: the names of the labels, which a column may hold by name or by index from 0. Tags are in IOB2, O
-    first; with `metric: accuracy` or `macro_f1` any tags, such as parts of speech."""
+    first; with `metric: accuracy` or `macro_f1` any tags, such as parts of speech, where O is not the first."""
     labels: dict[Name, Name] = Field(default={})
     """Classification: other labels in the data, and the class of each: `{network: Network}`. Blanks around a label do
     not count, and accents may be composed or not (Unicode's NFC)."""
@@ -209,6 +209,7 @@ class Task(Strict):
         lacks_texts = self.hub is not None and None in (self.hub.corpus, self.hub.queries)
         own = next((name for name in self.labels if name in classes), None)
         unknown = next((name for name in self.labels.values() if name not in classes), "")
+        plain_o = "for tags that mark no spans, name O last, with metric: accuracy"
         is_question = columns == ("question", "context") and self.template.endswith("{context}")
         table = [
             (is_mistyped, "problem_type is for sequence_classification"),
@@ -225,7 +226,7 @@ class Task(Strict):
             (has_classes and not are_distinct, "classes must be two or more, none of them twice"),
             (is_tagging and not (has_entities or has_tags), "classes must begin with O, unless metric is 'accuracy'"),
             (has_entities and metric == "macro_f1", "macro_f1 is for tags that are not entities: take f1 or strict_f1"),
-            (has_entities and odd is not None, f"classes after O must be B-… and I-… (IOB2), not '{odd}'"),
+            (has_entities and odd is not None, f"classes after O must be B-… and I-… (IOB2), not '{odd}'; {plain_o}"),
             (is_text and not columns, "template must name a column in braces, such as {text}"),
             (has_choices != kind.has_choices, "choices are columns of multiple_choice, and of it alone"),
             (has_choices and "choice" not in columns, "template must have {choice}"),
