@@ -325,6 +325,16 @@ def test_a_tokenizer_with_a_classification_token_opens_and_closes_texts(corpus: 
     assert (ids[0], ids[-1], len(ids) > 2) == (2, 1, True)
 
 
+def test_a_long_text_is_cut_at_its_end(corpus: Any) -> None:
+    """As evaluation cuts it, whatever the tokenizer of the model at the beginning did."""
+    tokenizer = load_tokenizer(corpus.tokenizer)
+    whole = tokenizer("Ozma and Tip", add_special_tokens=False).input_ids
+    tokenizer.truncation_side = "left"
+    close_texts(tokenizer)
+    ids = tokenizer("Ozma and Tip", truncation=True, max_length=3).input_ids
+    assert ids == [*whole[:2], tokenizer.eos_token_id] and len(whole) > 2
+
+
 @pytest.mark.parametrize("token", ["<|end_of_text|>", "\n</s>\n", "<eos> x", "a:1", "$A"])
 def test_the_closing_token_has_its_own_name_in_the_template(corpus: Any, token: str) -> None:
     """transformers.js looks it up by that name, which a template cannot have where a colon or a dollar is in it."""

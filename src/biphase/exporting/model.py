@@ -243,11 +243,11 @@ def close_texts(tokenizer: Any) -> None:
     """Make a tokenizer end each text with the end-of-text token, as training and evaluation do.
 
     A tokenizer with a classification token opens texts with it and closes them with its separator. It pads batches on
-    the right, because positions count from a row's first token, padding included.
+    the right, because positions count from a row's first token, padding included, and cuts long texts there.
     """
     from tokenizers.processors import TemplateProcessing
 
-    tokenizer.padding_side = "right"
+    tokenizer.padding_side = tokenizer.truncation_side = "right"
     marks, single, pair = {"EOS": tokenizer.eos_token}, "$A EOS", "$A EOS $B EOS"
     if tokenizer.cls_token_id is not None and tokenizer.sep_token_id is not None:
         closed = tokenizer("a")["input_ids"]
