@@ -31,12 +31,12 @@ from biphase.finetuning.heads import load_encoder
 from biphase.finetuning.kept import TRAINED_ROWS, find_kept, open_rows, read_labelled
 from biphase.finetuning.predict import predict_placed
 from biphase.finetuning.scores import read_examples, read_score
-from biphase.tasks.examples import LabelledText, Question, TaggedWords, input_of
+from biphase.tasks.examples import LabelledText, Question, TaggedWords, input_of, tag_spans
 from biphase.tasks.spec import Task, task_table
 from biphase.tasks.splits import draw_indices
 
 from ..conftest import DEVICE, full_disk
-from .conftest import write_jsonl
+from .conftest import NOUNS, write_jsonl
 from .test_keeping import fit_and_keep, keep_untrained
 
 WHERE = torch.device(DEVICE)
@@ -118,8 +118,8 @@ def test_rows_that_trained_a_model_are_told(
         assert (told in " ".join(capsys.readouterr().err.split())) == (num_seen > 0)
 
 
-def test_words_as_scored_and_texts_as_the_pipeline(
-    model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path
+def test_words_as_scored_and_texts_as_words(
+    model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = {"epochs": 30, "learning_rate": 1e-2}
     kept, data, rows = fit_and_keep("wnut17", model_folder, data_dirs["wnut17"], tmp_path, **settings)
@@ -132,13 +132,26 @@ def test_words_as_scored_and_texts_as_the_pipeline(
     texts = [" ".join(example.words) for example in data.test]
     write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
     assert 'aggregation_strategy="first"' in (kept / "README.md").read_text()
+    for text, one, other in zip(texts, predict_all(kept, tmp_path / "texts.jsonl"), found, strict=True):
+        assert [span["text"] for span in one["spans"]] == [span["text"] for span in other["spans"]]
+        assert all(text[span["start"] : span["end"]] == span["text"] for span in one["spans"])
+    capsys.readouterr()
+    write_jsonl(tmp_path / "texts.jsonl", [{"text": " ".join(data.train[0].words)}])
+    predict_all(kept, tmp_path / "texts.jsonl")
+    assert "1 of 1 rows trained or validated this model" in " ".join(capsys.readouterr().err.split())
+    # Another's folder reads texts as transformers' pipeline does.
+    for name in ("biphase.json", MARK):
+        (kept / name).rename(tmp_path / name)
     tag = transformers.pipeline("token-classification", str(kept), device="cpu", aggregation_strategy="simple")
+    write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
     for text, one in zip(texts, predict_all(kept, tmp_path / "texts.jsonl"), strict=True):
         places = [(span["label"], span["start"], span["end"]) for span in one["spans"]]
         said = [(group["entity_group"], group["start"], group["end"]) for group in tag(text)]
         assert characters(text, places) == characters(text, said)
         assert all(a[2] < b[1] or a[0] != b[0] for a, b in pairwise(places))
         assert all(text[span["start"] : span["end"]] == span["text"] for span in one["spans"])
+    for name in ("biphase.json", MARK):
+        (tmp_path / name).rename(kept / name)
     # A file of columns may lack tags, and words do not stand for them.
     (tmp_path / "words.conll").write_text("dog\ntree\n\nriver\n")
     columns = predict_all(kept, tmp_path / "words.conll")
@@ -150,6 +163,35 @@ def test_words_as_scored_and_texts_as_the_pipeline(
     model = find_kept(str(kept), tmp_path / "tagged.conll")
     [example] = read_labelled(model, tmp_path / "tagged.conll").test
     assert (example.words, example.tags) == (data.test[0].words, data.test[0].tags)
+
+
+@pytest.mark.parametrize("classes", [["O", "B-x", "I-x"], ["B-x", "I-x", "O"]])
+def test_running_text_is_read_as_the_words_of_spans_of_characters(
+    classes: list[str], model_folder: Path, tmp_path: Path
+) -> None:
+    """Punctuation and characters of scripts without spaces are words of their own, as `tag_spans` makes them for
+    training, and `B-` separates words that touch. Plain tags are each word's own."""
+    is_plain = classes[0] != "O"
+    kept = keep_untrained(
+        tagging(classes=classes, metric="accuracy" if is_plain else "f1"), model_folder, tmp_path / "kept"
+    )
+    texts = ["the dog,the tree.", "我叫李明", "", " \t", "Kroměříž", "ok (river)"]
+    texts[4] = unicodedata.normalize("NFD", texts[4])
+    write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
+    words = [tag_spans("", text, [])[0] for text in texts]
+    assert words[0] == ["the", "dog", ",", "the", "tree", "."] and words[1] == [*"我叫李明"]
+    write_jsonl(tmp_path / "words.jsonl", [{"tokens": each} for each in words if each])
+    tagged = iter(predict_all(kept, tmp_path / "words.jsonl"))
+    for text, each, row in zip(texts, words, predict_all(kept, tmp_path / "texts.jsonl"), strict=True):
+        assert row.keys() == {"text", "spans"}
+        spans = [] if is_plain or not each else next(tagged)["spans"]
+        if is_plain and each:
+            tags = next(tagged)["predicted"]
+            spans = [{"label": tag, "start": at, "end": at + 1} for at, tag in enumerate(tags)]
+        places = [match.span() for match in re.finditer("|".join(map(re.escape, each)), text)] if each else []
+        expected = [(span["label"], places[span["start"]][0], places[span["end"] - 1][1]) for span in spans]
+        assert [(span["label"], span["start"], span["end"]) for span in row["spans"]] == expected
+        assert all(text[span["start"] : span["end"]] == span["text"] for span in row["spans"])
 
 
 def test_words_stand_where_training_had_them(model_folder: Path, tmp_path: Path) -> None:
@@ -229,7 +271,7 @@ def test_long_texts_are_tagged_to_their_end(
 ) -> None:
     task = tagging(classes=["x", "y"], metric="accuracy")  # whatever random weights choose, each token is of a span
     kept = keep_untrained(task, model_folder, tmp_path / "kept", max_length=12)
-    nouns = ["dog", "tree", "river", "stone"] * 5
+    nouns = [f"{noun}{end}" for end in ("", "s") for noun in NOUNS]
     inputs: list[tuple[str, ...]] = []
 
     def recorded(examples: Any, *rest: Any) -> Any:
@@ -239,7 +281,7 @@ def test_long_texts_are_tagged_to_their_end(
     monkeypatch.setattr(token_classification, "encode_words", recorded)
     write_jsonl(tmp_path / "rows.jsonl", [{"tokens": nouns}, {"tokens": ["cat"]}])
     long, short = predict_all(kept, tmp_path / "rows.jsonl")
-    begins = sorted({20 - len(words) for words in inputs if len(words) > 1})
+    begins = sorted({nouns.index(words[0]) for words in inputs if words[0] != "cat" or len(words) > 1})
     assert begins[0] == 0 and len(begins) > 2 and len(short["predicted"]) == 1
     assert len(long["predicted"]) == 20 and min(long["probabilities"]) > 0
     last = tmp_path / "last.jsonl"
@@ -247,7 +289,8 @@ def test_long_texts_are_tagged_to_their_end(
     assert predict_all(kept, last)[0]["probabilities"][-1] == pytest.approx(long["probabilities"][-1], abs=1e-4)
     write_jsonl(tmp_path / "texts.jsonl", [{"text": " ".join(nouns)}])
     [row] = predict_all(kept, tmp_path / "texts.jsonl")
-    assert row["spans"][-1]["end"] == len(row["text"]) and all(span["text"].strip() for span in row["spans"])
+    assert [(span["text"], span["label"]) for span in row["spans"]] == [*zip(nouns, long["predicted"], strict=True)]
+    assert max(map(len, inputs)) <= 12, "a book is not encoded again for each of its inputs"
 
 
 EXCEL = '\ufeffsentence;prix\r\na dog, a cat;0,5\r\n"a tree\nthe river; ""dogs""";1\r\n'
@@ -605,6 +648,39 @@ def test_predictions_as_parquet_are_those_of_jsonl(model_folder: Path, tmp_path:
     write_jsonl(tmp_path / "rows.jsonl", [{"sentence": "a dog"}, {"sentence": "a tree", "id": 2}])
     write_predictions(str(kept), tmp_path / "rows.jsonl", tmp_path / "b.parquet", None, DEVICE)
     assert [row["id"] for _, row in rows_of_file(tmp_path / "b.parquet")] == [None, 2]
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".xlsx", ".parquet"])
+def test_rows_of_unlike_columns_are_refused_before_the_model_loads(
+    ending: str, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if ending == ".xlsx":
+        pytest.importorskip("openpyxl")
+    task = tagging(family="sequence_classification", metric="accuracy", template="{sentence}", label="label")
+    kept = keep_untrained(task, model_folder, tmp_path / "kept")
+    monkeypatch.setattr(predicting, "load_kept", None)
+    rows = [{"sentence": "a dog", "id": 1}, {"sentence": "a tree", "id": "two", "note": "x"}]
+    write_jsonl(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(InputError, match="the column 'id' does not fit" if ending == ".parquet" else "a column 'note'"):
+        write_predictions(str(kept), tmp_path / "rows.jsonl", tmp_path / f"b{ending}", None, DEVICE)
+    assert not (tmp_path / f"b{ending}").exists()
+
+
+def test_a_score_refuses_before_the_model_loads(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A picture of classes that do not exclude one another, or of none; another folder than that of training."""
+    monkeypatch.setattr(predicting, "load_kept", None)
+    kinds = {"regression": {"metric": "pearson", "classes": []}, "multi_label_classification": {"metric": "micro_f1"}}
+    for kind, keys in kinds.items():
+        form = {"family": "sequence_classification", "problem_type": kind, "template": "{text}", "label": "label"}
+        kept = keep_untrained(tagging(**form, **keys), model_folder, tmp_path / kind)
+        labels = [["O"], []] if "classes" not in keys else [1.5, 2.5]
+        write_jsonl(tmp_path / "rows.jsonl", [{"text": "a dog", "label": label} for label in labels])
+        with pytest.raises(InputError, match="picture: mine does not have one class per example or word; leave pic"):
+            biphase.score(kept, tmp_path / "rows.jsonl", picture=tmp_path / "a.png", device=DEVICE)
+        with pytest.raises(InputError, match=r"no: task 'mine' needs .*train\.jsonl"):
+            biphase.score(kept, tmp_path / "rows.jsonl", train=tmp_path / "no", device=DEVICE)
 
 
 def test_what_no_parquet_holds_is_refused_before_the_model_loads(

@@ -1,7 +1,7 @@
 """A fine-tuned model folder and the rows of a file → the rows with predictions, streamed.
 
 A folder that `finetune --keep` wrote describes its inputs, and predicts as it did when it was scored. Any other folder
-with a head for classification goes through transformers' pipelines, and so does running text to tag.
+with a head for classification goes through transformers' pipelines.
 """
 
 from collections import Counter

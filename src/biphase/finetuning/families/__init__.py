@@ -32,7 +32,8 @@ class Predicted:
     num_cut: int
     """The number of rows that were cut."""
     inputs: Sequence[Any] = ()
-    """The input of each row, as `input_of` in `tasks/examples.py` returns it; () for running text to tag."""
+    """The input of each row, as `input_of` in `tasks/examples.py` returns it; () for running text that another's folder
+    tags."""
 
 
 def family_module(task: Task, config: FinetuneConfig) -> Any:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from biphase.corpus.forms import PlacedRow, Row
 from biphase.corpus.rows import text_column
-from biphase.corpus.text import MARKS
+from biphase.corpus.text import MARKS, WORD
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import (
     NO_TEXTS,
@@ -154,42 +154,66 @@ SHARED = 4
 
 
 def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
-    """Tag each word of a list, and name the spans of words that the tags make. Running text has spans only
-    (`tag_text`).
+    """Tag each word of a list, and name the spans of words that the tags make. Name the spans of characters of running
+    text, which is divided into words as texts are in training (`tag_spans` in `tasks/examples.py`); tags without O make
+    a span of each word. A folder that is not ours reads running text as it is (`tag_text`)."""
+    task = model.task
+    if not model.is_ours:
+        return tag_text(model, network, tokenizer, rows)
+    if task.words in rows[0][1]:
+        lists = [words_of(task, location, row) for location, row in rows]
+        tagged = tag_lists(model, network, tokenizer, lists)
+        if task.classes[0] == "O":
+            for words, row in zip(lists, tagged, strict=True):
+                row["spans"] = spans_of_tags(words, row["predicted"], row["probabilities"])
+        return Predicted(tagged, 0, lists)
+    texts = [text_column(location, row, TEXT) for location, row in rows]
+    matches = [[*WORD.finditer(text)] for text in texts]
+    lists = [tuple(match[0] for match in found) for found in matches]
+    tagged = tag_lists(model, network, tokenizer, lists)
+    predictions: list[Row] = []
+    for text, found, words, row in zip(texts, matches, lists, tagged, strict=True):
+        tags = row["predicted"]
+        if task.classes[0] != "O":
+            tags = [f"B-{tag}" if tag else "O" for tag in tags]
+        spans = spans_of_tags(words, tags, row["probabilities"]) if words else []
+        predictions.append({"spans": [in_characters(text, found, span) for span in spans]})
+    return Predicted(predictions, 0, lists)
+
+
+def tag_lists(
+    model: KeptModel, network: Any, tokenizer: HashedTokenizer, lists: Sequence[tuple[str, ...]]
+) -> list[Row]:
+    """Tag each word of each list.
 
     The rest of a list that is longer than an input goes into further inputs. Each begins some words earlier. Of the
     words that two inputs share, the first half take the tags of the earlier input. With inputs of 8 words, 20 words are
     in 0–8, 6–14, 12–20, and these inputs give the tags of 0–7, 7–13, 13–20.
     """
-    task = model.task
-    if not model.is_ours or task.words not in rows[0][1]:
-        return tag_text(model, network, tokenizer, rows)
-    lists = [words_of(task, location, row) for location, row in rows]
     tagged: list[Row] = [{"predicted": [], "probabilities": []} for _ in lists]
-    starts = dict.fromkeys(range(len(lists)), 0)
+    starts = {index: 0 for index, words in enumerate(lists) if words}
+    most = model.config.max_length  # more words do not fit, because a word has at least one token, but for odd signs
     while starts:
-        # 1. Tag the rest of each list that has one.
-        rests = [lists[index][begin:] for index, begin in starts.items()]
-        sentences = [TaggedWords("", words, (0,) * len(words)) for words in rests]
+        # 1. Tag the next words of each list that has some.
+        parts = [lists[index][begin : begin + most] for index, begin in starts.items()]
+        sentences = [TaggedWords("", words, (0,) * len(words)) for words in parts]
         split = encode_words(sentences, tokenizer, model.config)
-        sentence_rows = tag_rows(split, predict_inputs(model, network, split), task.classes)
-        # 2. Keep its tags, and find the word from which a cut list continues.
+        sentence_rows = tag_rows(split, predict_inputs(model, network, split), model.task.classes)
+        # 2. Keep the tags, and find the word from which a list continues.
         cut = set(split.texts.truncated.tolist())
         inside = split.words_T[split.words_T >= 0]
         ends = np.searchsorted(inside, split.word_bounds_S1[1:])  # the tokens before the next sentence
         inputs, starts = starts, {}
         for sentence, (index, begin) in enumerate(inputs.items()):
-            num_words = len(rests[sentence])
+            num_words = len(parts[sentence])
             if sentence in cut:  # perhaps within its last word
                 num_words = int(inside[ends[sentence] - 1] + 1 - split.word_bounds_S1[sentence])
+            if sentence in cut or begin + num_words < len(lists[index]):
                 starts[index] = max(begin + num_words - max(num_words // SHARED, 1), begin + 1)
             new = (begin + len(tagged[index]["predicted"])) // 2  # the middle of the words in both inputs
             for key in ("predicted", "probabilities"):
                 tagged[index][key][new:] = sentence_rows[sentence][key][new - begin : num_words]
-    if task.classes[0] == "O":
-        for words, row in zip(lists, tagged, strict=True):
-            row["spans"] = spans_of_tags(words, row["predicted"], row["probabilities"])
-    return Predicted(tagged, 0, lists)
+    return tagged
 
 
 def spans_of_tags(words: Sequence[str], tags: Sequence[str], probabilities: Sequence[float]) -> list[Row]:
@@ -204,9 +228,16 @@ def spans_of_tags(words: Sequence[str], tags: Sequence[str], probabilities: Sequ
     return spans
 
 
+def in_characters(text: str, words: Sequence[re.Match[str]], span: Row) -> Row:
+    """Return a span of words, which `WORD` finds in a text, as one of characters."""
+    start, end = words[span["start"]].start(), words[span["end"] - 1].end()
+    return span | {"start": start, "end": end, "text": text[start:end]}
+
+
 def tag_text(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
-    """Find the spans of running texts, in characters: transformers' pipeline groups tokens (`simple`), and touching
-    parts are joined. Inputs overlap if a text is longer than one. Spans of blanks are left out."""
+    """Find the spans of running texts, in characters, by a folder that is not ours: transformers' pipeline groups
+    tokens (`simple`), and touching parts are joined. Inputs overlap if a text is longer than one. Spans of blanks are
+    left out."""
     texts = [text_column(location, row, TEXT) for location, row in rows]
     pipe: Any = transformers.pipeline(
         "token-classification",
@@ -240,8 +271,8 @@ def with_marks(text: str, span: Row) -> Row:
 
 
 def join_touching(text: str, spans: Sequence[Row]) -> list[Row]:
-    """Join touching spans of one label, because each token of a word learnt its word's tag, `B-` too. The probability
-    is the mean over characters."""
+    """Join touching spans of one label, because each token of a word may have learnt its word's tag, `B-` too. The
+    probability is the mean over characters."""
     joined: list[Row] = []
     for span in spans:
         before = joined[-1] if joined else None
