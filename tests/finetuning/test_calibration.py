@@ -16,6 +16,7 @@ from biphase.errors import InputError
 from biphase.files import MARK
 from biphase.finetuning.calibration import Calibration, calibration_error, choose_thresholds, fit_temperature
 from biphase.finetuning.class_report import read_report, tell_report
+from biphase.finetuning.encoding import EncodedSplit
 from biphase.finetuning.kept import RECORD
 from biphase.finetuning.scores import read_score
 from biphase.tasks.spec import task_table
@@ -143,10 +144,23 @@ def test_thresholds_lower_no_score_on_validation(metric: str) -> None:
 
 
 def test_a_kept_model_is_scored_as_its_cell_was(
-    model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model_folder: Path,
+    data_dirs: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On the same file. The temperature changes probabilities, and no label."""
+    calls: list[int] = []
+
+    def counted(split: Any, *arguments: Any) -> Any:
+        calls.append(split.num_examples)
+        return predict_once(split, *arguments)
+
+    predict_once = EncodedSplit.predict
+    monkeypatch.setattr(EncodedSplit, "predict", counted)
     kept, _, rows = fit_and_keep("snli", model_folder, data_dirs["snli"], tmp_path, epochs=6)
+    assert calls.count(len(rows)) == 1, "a kept model is not run on test again"
     calibration = calibration_of(kept)
     said = capsys.readouterr().err
     assert calibration.temperature != 1 and f"a temperature of {calibration.temperature:.2f}" in said
