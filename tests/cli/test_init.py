@@ -649,17 +649,17 @@ def test_the_next_command_can_be_copied(capsys: pytest.CaptureFixture[str]) -> N
     """A shell reads its words as they are, also blanks in the names of files."""
     Path("my data").mkdir()
     Path("my data/train.csv").write_text("text,stars\n" + "".join(f"a b {n},{n % 2}\n" for n in range(40)))
-    init_task(Path("my data/train.csv"), out=Path("my task.yaml"))
-    init_study("demo", shards="s", out=Path("my study.yaml"))
-    init_recipe(shards="s", model="1m", out=Path("my recipe.yaml"))
+    init_task(Path("my data/train.csv"), out=Path("my data/task.yaml"))
+    init_study("demo", shards="s", out=Path("my data/study.yaml"))
+    init_recipe(shards="s", model="1m", out=Path("my data/recipe.yaml"))
     told = " ".join(capsys.readouterr().err.split())
     commands = [shlex.split(command) for command in re.findall("next, `(.*?)`", told)]
     assert commands == [
-        ["biphase", "task", "check", "my task.yaml", "--data-dir", "my data"],
-        ["biphase", "study", "plan", "my study.yaml"],
-        ["biphase", "pretrain", "my recipe.yaml"],
+        ["biphase", "task", "check", "my data/task.yaml", "--data-dir", "my data"],
+        ["biphase", "study", "plan", "my data/study.yaml"],
+        ["biphase", "pretrain", "my data/recipe.yaml"],
     ]
-    assert "#   biphase study run 'my study.yaml'\n" in Path("my study.yaml").read_text()
+    assert "#   biphase study run 'my data/study.yaml'\n" in Path("my data/study.yaml").read_text()
 
 
 def test_documents_and_queries_of_other_endings_are_named(tmp_path: Path) -> None:

@@ -515,7 +515,7 @@ def read_spans_of_characters(location: str, value: Any) -> list[CharacterSpan] |
             parts = [parts.get("start", parts.get("start_offset")), parts.get("end", parts.get("end_offset")), label]
         if not isinstance(parts, list) or [*map(type, parts)] != [int, int, str]:
             raise InputError(f"{location}: {excerpt(parts)} is not a span's start, end and one label: fix or remove it")
-        spans.append(CharacterSpan(*parts, text))
+        spans.append(CharacterSpan(*parts, text=text))
     return spans
 
 
