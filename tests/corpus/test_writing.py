@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from biphase.corpus.writing import check_rows, write_rows
+from biphase.corpus.writing import refuse_rows, write_rows
 from biphase.errors import InputError
 
 
@@ -29,9 +29,9 @@ def test_rows_that_a_table_cannot_hold_are_found(ending: str, rows: list[Any], t
     if ending == ".xlsx":
         pytest.importorskip("openpyxl")
     elif "32,767" in told:
-        check_rows(rows, ending)
+        refuse_rows(rows, ending)
         return
     with pytest.raises(InputError, match=told):
-        check_rows(rows, ending)
-    check_rows(rows[:1], ending)
-    check_rows(rows, ".jsonl")
+        refuse_rows(rows, ending)
+    refuse_rows(rows[:1], ending)
+    refuse_rows(rows, ".jsonl")

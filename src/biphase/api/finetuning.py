@@ -20,7 +20,7 @@ from biphase.config import AnyPath, ModelName, OnCommandLine, PythonOnly, parse_
 from biphase.corpus.forms import PlacedRow, Row, TableForm
 from biphase.corpus.rows import ending_of, excerpt
 from biphase.corpus.text import as_file
-from biphase.corpus.writing import TABLE_FORMS, check_rows, refuse_ending, write_rows
+from biphase.corpus.writing import TABLE_FORMS, refuse_ending, refuse_rows, write_rows
 from biphase.engine.scheduler import Failure
 from biphase.engine.units import Engine, EngineKind
 from biphase.errors import InputError
@@ -403,7 +403,7 @@ def write_predictions(
         refuse_ending(out)
         refuse_existing(out)
     if ending != ".jsonl":  # to refuse rows that fit no table before anything is computed
-        check_rows((row for _, row in open_rows(find_kept(model, file, template), file)[1]), ending)
+        refuse_rows((row for _, row in open_rows(find_kept(model, file, template), file)[1]), ending)
     form, rows = predict_rows(model, file, template, device, least)
     if form is not None and ending != ending_of(file):
         form = replace(TABLE_FORMS.get(ending, form), has_mark=form.has_mark)

@@ -46,7 +46,7 @@ def refuse_ending(path: Path) -> None:
             import openpyxl  # noqa: F401
 
 
-def check_rows(rows: Iterable[Row], ending: str) -> None:
+def refuse_rows(rows: Iterable[Row], ending: str) -> None:
     """Raise `InputError` for rows that a file with this ending cannot hold."""
     if ending == ".parquet":
         arrow_table([*rows])

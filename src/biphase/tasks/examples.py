@@ -389,8 +389,7 @@ def why_left_out(task: spec.Task, location: str, row: Row) -> Literal["answer", 
         return "label"
     has_spans = task.kind.is_tagging and "text" in row and task.words not in row
     names = ("text",) if has_spans else template_columns(task.template)
-    texts = [column(location, row, name) for name in names if name != "choice"]
-    return "text" if lacks_text(texts) else None
+    return "text" if lacks_text([column(location, row, name) for name in names if name != "choice"]) else None
 
 
 def lacks_label(task: spec.Task, label: Any) -> bool:
@@ -515,7 +514,8 @@ def read_spans_of_characters(location: str, value: Any) -> list[CharacterSpan] |
             parts = [parts.get("start", parts.get("start_offset")), parts.get("end", parts.get("end_offset")), label]
         if not isinstance(parts, list) or [*map(type, parts)] != [int, int, str]:
             raise InputError(f"{location}: {excerpt(parts)} is not a span's start, end and one label: fix or remove it")
-        spans.append(CharacterSpan(*parts, text=text))
+        start, end, name = parts
+        spans.append(CharacterSpan(start, end, name, text))
     return spans
 
 
