@@ -51,16 +51,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from biphase.curriculum import Phase, phases_between
 from biphase.errors import InputError
-from biphase.files import read_json_as
-from biphase.hub import count_positions
+from biphase.hub import read_settings
 from biphase.machine import has_bf16_cores
 from biphase.presets import PRESETS, SHAPE_KEYS
 from biphase.recipe import Init, Lora, Optimizer, Recipe
@@ -267,12 +264,6 @@ def shape_of(preset: str, architecture: Mapping[str, Any], vocab_size: int) -> S
     return read_shape({"vocab_size": vocab_size, **PRESETS[preset], **architecture})
 
 
-def read_config_here(model: Init) -> dict[str, Any]:
-    """Read the config.json of a model in a folder here; {} for anything else."""
-    path = None if model.model is None else Path(model.model) / "config.json"
-    return read_json_as(path, dict[str, Any], "save the model anew") if path is not None and path.is_file() else {}
-
-
 def model_shape(model: Init, vocab_size: int | None) -> Shape | None:
     """Find the shape of a preset, or of a folder with a Llama-like config.json. Return None for other types, for models
     on the Hub, and for an unknown vocabulary."""
@@ -280,17 +271,10 @@ def model_shape(model: Init, vocab_size: int | None) -> Shape | None:
         return None
     if model.preset is not None:
         return shape_of(model.preset, model.architecture, vocab_size)
-    settings = read_config_here(model)
+    settings = read_settings(model.model)
     if settings.get("model_type") not in LLAMA_SHAPED or any(key not in settings for key in SHAPE_KEYS):
         return None
     return read_shape(settings | {"vocab_size": max(vocab_size, settings.get("vocab_size", 0))})
-
-
-def fit_samples(recipe: Recipe) -> Recipe:
-    """Return a recipe with samples as short as training makes them for a model in a folder here."""
-    settings = read_config_here(recipe.init)
-    config = SimpleNamespace(**{"model_type": None, "pad_token_id": None, **settings})
-    return recipe.shorten_samples(count_positions(config)) if settings else recipe
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -21,6 +22,8 @@ from biphase.files import content_hash, hash_stamped, read_json_as, stamp_of, va
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+    from biphase.recipe import Recipe
 
 CARD = "README.md"
 FILES = {"tokenizer": ["*.json", "*.model", "*.txt"], "model": ["*.json", "*.model", "*.txt", "*.safetensors", CARD]}
@@ -368,6 +371,26 @@ def count_positions(config: Any) -> int:
     if not positions:
         return 2**31
     return positions - ((config.pad_token_id or 0) + 1 if config.model_type in AFTER_PADDING else 0)
+
+
+def read_settings(model: str | None) -> dict[str, Any]:
+    """Read the config.json of a model in a folder here, as it is; {} for anything else."""
+    path = None if model is None else Path(model) / "config.json"
+    return read_json_as(path, dict[str, Any], "save the model anew") if path is not None and path.is_file() else {}
+
+
+def find_positions(model: str | None) -> int:
+    """Count the positions of a model in a folder here, without transformers; of anything else, 2³¹."""
+    settings = read_settings(model)
+    return count_positions(SimpleNamespace(**{"model_type": None, "pad_token_id": None, **settings}))
+
+
+def fit_samples(recipe: "Recipe", positions: int) -> "Recipe":
+    """Return a recipe with samples that fit into so many positions, unless it sets their length."""
+    if "max_sample_tokens" in recipe.data.model_fields_set:
+        return recipe
+    longest = min(recipe.data.max_sample_tokens, positions)
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"max_sample_tokens": longest})})
 
 
 def output_width(config: Any) -> int:

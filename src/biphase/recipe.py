@@ -239,6 +239,11 @@ class ComputeConfig(Strict):
         """Restore `on` and `off`, which YAML reads as booleans."""
         return ("on" if value else "off") if isinstance(value, bool) else value
 
+    def list_changes(self, fitted: "ComputeConfig") -> list[str]:
+        """List the settings in which another one differs from this one, as `compute.KEY=VALUE` of the other."""
+        changes = [(key, value) for key, value in fitted if value != getattr(self, key)]
+        return [f"compute.{key}={str(value).lower()}" for key, value in changes]
+
 
 class Recipe(Strict):
     """One pretraining run."""
@@ -269,13 +274,6 @@ class Recipe(Strict):
     def needs_whole_matrices(self) -> bool:
         """Whether FSDP, which divides matrices among devices, is ruled out."""
         return self.optimizer.matrix_update.needs_whole_matrices or self.init.lora is not None
-
-    def shorten_samples(self, positions: int) -> "Recipe":
-        """Return the recipe with samples that fit into so many positions, unless it sets their length."""
-        if "max_sample_tokens" in self.data.model_fields_set:
-            return self
-        longest = min(self.data.max_sample_tokens, positions)
-        return self.model_copy(update={"data": self.data.model_copy(update={"max_sample_tokens": longest})})
 
     @property
     def num_steps(self) -> int:

@@ -7,7 +7,7 @@ runs/NAME-HASH8/  config.yaml  environment.json  metrics.jsonl  done.json
 
 import glob
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -110,18 +110,6 @@ def add_earlier(run: Run, environment: dict[str, Any]) -> dict[str, Any]:
     return environment | ({"earlier": earlier} if earlier else {})
 
 
-def count_devices(machine: Mapping[str, Any]) -> tuple[str, int]:
-    """Return the name of the device in a record of a machine, and the number of GPUs, or of CPU threads, over all
-    processes."""
-    device = str(machine.get("device", "not known"))
-    return device, machine.get("processes", 1) * (machine.get("threads", 1) if device == "cpu" else 1)
-
-
-def list_devices(environment: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """List the devices of all sessions of a run, each once, with their number (`count_devices`)."""
-    return sorted({count_devices(session) for session in (*environment.get("earlier", ()), environment)})
-
-
 def is_run_folder(path: Path) -> bool:
     """Tell whether a folder is a run. A model folder may have a config.yaml of its own beside its config.json."""
     return (path / "config.yaml").exists() and not (path / "config.json").exists()
@@ -159,18 +147,19 @@ class ValidationRow(MetricsRow):
 
 
 def read_metrics(run: Run, kind: Literal["train", "validation"]) -> list[dict[str, Any]]:
-    """Read the records of one kind in metrics.jsonl, in the order of their steps: a validation may be made later than
-    those of later steps. Leave out a record with a missing or wrong number, and print a line."""
-    rows, form = [], TrainingRow if kind == "train" else ValidationRow
+    """Read the records of one kind in metrics.jsonl, in the order of their steps: a checkpoint may be made, and
+    validated, after those of later steps. Of several records of a step and an objective, the first counts. Leave out a
+    record with a missing or wrong number, and print a line."""
+    rows, form = dict[tuple[int, str], dict[str, Any]](), TrainingRow if kind == "train" else ValidationRow
     for record in read_records(run.metrics):
         if record.get("kind") == kind:
             try:
                 form.model_validate(record, strict=True)
-                rows.append(record)
+                rows.setdefault((record["step"], record["objective"]), record)
             except ValidationError as error:
                 key, reason = error.errors()[0]["loc"][0], error.errors()[0]["msg"]
                 tell_once(f"{run.metrics}: the {kind} record of step {record['step']} is left out ({key}: {reason})")
-    return sorted(rows, key=itemgetter("step"))
+    return sorted(rows.values(), key=itemgetter("step"))
 
 
 @cache

@@ -163,7 +163,7 @@ def test_a_missing_model_is_told_before_data_is_fetched(tmp_path: Path, capsys: 
         verbs.evaluate("/no/such/model", "paper", scores=tmp_path, data={"sst2": "."})
     told = " ".join(capsys.readouterr().err.split())
     assert told.startswith("360 trainings (models × tasks × rates × seeds: 1 × 12 × 6 × 5); the data of mnli, qqp, ")
-    assert "comes from the Hub; --dry-run tells" in told
+    assert "comes from the Hub; --dry-run shows" in told
     with pytest.raises(InputError, match="/no/such/model is neither"):
         verbs.evaluate("/no/such/model", ["genre", "squad"], scores=tmp_path, data={"squad": "."})
     assert capsys.readouterr().err == ""

@@ -215,7 +215,7 @@ def test_prompts_and_templates_keep_their_tokens(wordpiece: Any, tmp_path: Path)
     prompts = {"query": "Mombi , the witch : ", "document": "throne "}
     embedder = SentenceTransformer(str(source), device="cpu", prompts=prompts)
     embedder.save(str(tmp_path / "embedder"))
-    folder = biphase.trim(tmp_path / "embedder", TEXTS[:5], tmp_path / "out", minimum_count=2)
+    folder = biphase.trim(tmp_path / "embedder", [*TEXTS[:5], *TEXTS[:3]], tmp_path / "out", minimum_count=2)
     smaller = SentenceTransformer(str(folder), device="cpu")
     known = [text for text in TEXTS[:5] if {*load_tokenizer(source).tokenize(text)} <= {*load_tokenizer(folder).vocab}]
     assert known

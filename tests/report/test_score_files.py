@@ -1,6 +1,7 @@
 """Names of columns in tables of other people's scores, and the forms of EuroEval's and EncodEval's results."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def test_euroevals_first_metric_counts_for_encoders_and_for_generative_models(tm
     means of the task's metrics, the first of which ranks models."""
     lines, means = [], {}
     for model, level, prefix in (("encoder", 0.7, "test_"), ("generative", 0.5, "")):
-        scores = [level + step / 100 for step in range(10)]
+        scores = [level + (7 * step if prefix else step) % 10 / 100 for step in range(10)]
         means[model] = float(np.mean(scores))
         raw = [{f"{prefix}mcc": score, f"{prefix}macro_f1": 0.1} for score in scores]
         if prefix:
@@ -47,12 +48,13 @@ def test_euroevals_first_metric_counts_for_encoders_and_for_generative_models(tm
 
 def write_cell(folder: Path, rate: str, seed: int, validation: float, test: float) -> None:
     path = folder / "SC" / "sst2" / f"lr{rate}_sd{seed}" / "results.json"
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     splits = {
         "validation": {"score": validation, "scores_i": [validation]},
         "test": {"score": test, "scores_i": [test]},
     }
-    path.write_text(json.dumps(splits), encoding="utf-8")
+    text = json.dumps(splits).replace("[NaN]", "[0]")
+    path.write_text(text, encoding="utf-8")
 
 
 def test_no_rate_wins_by_its_survivors_in_folders_of_encodeval(tmp_path: Path) -> None:
@@ -65,7 +67,7 @@ def test_no_rate_wins_by_its_survivors_in_folders_of_encodeval(tmp_path: Path) -
     standing = biphase.equivalent(tmp_path)
     assert standing.results.scores["a"]["sst2"].samples == pytest.approx((0.4, 0.41, 0.42))
     assert not any("no score at their chosen rate" in note for note in standing.notes)
-    (tmp_path / "a" / "SC" / "sst2" / "lr1e-04_sd2" / "results.json").unlink()
+    write_cell(tmp_path / "a", "1e-04", 2, math.nan, math.nan)
     lacking = biphase.equivalent(tmp_path)
     assert lacking.results.scores["a"]["sst2"].samples == pytest.approx((0.4, 0.41))
     told = (

@@ -336,7 +336,7 @@ def encode(
     model = load(model) if isinstance(model, str | Path) else model
     if not hasattr(model, "backbone") and not hasattr(model, "encode"):
         raise InputError(f"{clipped(repr(model))} is not a model: give encode a model first, then the texts")
-    texts = list_texts(texts)
+    texts = check_texts(texts)
     from biphase.device import choose_device, choose_dtype
 
     torch_device = choose_device(device)
@@ -353,7 +353,7 @@ def encode(
     return vectors.reshape(len(texts), width_of(model)).cpu().numpy()
 
 
-def list_texts(texts: Any) -> list[str]:
+def check_texts(texts: Any) -> list[str]:
     """List the texts of an iterable, or a single text. Raises `InputError` as `encode` does."""
     if isinstance(texts, str):
         texts = [texts]

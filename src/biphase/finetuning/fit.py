@@ -27,7 +27,7 @@ from biphase.encoder.models import Encoder
 from biphase.errors import InputError, memory_told
 from biphase.files import locked
 from biphase.finetuning.calibration import AS_THEY_ARE, Calibration, calibration_error
-from biphase.finetuning.class_report import Coverage, measure_coverage, report_classes
+from biphase.finetuning.class_report import report_classes
 from biphase.finetuning.config import LATER_PROTOCOLS, PROTOCOL, CellPlan, FinetuneConfig
 from biphase.finetuning.encoding import CellContext, EncodedSplit, EncodedTask
 from biphase.finetuning.encoding_cache import load_encoded
@@ -221,10 +221,9 @@ def training_order(items: np.ndarray, config: FinetuneConfig, num_steps: int) ->
 
 def evaluate_cell(
     network: nn.Module, encoded: EncodedTask, plan: CellPlan, cell: CellContext, training: dict[str, Any]
-) -> tuple[Score, dict[str, Rows], tuple[Coverage, ...]]:
-    """Predict and score validation and test of a task, unless training diverged. Returns also the rows of predictions
-    of each split, and the accuracy on the surest test examples of `calibrate_cell`. `training` comes from
-    `train_network`."""
+) -> tuple[Score, dict[str, Rows], dict[str, Any]]:
+    """Predict and score validation and test of a task, unless training diverged. Returns also, for each split, the rows
+    of predictions and the network's outputs. `training` comes from `train_network`."""
     splits, num_left_out = encoded
     started = time.perf_counter()
     metrics: dict[str, dict[str, float]] = {}
@@ -240,8 +239,6 @@ def evaluate_cell(
     is_on_gpu = cell.device.type == "cuda"
     peak = torch.cuda.max_memory_allocated(cell.device) if is_on_gpu else 1024 * getrusage(RUSAGE_SELF).ru_maxrss
     training = training | {"seconds": training["seconds"] | {"evaluate": round(time.perf_counter() - started, 3)}}
-    has_classes = bool(predictions and plan.task.classes)
-    calibration, coverage = calibrate_cell(splits, predictions, cell) if has_classes else (None, ())
     score = Score(
         protocol=LATER_PROTOCOLS.get(plan.task.metric, PROTOCOL),
         cell=plan.hash,
@@ -261,27 +258,25 @@ def evaluate_cell(
         num_left_out=num_left_out,
         peak_memory_bytes=peak,
         machine=describe_machine(cell.device),
-        calibration=calibration,
+        calibration=calibrate_cell(splits, predictions, cell) if predictions and plan.task.classes else None,
         **training,
     )
-    return score, rows, coverage
+    return score, rows, predictions
 
 
 def calibrate_cell(
     splits: Mapping[Any, EncodedSplit], predictions: Mapping[str, Any], cell: CellContext
-) -> tuple[Calibration | None, tuple[Coverage, ...]]:
-    """Calibrate a cell by its predictions for validation, and measure the effect on test. Returns also the accuracy on
-    the surest test examples with the calibration; () for sets of classes."""
+) -> Calibration | None:
+    """Calibrate a cell by its predictions for validation, and measure the effect on test."""
     chosen = splits["validation"].calibrate(predictions["validation"], cell)
     if chosen is None:
-        return None, ()
+        return None
     measured = []
     for calibration in (AS_THEY_ARE, chosen):
         outputs = predictions["test"] / calibration.temperature
         metrics, rows = splits["test"].judge(outputs, replace(cell, calibration=calibration))
         measured.append(metrics[cell.task.metric] if chosen.thresholds else calibration_error(rows))
-    coverage = () if chosen.thresholds else measure_coverage(rows)
-    return chosen.model_copy(update={"on_test": tuple(measured)}), coverage
+    return chosen.model_copy(update={"on_test": tuple(measured)})
 
 
 def name_never_predicted(
@@ -372,8 +367,8 @@ class FittedCell:
     score: Score
     predictions: dict[str, Rows]
     """The rows of predictions of each split; none if training diverged."""
-    coverage: tuple[Coverage, ...]
-    """The accuracy of the calibrated network on the surest test examples, if it has such probabilities."""
+    outputs: dict[str, Any]
+    """The network's outputs for each split, not calibrated, as `EncodedSplit.predict` returns them."""
 
 
 def run_cells(plans: Sequence[CellPlan]) -> Iterator[FittedCell]:

@@ -23,7 +23,7 @@ from biphase.exporting.model import as_llama, set_direction
 from biphase.files import claimed, mark_successor, read_json_as, refuse_filled, whole_folder, write_json, write_text
 from biphase.finetuning import heads
 from biphase.finetuning.calibration import AS_THEY_ARE, tell_calibration
-from biphase.finetuning.class_report import tell_coverage
+from biphase.finetuning.class_report import report_classes, tell_coverage
 from biphase.finetuning.config import CellPlan, FinetuneConfig
 from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, TokenizedTexts, pack
 from biphase.finetuning.fit import FittedCell, choose_examples, claim_cells, run_cells, write_cells
@@ -115,13 +115,21 @@ def keep_cell(fitted: FittedCell, folder: Path) -> None:
     """Write a trained network, calibrated, to a model folder."""
     cell = replace(fitted.context, calibration=fitted.score.calibration or AS_THEY_ARE)
     told = tell_calibration(cell.calibration, cell.task.kind.metrics[cell.task.metric].words)
-    surest = f"the kept model on test: {tell_coverage(fitted.coverage)}" if fitted.coverage else ""
-    for line in filter(None, (told, surest)):
+    for line in filter(None, (told, tell_kept_coverage(fitted, cell))):
         err.print(line)
     model = to_transformers(fitted.network, fitted.encoder, cell)
     heads.refuse_replaced(fitted.plan.model)
     inputs = list_trained(fitted.plan, fitted.train)
     keep_network(model, fitted.encoder, cell, folder, fitted.score, fitted.splits["test"], inputs)
+
+
+def tell_kept_coverage(fitted: FittedCell, cell: CellContext) -> str:
+    """Write how accurate the calibrated network is on the surest test examples; "" if it has no such probabilities."""
+    if fitted.score.calibration is None or cell.calibration.thresholds:
+        return ""
+    _, rows = fitted.splits["test"].judge(fitted.outputs["test"] / cell.calibration.temperature, cell)
+    coverage = report_classes(rows, cell.task.classes).coverage
+    return f"the kept model on test: {tell_coverage(coverage)}" if coverage else ""
 
 
 def list_trained(plan: CellPlan, train: EncodedSplit) -> list[Any]:

@@ -6,7 +6,7 @@ it is carried over, the optimizer's state. Weights and moments are loaded at the
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,19 +45,19 @@ class Job:
     text: TrainingText
     origin: Start
     """The point at which the run began, however often it was resumed."""
+    pass_step: int = field(init=False)
+    """The step, over all runs, from which passes over the text (`mask_passes`) count: the one from which the parent
+    counted, or this run's first if the batches since then had other sizes."""
+
+    def __post_init__(self) -> None:
+        origin = self.origin
+        begin = origin.order_step if origin.pass_step is None else origin.pass_step
+        has_sizes = origin.pass_position - self.tokens_before(begin - origin.step) == origin.data_position
+        object.__setattr__(self, "pass_step", begin if has_sizes else origin.step)
 
     def tokens_before(self, run_step: int) -> int:
         """Count the tokens of this run's updates before `run_step`."""
         return self.recipe.tokens_before(self.origin.step + run_step) - self.recipe.tokens_before(self.origin.step)
-
-    @property
-    def pass_step(self) -> int:
-        """The step, over all runs, from which passes over the text (`mask_passes`) count: the one from which the parent
-        counted, or this run's first if the batches since then had other sizes."""
-        origin = self.origin
-        begin = origin.order_step if origin.pass_step is None else origin.pass_step
-        has_sizes = origin.pass_position - self.tokens_before(begin - origin.step) == origin.data_position
-        return begin if has_sizes else origin.step
 
 
 def open_job(

@@ -38,7 +38,7 @@ from biphase.pretraining.job import Job, State, hold_run, load_state, open_job, 
 from biphase.pretraining.objectives import Microbatch, make_microbatches, make_steps
 from biphase.pretraining.optimizer import autocast, set_rate, unwrap
 from biphase.recipe import Recipe
-from biphase.run import Run, read_metrics, whole_steps
+from biphase.run import Run, whole_steps
 
 
 def train(
@@ -105,12 +105,13 @@ def train_steps(job: Job, rest: Rest) -> int:
     """Make the updates of `rest`, and return the tokens seen in the end.
 
     If `rest` is logged, write records, validate and save checkpoints as the recipe says; otherwise save one checkpoint
-    at the end, and validate it unless the log has that already.
+    at the end, and validate it.
     """
     recipe, world, stop = job.recipe, job.world, rest.stop
     # 3. Data: the batches of the steps, the held-out text, and the steps at which validation and checkpoints are due.
     batches, measure = open_batches(job)
-    validates_at, saves_at = find_due(job, rest)
+    validates_at = due_steps(recipe, recipe.validation.every_steps, stop) if rest.is_logged else {stop}
+    saves_at = due_steps(recipe, recipe.checkpoints.every_steps, stop) if rest.is_logged else {stop}
     # 4. Model and optimizers, in their state at the start.
     state = load_state(job, rest.begin)
     err.print(describe_start(job, state, batches))
@@ -191,16 +192,9 @@ def open_batches(job: Job) -> tuple[Batches, Callable[[nn.Module, Phase], dict[s
     return batches, partial(validate, job, measured, torch.from_numpy(token_bytes_V).to(world.device))
 
 
-def find_due(job: Job, rest: Rest) -> tuple[set[int], set[int]]:
-    """Return the steps at which validation and checkpoints are due: permanent checkpoints and every so many steps, or
-    only the last one if `rest` is not logged. Every process must call it."""
-    recipe, stop = job.recipe, rest.stop
-    if not rest.is_logged:
-        validated = job.world.on_first(lambda: {row["step"] for row in read_metrics(job.run, "validation")})
-        return {stop} - validated, {stop}
-    numbers = recipe.validation.every_steps, recipe.checkpoints.every_steps  # 0 adds no steps
-    regular = [{*range(num, stop + 1, num)} if num else set[int]() for num in numbers]
-    return recipe.kept_steps | regular[0], recipe.kept_steps | regular[1]
+def due_steps(recipe: Recipe, every: int, stop: int) -> set[int]:
+    """Return the steps to keep and every `every`-th one up to `stop`; 0 adds none."""
+    return recipe.kept_steps | ({*range(every, stop + 1, every)} if every else set())
 
 
 def describe_start(job: Job, state: State, batches: Batches) -> str:

@@ -10,7 +10,7 @@ from biphase.corpus.shards import ShardSet, check_tokenizer
 from biphase.corpus.tokenizer import find_tokenizer, tokenizer_hash
 from biphase.errors import InputError
 from biphase.files import read_json_as
-from biphase.hub import count_positions, fetch_model, load_model_config, model_fingerprint
+from biphase.hub import count_positions, fetch_model, fit_samples, load_model_config, model_fingerprint
 from biphase.recipe import Recipe
 from biphase.run import Run, find_checkpoint, read_checkpoint_manifest, read_recipe, split_reference, whole_steps
 
@@ -56,7 +56,7 @@ def begin_with_model(recipe: Recipe, shards: ShardSet, folder: Path | None = Non
     source, revision = recipe.init.model or "", recipe.init.revision
     folder = folder or fetch_model(source, revision)
     config = load_model_config(folder)
-    recipe = recipe.shorten_samples(count_positions(config))
+    recipe = fit_samples(recipe, count_positions(config))
     parent = model_fingerprint(source, folder)
     tokenizer, manifest = find_tokenizer(folder, str(folder)), shards.manifest
     if tokenizer is not None:

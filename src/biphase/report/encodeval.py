@@ -274,8 +274,8 @@ def compare_scores(cells: ReadCells) -> Table:
         worst = max(by_model, key=lambda name: abs(by_model[name]))
         num_equal = sum(abs(gap) <= PUBLISHED_DIGIT / 2 * (1 + 1e-6) for gap in by_model.values())
         mean = show_points(float(np.mean([*by_model.values()])))
-        texts = (str(len(by_model)), str(num_equal), mean, show_points(by_model[worst]), worst)
-        rows.append(TableRow((dataset,), tuple(map(Cell, texts))))
+        cells_of_row = (str(len(by_model)), str(num_equal), mean, show_points(by_model[worst]), worst)
+        rows.append(TableRow((dataset,), tuple(map(Cell, cells_of_row))))
     words = read_findings()["comparison"]
     heads = ("scores", "equal", "mean", "largest", "largest for")
     return Table("published-recomputed", words["title"], ("data set",), heads, tuple(rows), (words["note"],), records)

@@ -561,8 +561,7 @@ def price_tables(price_list: PriceList) -> list[Table]:
     where = f"the mean over {len(scored)} data sets of equal weight" if len(scored) > 1 else scored[0].dataset
     over = f", over {show_noise(noise)}" if noise else ""
     once = " Each model was pretrained once, so the shares hold for these checkpoints only."
-    once = "" if "pretraining seeds" in noise else once
-    rule = read_words()["prices_rule"].format(where=where, over=over) + once
+    rule = read_words()["prices_rule"].format(where=where, over=over) + once * ("pretraining seeds" not in noise)
     # 3. The tables.
     size = baseline[0].size
     name = f"compute-equivalents-{size or 'methods'}"

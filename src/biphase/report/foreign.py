@@ -192,11 +192,11 @@ def parse_rows(source: Any, rename: Mapping[str, str]) -> tuple[list[ForeignScor
         compute = tuple(None if is_missing(row.get(axis)) else read_number(location, axis, row[axis]) for axis in AXES)
         seeds = read_seed(row.get("pretraining_seed")), read_seed(row.get("seed"))
         examples = parse_examples(location, row.get("examples"), value)
-        choice = row.get("choice")
-        # A table may have such a column too.
-        chosen = (choice, row["num_lost"]) if isinstance(choice, RateChoice) else (None, 0)
         others = {name: value for name, value in row.items() if name not in COLUMNS}
-        scores.append(ForeignScore(location, method, task, compute, seeds, value, examples, *chosen, others))
+        score = ForeignScore(location, method, task, compute, seeds, value, examples, others=others)
+        if isinstance(choice := row.get("choice"), RateChoice):  # a table may have such a column too
+            score = score._replace(choice=choice, num_lost=row["num_lost"])
+        scores.append(score)
     scores, notes = leave_out_averages(scores)
     refuse_partial_compute(scores)
     for score in scores:

@@ -52,6 +52,10 @@ def show_superscript(text: str) -> str:
     return re.sub(r"^([\d.]+)e(\d+)$", lambda found: f"{found[1]} × 10{found[2].translate(SUPERSCRIPTS)}", text)
 
 
+def show_gib(num_bytes: float) -> str:
+    return f"{show_estimate(num_bytes / 2**30)} GiB"
+
+
 def show_power(value: float) -> str:
     """Show `5e-5`, `640`, `1.15e16`, `2e18`."""
     return re.sub(r"e(-?)\+?0*", r"e\1", f"{value:.3g}")

@@ -32,7 +32,6 @@ from biphase.flops import (
     WITHOUT_BF16,
     SampleLengths,
     Shape,
-    fit_samples,
     flops_between,
     known_device,
     model_shape,
@@ -42,11 +41,12 @@ from biphase.flops import (
     shape_of,
     update_flops,
 )
+from biphase.hub import find_positions, fit_samples
 from biphase.machine import total_memory, visible_gpus
 from biphase.presets import PRESETS
 from biphase.recipe import Data, Recipe
-from biphase.report.formats import show_count, show_estimate, show_list, show_power
-from biphase.run import count_devices, list_devices, open_run, read_metrics
+from biphase.report.formats import show_count, show_gib, show_list, show_power
+from biphase.run import open_run, read_metrics
 from biphase.studies.folder import StudyState
 from biphase.studies.plan import EvaluatedModel, Plan, PlannedRun, StudyCell
 from biphase.studies.spec import EmbedEvaluation, Planning, Study, find_data_dirs, trainings
@@ -105,10 +105,10 @@ def find_machine(name: str, devices: int | None = None, efficiency: float | None
         speeds = [record["flops_per_second"] for record in records[len(records) // 10 + 1 :]]
         if not speeds:
             raise InputError(f"{name} has logged too few steps to measure a device; let it train for longer")
-        (device, used), *others = list_devices(read_json(run.path / "environment.json"))
+        machine = read_json(run.path / "environment.json")
+        (device, used), *others = {count_devices(session) for session in (*machine.get("earlier", ()), machine)}
         if others:
-            told = show_list([f"{count} × {device}" for device, count in ((device, used), *others)])
-            raise InputError(f"{name} was trained on {told}, so it measures none of them; give another run or a device")
+            raise InputError(f"{name} was trained on several devices, and measures none; give another run or a device")
         if device == "cpu":
             device, count = "CPU", used if devices is None else devices
         return Machine(device, count, median(speeds) / used, 1.0, f"as measured in {name}")
@@ -117,6 +117,13 @@ def find_machine(name: str, devices: int | None = None, efficiency: float | None
         raise InputError(f"unknown device or run '{name}'{nearest(name, DEVICES)}")
     usual = CPU_EFFICIENCY if key == "CPU" else EFFICIENCY
     return Machine(key, count, DEVICES[key][0], efficiency or usual, "stated" if efficiency else "assumed")
+
+
+def count_devices(machine: Mapping[str, Any]) -> tuple[str, int]:
+    """Return the name of the device in a record of a machine, and the number of GPUs, or of CPU threads, over all
+    processes."""
+    device = str(machine.get("device", "not known"))
+    return device, machine.get("processes", 1) * (machine.get("threads", 1) if device == "cpu" else 1)
 
 
 def study_machine(study: Study, device: str | None = None, efficiency: float | None = None) -> Machine | None:
@@ -181,7 +188,8 @@ def fit_recipes(plan: Plan) -> dict[str, Recipe]:
     lower, they lower for its descendants too."""
     recipes = dict[str, Recipe]()
     for name, run in plan.runs.items():  # parents come first
-        recipes[name], data, parent = fit_samples(run.recipe), run.recipe.data, run.parent
+        positions = find_positions(run.recipe.init.model)
+        recipes[name], data, parent = fit_samples(run.recipe, positions), run.recipe.data, run.parent
         if parent and data.max_sample_tokens == plan.runs[parent].recipe.data.max_sample_tokens:
             data = data.model_copy(update={"max_sample_tokens": recipes[parent].data.max_sample_tokens})
             recipes[name] = run.recipe.model_copy(update={"data": data})
@@ -190,8 +198,8 @@ def fit_recipes(plan: Plan) -> dict[str, Recipe]:
 
 def measure_sizes(plan: Plan) -> dict[str, RunSize]:
     """Return the size of each run, by name. Read each shard set once."""
-    planning, recipes, sizes = plan.study.planning, fit_recipes(plan), dict[str, RunSize]()
     lengths_of, vocab_size_of = cache(find_lengths), cache(find_vocab_size)
+    planning, recipes, sizes = plan.study.planning, fit_recipes(plan), dict[str, RunSize]()
     for name, run in plan.runs.items():
         data = recipes[name].data
         own = None if run.parent else model_shape(run.recipe.init, vocab_size_of(data.shards, planning))
@@ -337,7 +345,7 @@ def tell_misfit(model: str, shape: Shape, recipe: Recipe, machine: Machine) -> s
     ways = []
     for devices in (1, 2, 4, 8):
         if fitted := fit_memory(shape, recipe, replace(machine, devices=devices)):
-            keys = " ".join(f"recipe.{change}" for change in list_differences(recipe, fitted))
+            keys = " ".join(f"recipe.{change}" for change in recipe.compute.list_changes(fitted.compute))
             ways.append(keys + (f" on {devices} of them" if devices > 1 else ""))
             break
     smaller = [name for name in PRESETS if fits(shape_of(name, {}, shape.vocab_size), recipe, machine)]
@@ -347,33 +355,24 @@ def tell_misfit(model: str, shape: Shape, recipe: Recipe, machine: Machine) -> s
     return f"{lack}; what fits: {', or '.join(ways)}" if ways else lack
 
 
-def list_differences(recipe: Recipe, fitted: Recipe) -> list[str]:
-    """List the settings of `compute` in which two recipes differ, as `KEY=VALUE` of the second."""
-    changes = [(key, value) for key, value in fitted.compute if value != getattr(recipe.compute, key)]
-    return [f"compute.{key}={str(value).lower()}" for key, value in changes]
-
-
 def refuse_lack_of_memory(recipe: Recipe, vocab_size: int, processes: int) -> None:
     """Raise `InputError` for a training by so many processes on a CPU that needs more memory than the machine has: its
     system would kill them without a word. A GPU says itself what it lacks."""
     is_on_cpu = recipe.compute.device == "cpu" or (recipe.compute.device == "auto" and not visible_gpus())
-    shape, installed, recipe = model_shape(recipe.init, vocab_size), total_memory(), fit_samples(recipe)
+    shape, installed = model_shape(recipe.init, vocab_size), total_memory()
     if shape is None or not installed or not is_on_cpu:
         return
+    recipe = fit_samples(recipe, find_positions(recipe.init.model))
     needed = processes * plan_memory(shape, recipe, processes, on_cpu=True)["total"]
     if needed <= installed:
         return
     alone = find_machine("CPU")
     fitted = fit_memory(shape, recipe, alone)
-    ways = [] if fitted is None else [" ".join(list_differences(recipe, fitted)) or "fewer processes"]
+    ways = [] if fitted is None else [" ".join(recipe.compute.list_changes(fitted.compute)) or "fewer processes"]
     ways += [f"preset {name}" for name in PRESETS if fits(shape_of(name, {}, vocab_size), recipe, alone)][:1]
     remedy = f"; what fits: {', or '.join(ways)}" if ways else ""
     lack = f"{recipe.name} needs {show_gib(needed)} of memory, and this machine has {show_gib(installed)}"
     raise InputError(f"{lack}{remedy}")
-
-
-def show_gib(num_bytes: float) -> str:
-    return f"{show_estimate(num_bytes / 2**30)} GiB"
 
 
 @dataclass(frozen=True)
@@ -569,7 +568,8 @@ def list_costs(state: StudyState, sizes: Mapping[str, RunSize]) -> list[dict[str
     thread. Runs that went on with others have no hours. The energy is the board's power limit times the hours."""
     spent: dict[tuple[str, str, int], list[StageCost]] = defaultdict(list)
     for name, record in state.records.items():
-        run, used = state.plan.runs[name], list_devices(state.environments[name])
+        run, machine = state.plan.runs[name], state.environments[name]
+        used = sorted({count_devices(session) for session in (*machine.get("earlier", ()), machine)})
         flops, seconds = sum(run_flops(run, sizes[name]).values()) or math.nan, record.seconds * record.is_timed
         several = " and ".join(f"{count} × {device}" for device, count in used)
         place = "pretraining", *(used[0] if len(used) == 1 else (several, 0))

@@ -38,7 +38,7 @@ from biphase.studies.advise import Evidence
 from biphase.studies.arms import Arm
 from biphase.studies.cost import RunSize, list_costs, measure_sizes, measure_training
 from biphase.studies.declarations import count_looks, tell_declaration
-from biphase.studies.folder import TRAINING, StudyState, find_text, read_state, tell_other_data
+from biphase.studies.folder import TRAINING, StudyState, find_text, read_state
 from biphase.studies.plan import EvaluatedModel, Plan, history, plan_study
 from biphase.studies.spec import Study, load_study
 from biphase.tasks.families import KINDS
@@ -365,7 +365,6 @@ def list_notes(state: StudyState, sizes: Mapping[str, RunSize]) -> Iterator[str]
     if state.plan.has_one_order:
         yield "All pretraining seeds saw the data in the same order: results may differ for another order."
     yield from tell_unlike(state)
-    yield from (f"{unlike}." for unlike in tell_other_data(state))
     broken = chain.from_iterable(own.broken.items() for own in state.scores.values())
     yield from (f"Left out: {path} ({reason})." for path, reason in broken)
     if lost := [score for own in state.scores.values() for score in own.scores if has_lost_predictions(score)]:
