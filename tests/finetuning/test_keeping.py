@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,15 +36,15 @@ from ..conftest import DEVICE, flip_bit, mostly_later, replace_before
 from .conftest import fit_cell, make_cell
 
 
-def keep_untrained(task: Task, model: Path, folder: Path, **settings: Any) -> Path:
-    """A kept folder of a task, whose head is as random numbers made it."""
+def keep_untrained(task: Task, model: Path, folder: Path, inputs: Iterable[Any] = (), **settings: Any) -> Path:
+    """A kept folder of a task, whose head is as random numbers made it; `inputs` as if they had trained it."""
     encoder = load_encoder(str(model))
     config = settle_config(FinetuneConfig(device=DEVICE, precision="fp32", **settings), task, 256)
     cell = CellContext(task, config, torch.device(DEVICE), torch.float32)
     torch.manual_seed(0)
     network = TaskNetwork(copy_backbone(encoder.backbone, []), cell)
     score: Any = SimpleNamespace(cell="", source="", headline=lambda: "not trained", model_copy=lambda update: score)
-    keep_network(to_transformers(network, encoder, cell), encoder, cell, folder, score, None)
+    keep_network(to_transformers(network, encoder, cell), encoder, cell, folder, score, None, inputs)
     return folder
 
 

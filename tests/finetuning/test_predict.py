@@ -172,9 +172,8 @@ def test_running_text_is_read_as_the_words_of_spans_of_characters(
     """Punctuation and characters of scripts without spaces are words of their own, as `tag_spans` makes them for
     training, and `B-` separates words that touch. Plain tags are each word's own."""
     is_plain = classes[0] != "O"
-    kept = keep_untrained(
-        tagging(classes=classes, metric="accuracy" if is_plain else "f1"), model_folder, tmp_path / "kept"
-    )
+    task = tagging(classes=classes, metric="accuracy" if is_plain else "f1")
+    kept = keep_untrained(task, model_folder, tmp_path / "kept", inputs=[("the", "dog", ",")])
     texts = ["the dog,the tree.", "我叫李明", "", " \t", "Kroměříž", "ok (river)"]
     texts[4] = unicodedata.normalize("NFD", texts[4])
     write_jsonl(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
@@ -187,11 +186,24 @@ def test_running_text_is_read_as_the_words_of_spans_of_characters(
         spans = [] if is_plain or not each else next(tagged)["spans"]
         if is_plain and each:
             tags = next(tagged)["predicted"]
-            spans = [{"label": tag, "start": at, "end": at + 1} for at, tag in enumerate(tags)]
+            spans = [{"label": tag, "start": at, "end": at + 1} for at, tag in enumerate(tags) if tag != "O"]
         places = [match.span() for match in re.finditer("|".join(map(re.escape, each)), text)] if each else []
         expected = [(span["label"], places[span["start"]][0], places[span["end"] - 1][1]) for span in spans]
         assert [(span["label"], span["start"], span["end"]) for span in row["spans"]] == expected
         assert all(text[span["start"] : span["end"]] == span["text"] for span in row["spans"])
+
+
+def test_running_text_is_not_divided_unless_texts_in_training_were(model_folder: Path, tmp_path: Path) -> None:
+    """A list of words such as `U.S.` and `n't` is not what `WORD` makes of a text: a pipeline reads running text."""
+    task = tagging(classes=["O", "B-x", "I-x"], metric="f1")
+    kept = keep_untrained(task, model_folder, tmp_path / "kept", inputs=[("the", "U.S.", "did", "n't")])
+    tag = transformers.pipeline("token-classification", str(kept), device="cpu", aggregation_strategy="simple")
+    text = "the dog,the tree did n't"
+    write_jsonl(tmp_path / "texts.jsonl", [{"text": text}])
+    (row,) = predict_all(kept, tmp_path / "texts.jsonl")
+    places = [(span["label"], span["start"], span["end"]) for span in row["spans"]]
+    said = [(group["entity_group"], group["start"], group["end"]) for group in tag(text)]
+    assert characters(text, places) == characters(text, said)
 
 
 def test_words_stand_where_training_had_them(model_folder: Path, tmp_path: Path) -> None:

@@ -96,8 +96,9 @@ def test_devices_are_found_by_the_names_that_they_have(name: str, found: str) ->
 def test_a_device_is_a_known_one() -> None:
     with pytest.raises(InputError, match=r"unknown device or run 'H10O'; did you mean 'H100'\?$"):
         find_machine("H10O")
-    with pytest.raises(InputError, match="unknown device or run 'runs/36m-h100-1a2b'"):
-        find_machine("runs/36m-h100-1a2b")
+    with pytest.raises(InputError, match="unknown device or run 'runs/36m-h100-1a2b3c4d'"):
+        find_machine("runs/36m-h100-1a2b3c4d")
+    assert find_machine("AMD Instinct MI250X / MI250").name == "MI250X"
     machine = find_machine("H100", 4, efficiency=0.5)
     assert machine.device_hours(machine.peak_flops * 1800) == 1 and machine.source == "stated"
     assert find_machine("cpu").source == "assumed"

@@ -8,7 +8,7 @@ from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from biphase.corpus.forms import PlacedRow, Row, is_missing, rows_in_memory
+from biphase.corpus.forms import COMMA_NUMBER, PlacedRow, Row, is_missing, rows_in_memory
 from biphase.corpus.rows import as_number, column, ending_of, read_text_lines, rows_of_file
 from biphase.encoder.models import find_ranker
 from biphase.errors import InputError, clipped, nearest
@@ -40,7 +40,9 @@ class Filter:
             return False
         value = row[self.column]
         number = exact_number(value)
-        wanted = exact_number(self.value)
+        # The columns of an index have decimal points (`other_columns` in `corpus/text.py`).
+        is_comma = number is not None and COMMA_NUMBER.fullmatch(self.value)
+        wanted = exact_number(self.value.replace(",", ".") if is_comma else self.value)
         if number is not None and wanted is not None:
             return SIGNS[self.sign](number, wanted)
         is_truth = isinstance(value, bool)  # true or false, however it is written

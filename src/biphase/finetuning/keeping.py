@@ -13,6 +13,7 @@ import transformers
 from torch import nn
 
 from biphase.console import err
+from biphase.corpus.text import WORD
 from biphase.corpus.tokenizer import SPLIT_TEXTS, misreading_class
 from biphase.encoder.lora import merge_adapters
 from biphase.encoder.models import Encoder
@@ -244,6 +245,10 @@ def keep_network(
             longest = cell.config.max_answer_tokens or test.max_answer_tokens
             config = cell.config.model_copy(update={"max_answer_tokens": longest})
             record = record.model_copy(update={"config": config, "has_unanswerable": test.has_unanswerable})
+        inputs = [*inputs]
+        if cell.task.family == "token_classification":
+            divides = bool(inputs) and all(WORD.findall(" ".join(words)) == [*words] for words in inputs)
+            record = record.model_copy(update={"divides_text": divides})
         write_json(part / RECORD, record.model_dump(mode="json"))
         np.unique(hash_inputs(inputs)).tofile(part / TRAINED_ROWS)
         write_golden(part)

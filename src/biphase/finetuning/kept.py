@@ -53,7 +53,7 @@ TEXT = "text"
 class KeptModel(Strict):
     """A fine-tuned network before it is loaded: the form of its inputs, and the way to read its outputs."""
 
-    later: ClassVar[frozenset[str]] = frozenset({"part_of"})
+    later: ClassVar[frozenset[str]] = frozenset({"part_of", "divides_text"})
 
     cell: str | None = None
     """The hash of its cell (`CellPlan.hash`)."""
@@ -66,6 +66,9 @@ class KeptModel(Strict):
     """`predict` applies its thresholds, which transformers' pipelines ignore. The temperature is in the weights."""
     part_of: str | None = None
     """`Task.part_of`, which the record of a task lacks."""
+    divides_text: bool = False
+    """Tagging: whether the words in training are those into which `WORD` divides their text. Then running text is
+    divided, too."""
 
     # `find_kept` adds these fields; the stored record lacks them.
     folder: Path = Field(default=Path(), exclude=True)

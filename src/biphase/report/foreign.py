@@ -46,7 +46,8 @@ from biphase.tasks.examples import canonical_label
 if TYPE_CHECKING:
     import pandas
 
-COLUMNS = ("method", "task", "seed", "pretraining_seed", "score", *AXES, "examples")
+NAMED = ("method", "task", "seed", "pretraining_seed", "score")
+COLUMNS = (*NAMED, *AXES, "examples")
 COLUMN_REMEDY = "name your column for it: rename={{'THEIRS': '{name}'}} in Python, --rename THEIRS={name}"
 Scale = Literal["share", "percent"]
 
@@ -77,10 +78,11 @@ def read_tables(source: Any, rename: Mapping[str, str]) -> Iterator[PlacedRow]:
 
 
 def name_columns(row: Mapping[str, Any], rename: Mapping[str, str]) -> list[str]:
-    """Return the names of a row's columns, renamed. A name that is ours but for case and blanks around it becomes ours,
-    unless another column has that name."""
+    """Return the names of a row's columns, renamed. A name that is ours but for blanks around it becomes ours, and one
+    of `NAMED` also in another case, unless another column has that name."""
     names = [rename.get(name, name) for name in row]
-    plain = [plain_name(str(name)).casefold() for name in names]
+    plain = [plain_name(str(name)) for name in names]
+    plain = [name.casefold() if name.casefold() in NAMED else name for name in plain]
     return [ours if ours in COLUMNS and ours not in names else name for name, ours in zip(names, plain, strict=True)]
 
 
@@ -193,10 +195,9 @@ def parse_rows(source: Any, rename: Mapping[str, str]) -> tuple[list[ForeignScor
         seeds = read_seed(row.get("pretraining_seed")), read_seed(row.get("seed"))
         examples = parse_examples(location, row.get("examples"), value)
         others = {name: value for name, value in row.items() if name not in COLUMNS}
-        score = ForeignScore(location, method, task, compute, seeds, value, examples, others=others)
-        if isinstance(choice := row.get("choice"), RateChoice):  # a table may have such a column too
-            score = score._replace(choice=choice, num_lost=row["num_lost"])
-        scores.append(score)
+        choice = row["choice"] if isinstance(row.get("choice"), RateChoice) else None  # a table may have such a column
+        num_lost = row["num_lost"] if choice else 0
+        scores.append(ForeignScore(location, method, task, compute, seeds, value, examples, choice, num_lost, others))
     scores, notes = leave_out_averages(scores)
     refuse_partial_compute(scores)
     for score in scores:
@@ -255,9 +256,10 @@ def refuse_partial_compute(scores: Iterable[ForeignScore]) -> None:
                 raise InputError(f"{told}; give {axis} for all of its rows, or for none")
 
 
-AVERAGE_NAMES = {"average", "avg", "mean", "overall", ALL_TASKS, *(f"{code.lower()} mean" for code in FAMILY_NAMES)}
-AVERAGE_NAMES |= {"macro average", "macro avg", "macro mean", "average score", "mean score", "overall score"}
-AVERAGE_NAMES |= {"mean task", "mean tasktype"}
+MEANS = itertools.product(("", "macro "), ("average", "avg", "mean", "overall"), ("", " score"))
+MEANS = itertools.product(("", "macro "), ("average", "avg", "mean", "overall"), ("", " score"))
+AVERAGE_NAMES = {*map("".join, MEANS), *(f"{code.lower()} mean" for code in FAMILY_NAMES)}
+AVERAGE_NAMES |= {ALL_TASKS, "mean task", "mean tasktype"}
 """The names, in small letters and without signs, under which a table has a row for a mean over tasks: those of
 leaderboards, of MTEB, and of our own tables."""
 
@@ -266,7 +268,7 @@ def leave_out_averages(scores: Sequence[ForeignScore]) -> tuple[list[ForeignScor
     """Leave out a table's own means over tasks, which would count as one more task, and return a note about them. In a
     table without other tasks, they stay, under names that our own averages do not have."""
     tasks = list(dict.fromkeys(score.task for score in scores))
-    means = [task for task in tasks if re.sub(r"\W+", " ", task).strip().casefold() in AVERAGE_NAMES]
+    means = [task for task in tasks if re.sub(r"[\W_]+", " ", task).strip().casefold() in AVERAGE_NAMES]
     if not means:
         return [*scores], []
     if len(means) == len(tasks):

@@ -86,7 +86,7 @@ class ReportArm:
     phases: tuple[tuple[str, int], ...] = ()
     """The objectives of `curriculum` in words, each with its steps; empty if unknown or in turns."""
     masks: str = ""
-    """Its masking ratios in percent if it has several: `40–15`."""
+    """Its masks if it has several ratios in percent, or other tokens than the mask token: `40–15`, `15 (80/10/10)`."""
     budget_class: str = ""
     """The budget in words, for a table of results that compares methods at equal budgets; empty if all are compared."""
 
@@ -112,7 +112,7 @@ class ReportArm:
 
     @property
     def told_masks(self) -> str:
-        """The masking ratio in percent, `40` or `40–15`; empty without MLM."""
+        """The masking ratio in percent: `40`, or `masks`; empty without MLM."""
         return self.masks or str(self.mask_percent or "")
 
     @property

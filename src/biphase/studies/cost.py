@@ -5,6 +5,7 @@ This module also finds the speed and memory of devices, and the sizes of network
 """
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -113,7 +114,7 @@ def find_machine(name: str, devices: int | None = None, efficiency: float | None
             device, count = "CPU", used if devices is None else devices
         return Machine(device, count, median(speeds) / used, 1.0, f"as measured in {name}")
     key = known_device(name)
-    if key is None or "/" in name:  # a run that is not here may be named after its device
+    if key is None or re.search(r"-[0-9a-f]{8}/?$", name):  # a run that is not here may be named after its device
         raise InputError(f"unknown device or run '{name}'{nearest(name, DEVICES)}")
     usual = CPU_EFFICIENCY if key == "CPU" else EFFICIENCY
     return Machine(key, count, DEVICES[key][0], efficiency or usual, "stated" if efficiency else "assumed")
@@ -136,7 +137,7 @@ def study_machine(study: Study, device: str | None = None, efficiency: float | N
     if device is None and planning.device is not None:
         device, efficiency = planning.device, planning.efficiency if efficiency is None else efficiency
     if device is not None:
-        return find_machine(device, planning.devices, efficiency)
+        return find_machine(device, planning.devices if "devices" in planning.model_fields_set else None, efficiency)
     if efficiency is not None:
         raise InputError("an efficiency needs a device; give one, such as H100")
     return None

@@ -9,7 +9,7 @@ whose cells are all scored may be deleted; they are not trained again.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -112,19 +112,20 @@ def reach_step(folder: Path, run: PlannedRun, step: int) -> str:
 
 
 def drop_checkpoints(folder: Path, plan: Plan) -> None:
-    """Delete checkpoints that neither a run nor an unfinished cell needs any more; where the recipe sets `keep_last`,
-    keep the `every_steps` ones. Delete none if the folder now belongs to another plan, because that plan's runs may
-    begin at them."""
+    """Delete the plan's checkpoints, and those of `every_steps`, that neither a run nor an unfinished cell needs any
+    more; where the recipe sets `keep_last`, keep those of `every_steps`. Delete none if the folder now belongs to
+    another plan, because that plan's runs may begin at them."""
     file = folder / "study.yaml"
     if not file.exists() or file.read_text(encoding="utf-8") != study_text(plan.study):
         return
     state = read_runs(plan, folder)
     for name, record in state.records.items():
-        run, steps = plan.runs[name], state.steps[name]
+        run, checkpoints = plan.runs[name], plan.runs[name].recipe.checkpoints
+        dropped = {*run.stored_steps}
         # A run that lacks a needed checkpoint may be on its way there, from an `every_steps` one.
-        if name not in state.trained or "keep_last" in run.recipe.checkpoints.model_fields_set:
-            steps = steps & {*run.stored_steps}
-        for step in steps - state.needed[name]:
+        if name in state.trained and checkpoints.every_steps and "keep_last" not in checkpoints.model_fields_set:
+            dropped |= {*range(run.first, run.last + 1, checkpoints.every_steps)}
+        for step in (state.steps[name] & dropped) - state.needed[name]:
             remove_folder(open_run(folder / "runs" / record.folder).steps / str(step))
 
 
@@ -300,8 +301,8 @@ def refuse_other_text(state: StudyState) -> None:
                 raise InputError(f"{unlike}: restore that text, or choose another folder for the study")
 
 
-def tell_other_data(state: StudyState) -> Iterator[str]:
-    """Yield a sentence for each task with a folder of data whose content, or whose definition, changed since the task
+def refuse_other_data(state: StudyState) -> None:
+    """Raise `InputError` for a task with a folder of data whose content, or whose definition, changed since the task
     was scored. Missing data pass."""
     evaluation = state.plan.study.evaluation
     folders = find_data_dirs(evaluation) if evaluation else {}
@@ -309,9 +310,11 @@ def tell_other_data(state: StudyState) -> Iterator[str]:
     for task in map(find_task, evaluation.tasks if evaluation else ()):
         place, of_hub = dir_of(task, folders), f"{task.hub.id}@" if task.hub else "@"
         made = {score.data_hash for score in scores if score.task == task.name and not score.source.startswith(of_hub)}
-        if not made or place in (None, str(HUB)):
-            continue
-        with suppress(InputError):
-            if others := made - {held := find_source(task, place).hash}:
-                since = f"since its scores were made ({min(others)[:8]}, and {held[:8]} now)"
-                yield f"{task.name}: its definition or its data in {place} changed {since}"
+        held = ""
+        if made and place not in (None, str(HUB)):
+            with suppress(InputError):
+                held = find_source(task, place).hash
+        if held and (others := made - {held}):
+            since = f"since its scores were made ({min(others)[:8]}, and {held[:8]} now)"
+            remedy = f"restore them, delete these scores below {state.folder / 'scores'}, or choose another folder"
+            raise InputError(f"{task.name}: its definition or its data in {place} changed {since}; {remedy}")

@@ -45,8 +45,8 @@ from biphase.studies.folder import (
     read_record,
     read_runs,
     read_state,
+    refuse_other_data,
     refuse_other_text,
-    tell_other_data,
 )
 from biphase.studies.plan import Plan, PlannedRun, StudyCell, train_name
 from biphase.studies.spec import EMBED, Evaluation, find_data_dirs
@@ -199,7 +199,7 @@ def run_study(plan: Plan, folder: Path, engine: Engine, processes: int = 1, only
     failures. A failure blocks only the units that need the failed one.
 
     With `processes` above 1, torchrun trains each run on that number of devices of its machine. Raises `InputError`
-    like `refuse_other_text` and `choose_units`, for changed data of tasks (`tell_other_data`), and for missing shards
+    like `refuse_other_text` and `choose_units`, for changed data of tasks (`refuse_other_data`), and for missing shards
     and folders of models.
     """
     # 1. All units of the plan, and the units that are done.
@@ -208,9 +208,7 @@ def run_study(plan: Plan, folder: Path, engine: Engine, processes: int = 1, only
     if plan.study.hypotheses:
         declare(plan, folder)
     refuse_other_text(state)
-    for unlike in tell_other_data(state):
-        remedy = f"restore them, delete these scores below {folder / 'scores'}, or choose another folder for the study"
-        raise InputError(f"{unlike}; {remedy}")
+    refuse_other_data(state)
     # 2. Check the data of all tasks and the name of the unit before hours of training.
     if only != TRAINING and len(units) > len(done):
         look_for_data(plan, {unit.kind for unit in units if unit.name not in done})
@@ -294,7 +292,7 @@ class StudyStatus:
     seeds: list[str]
     """The progress of each pretraining seed, in words; [] with a single one."""
     notes: list[str]
-    """Sentences about guessed times, missing shards and changed data of tasks."""
+    """Sentences about guessed times and missing shards."""
     failed: list[Failure]
     num_waiting: int
     """The number of units that need a failed one."""
@@ -323,7 +321,7 @@ def status(state: StudyState) -> StudyStatus:
         progress = "done" if of_seed <= done else f"{len(of_seed & done)} of {len(of_seed)} units"
         seeds.append(f"pretraining seed {seed}: {progress}")
     unbegun = [line["name"] for line in lines if not line["done"]]
-    notes = [*tell_guesses(plan, unbegun), *tell_absent_shards(state), *tell_other_data(state)]
+    notes = [*tell_guesses(plan, unbegun), *tell_absent_shards(state)]
     causes = [failure for failure in failures if not failure.is_blocked]
     num_waiting = len(failures) - len(causes)
     return StudyStatus(plan.study.name, state.folder, lines, seeds, sorted(notes), causes, num_waiting)

@@ -246,7 +246,9 @@ def describe_tags(tags: set[str], **columns: str) -> dict[str, Any]:
     keys: dict[str, Any] = {"family": "token_classification", "files.0": {"rename": renamed} if renamed else {}}
     if types := sorted({tag[2:] for tag in tags if tag[1:2] == "-"}):
         return keys | {"classes": ["O", *(f"{mark}-{name}" for name in types for mark in "BI")]}
-    classes = sorted(tags, key=lambda tag: (tag == "O", tag))  # an O in front would mean that the others mark spans
+    classes = sorted(tags)
+    if classes[0] == "O":  # which would mean that the others mark spans
+        classes = [*classes[1:], "O"]
     return keys | {"classes": classes, "metric": "accuracy"}
 
 

@@ -155,18 +155,18 @@ SHARED = 4
 
 def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
     """Tag each word of a list, and name the spans of words that the tags make. Name the spans of characters of running
-    text, which is divided into words as texts are in training (`tag_spans` in `tasks/examples.py`); tags without O make
-    a span of each word. A folder that is not ours reads running text as it is (`tag_text`)."""
+    text. It is divided into words if texts in training were (`tag_spans` in `tasks/examples.py`); plain tags then make
+    a span of each word whose tag is not O. Other networks read it as it is (`tag_text`)."""
     task = model.task
-    if not model.is_ours:
-        return tag_text(model, network, tokenizer, rows)
-    if task.words in rows[0][1]:
+    if model.is_ours and task.words in rows[0][1]:
         lists = [words_of(task, location, row) for location, row in rows]
         tagged = tag_lists(model, network, tokenizer, lists)
         if task.classes[0] == "O":
             for words, row in zip(lists, tagged, strict=True):
                 row["spans"] = spans_of_tags(words, row["predicted"], row["probabilities"])
         return Predicted(tagged, 0, lists)
+    if not model.divides_text:
+        return tag_text(model, network, tokenizer, rows)
     texts = [text_column(location, row, TEXT) for location, row in rows]
     matches = [[*WORD.finditer(text)] for text in texts]
     lists = [tuple(match[0] for match in found) for found in matches]
@@ -175,7 +175,7 @@ def predict(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Se
     for text, found, words, row in zip(texts, matches, lists, tagged, strict=True):
         tags = row["predicted"]
         if task.classes[0] != "O":
-            tags = [f"B-{tag}" if tag else "O" for tag in tags]
+            tags = ["O" if tag in ("", "O") else f"B-{tag}" for tag in tags]
         spans = spans_of_tags(words, tags, row["probabilities"]) if words else []
         predictions.append({"spans": [in_characters(text, found, span) for span in spans]})
     return Predicted(predictions, 0, lists)
@@ -235,7 +235,7 @@ def in_characters(text: str, words: Sequence[re.Match[str]], span: Row) -> Row:
 
 
 def tag_text(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
-    """Find the spans of running texts, in characters, by a folder that is not ours: transformers' pipeline groups
+    """Find the spans of running texts, in characters, without dividing them into words: transformers' pipeline groups
     tokens (`simple`), and touching parts are joined. Inputs overlap if a text is longer than one. Spans of blanks are
     left out."""
     texts = [text_column(location, row, TEXT) for location, row in rows]
