@@ -36,7 +36,7 @@ PATHS = {
 }
 """Path → the module and the function where it begins."""
 CAPS = {
-    "code": 27_679,
+    "code": 27_671,
     "modules": 147,
     "import lines": 2_879,
     "longest function": 53,

@@ -57,7 +57,7 @@ import numpy as np
 
 from biphase.curriculum import Phase, phases_between
 from biphase.errors import InputError
-from biphase.hub import read_settings
+from biphase.hub import read_config_here
 from biphase.machine import has_bf16_cores
 from biphase.presets import PRESETS, SHAPE_KEYS
 from biphase.recipe import Init, Lora, Optimizer, Recipe
@@ -271,7 +271,7 @@ def model_shape(model: Init, vocab_size: int | None) -> Shape | None:
         return None
     if model.preset is not None:
         return shape_of(model.preset, model.architecture, vocab_size)
-    settings = read_settings(model.model)
+    settings = read_config_here(model.model)
     if settings.get("model_type") not in LLAMA_SHAPED or any(key not in settings for key in SHAPE_KEYS):
         return None
     return read_shape(settings | {"vocab_size": max(vocab_size, settings.get("vocab_size", 0))})

@@ -373,7 +373,7 @@ def count_positions(config: Any) -> int:
     return positions - ((config.pad_token_id or 0) + 1 if config.model_type in AFTER_PADDING else 0)
 
 
-def read_settings(model: str | None) -> dict[str, Any]:
+def read_config_here(model: str | None) -> dict[str, Any]:
     """Read the config.json of a model in a folder here, as it is; {} for anything else."""
     path = None if model is None else Path(model) / "config.json"
     return read_json_as(path, dict[str, Any], "save the model anew") if path is not None and path.is_file() else {}
@@ -381,7 +381,7 @@ def read_settings(model: str | None) -> dict[str, Any]:
 
 def find_positions(model: str | None) -> int:
     """Count the positions of a model in a folder here, without transformers; of anything else, 2³¹."""
-    settings = read_settings(model)
+    settings = read_config_here(model)
     return count_positions(SimpleNamespace(**{"model_type": None, "pad_token_id": None, **settings}))
 
 

@@ -282,8 +282,8 @@ def test_long_texts_are_tagged_to_their_end(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = tagging(classes=["x", "y"], metric="accuracy")  # whatever random weights choose, each token is of a span
-    kept = keep_untrained(task, model_folder, tmp_path / "kept", max_length=12)
     nouns = [f"{noun}{end}" for end in ("", "s") for noun in NOUNS]
+    kept = keep_untrained(task, model_folder, tmp_path / "kept", [tuple(nouns)], max_length=12)
     inputs: list[tuple[str, ...]] = []
 
     def recorded(examples: Any, *rest: Any) -> Any:

@@ -167,14 +167,11 @@ def is_here(model: str) -> bool:
 
 def rebuild_index(text: str, model: str | None, path: Path, text_field: str, language: str | None) -> Index:
     """Build an index again. It keeps its model and its language unless others are given."""
-    remedy = "delete the index and build it again"
-    manifest = read_json_as(path / "index.json", IndexManifest, remedy)
-    own = "" if model else model_of(manifest)
-    try:
-        find_folder(own) if own else None
-    except InputError as error:
-        raise InputError(f"{error}: it is the model of {path}; name another (--model), or {remedy}") from None
-    return build_index(text, model or own, path, text_field, language or manifest.language or None)
+    manifest = read_json_as(path / "index.json", IndexManifest, "delete the index and build it again")
+    model = model or model_of(manifest)
+    if model:
+        find_folder(model)  # it may be gone
+    return build_index(text, model, path, text_field, language or manifest.language or None)
 
 
 def model_of(manifest: IndexManifest) -> str:

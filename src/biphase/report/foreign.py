@@ -46,8 +46,8 @@ from biphase.tasks.examples import canonical_label
 if TYPE_CHECKING:
     import pandas
 
-NAMED = ("method", "task", "seed", "pretraining_seed", "score")
-COLUMNS = (*NAMED, *AXES, "examples")
+CASELESS = ("method", "task", "seed", "pretraining_seed", "score")
+COLUMNS = (*CASELESS, *AXES, "examples")
 COLUMN_REMEDY = "name your column for it: rename={{'THEIRS': '{name}'}} in Python, --rename THEIRS={name}"
 Scale = Literal["share", "percent"]
 
@@ -79,10 +79,10 @@ def read_tables(source: Any, rename: Mapping[str, str]) -> Iterator[PlacedRow]:
 
 def name_columns(row: Mapping[str, Any], rename: Mapping[str, str]) -> list[str]:
     """Return the names of a row's columns, renamed. A name that is ours but for blanks around it becomes ours, and one
-    of `NAMED` also in another case, unless another column has that name."""
+    of `CASELESS` also in another case, unless another column has that name."""
     names = [rename.get(name, name) for name in row]
     plain = [plain_name(str(name)) for name in names]
-    plain = [name.casefold() if name.casefold() in NAMED else name for name in plain]
+    plain = [name.casefold() if name.casefold() in CASELESS else name for name in plain]
     return [ours if ours in COLUMNS and ours not in names else name for name, ours in zip(names, plain, strict=True)]
 
 
@@ -256,10 +256,8 @@ def refuse_partial_compute(scores: Iterable[ForeignScore]) -> None:
                 raise InputError(f"{told}; give {axis} for all of its rows, or for none")
 
 
-MEANS = itertools.product(("", "macro "), ("average", "avg", "mean", "overall"), ("", " score"))
-MEANS = itertools.product(("", "macro "), ("average", "avg", "mean", "overall"), ("", " score"))
-AVERAGE_NAMES = {*map("".join, MEANS), *(f"{code.lower()} mean" for code in FAMILY_NAMES)}
-AVERAGE_NAMES |= {ALL_TASKS, "mean task", "mean tasktype"}
+MEANS = itertools.product(("", "macro "), ("average", "avg", "mean", "overall"), ("", " score", " task", " tasktype"))
+AVERAGE_NAMES = {*map("".join, MEANS), *(f"{code.lower()} mean" for code in FAMILY_NAMES), ALL_TASKS}
 """The names, in small letters and without signs, under which a table has a row for a mean over tasks: those of
 leaderboards, of MTEB, and of our own tables."""
 

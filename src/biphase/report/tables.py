@@ -278,10 +278,7 @@ def make_score_table(
 
 def make_record(name: str, arm: ReportArm, column: str, cell: Cell, score: Result) -> Sequence[object]:
     """Return the line of a score in a table's CSV file: the values of `CSV_COLUMNS` but the last."""
-    told = {
-        "objective": arm.curriculum or arm.objective,
-        "mask_percent": arm.masks if arm.mask_percent is None else arm.mask_percent,
-    }
+    told = {"objective": arm.curriculum or arm.objective, "mask_percent": arm.told_masks}
     facts = [told.get(field, getattr(arm, field)) for field in CSV_COLUMNS[2:10]]
     numbers = (cell.text.removesuffix("†"), cell.reach.replace(MISSING, ""), score.num, cell.mark)
     return name, arm.name, *facts, score.family, score.metric, column, *numbers
