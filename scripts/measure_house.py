@@ -36,9 +36,9 @@ PATHS = {
 }
 """Path → the module and the function where it begins."""
 CAPS = {
-    "code": 27_671,
+    "code": 27_670,
     "modules": 147,
-    "import lines": 2_879,
+    "import lines": 2_878,
     "longest function": 53,
     "a recipe into train": 87,
     "a cell into its score": 75,

@@ -57,7 +57,6 @@ import numpy as np
 
 from biphase.curriculum import Phase, phases_between
 from biphase.errors import InputError
-from biphase.hub import read_config_here
 from biphase.machine import has_bf16_cores
 from biphase.presets import PRESETS, SHAPE_KEYS
 from biphase.recipe import Init, Lora, Optimizer, Recipe
@@ -264,17 +263,16 @@ def shape_of(preset: str, architecture: Mapping[str, Any], vocab_size: int) -> S
     return read_shape({"vocab_size": vocab_size, **PRESETS[preset], **architecture})
 
 
-def model_shape(model: Init, vocab_size: int | None) -> Shape | None:
-    """Find the shape of a preset, or of a folder with a Llama-like config.json. Return None for other types, for models
-    on the Hub, and for an unknown vocabulary."""
+def model_shape(model: Init, settings: Mapping[str, Any], vocab_size: int | None) -> Shape | None:
+    """Find the shape of a preset, or of a model by its config.json (`settings`) if that is Llama-like. Return None for
+    other types, without settings, and for an unknown vocabulary."""
     if vocab_size is None:
         return None
     if model.preset is not None:
         return shape_of(model.preset, model.architecture, vocab_size)
-    settings = read_config_here(model.model)
     if settings.get("model_type") not in LLAMA_SHAPED or any(key not in settings for key in SHAPE_KEYS):
         return None
-    return read_shape(settings | {"vocab_size": max(vocab_size, settings.get("vocab_size", 0))})
+    return read_shape({**settings, "vocab_size": max(vocab_size, settings.get("vocab_size", 0))})
 
 
 @dataclass(frozen=True)

@@ -379,9 +379,8 @@ def read_config_here(model: str | None) -> dict[str, Any]:
     return read_json_as(path, dict[str, Any], "save the model anew") if path is not None and path.is_file() else {}
 
 
-def find_positions(model: str | None) -> int:
-    """Count the positions of a model in a folder here, without transformers; of anything else, 2³¹."""
-    settings = read_config_here(model)
+def find_positions(settings: Mapping[str, Any]) -> int:
+    """Count the positions of a network by its config.json, without transformers; 2³¹ without a limit."""
     return count_positions(SimpleNamespace(**{"model_type": None, "pad_token_id": None, **settings}))
 
 

@@ -13,6 +13,7 @@ import pytest
 from biphase.config import BUNDLED, parse_config, read_settings
 from biphase.errors import InputError
 from biphase.flops import Shape, model_shape, plan_memory, shape_of
+from biphase.hub import read_config_here
 from biphase.presets import SHAPE_KEYS
 from biphase.recipe import Data, Init, Recipe
 from biphase.run import Run
@@ -258,13 +259,17 @@ def test_samples_are_as_short_as_the_positions_of_a_model_here(
     assert any(line.startswith(f"samples of {longest // 2} tokens") for line in estimate(plan).assumptions)
 
 
+def model_shape_of(init: Init) -> Shape | None:
+    return model_shape(init, read_config_here(init.model), 900)
+
+
 def test_a_branch_has_no_shape_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever lies in the current folder."""
     settings = {"model_type": "llama", "vocab_size": 900, **dict.fromkeys(SHAPE_KEYS, 4)}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     monkeypatch.chdir(tmp_path)
-    assert model_shape(Init(model="."), 900) is not None
-    assert model_shape(Init(checkpoint="runs/parent@5"), 900) is None
+    assert model_shape_of(Init(model=".")) is not None
+    assert model_shape_of(Init(checkpoint="runs/parent@5")) is None
 
 
 @pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe", "starcoder2", None])
@@ -272,7 +277,7 @@ def test_a_network_of_another_kind_than_llama_is_not_counted_as_one(model_type: 
     """Experts, or feed-forward layers without a gate, under the same names of sizes."""
     settings = {"model_type": model_type, "vocab_size": 900, **dict.fromkeys(SHAPE_KEYS, 64)}
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    assert model_shape(Init(model=str(tmp_path)), 900) is None
+    assert model_shape_of(Init(model=str(tmp_path))) is None
 
 
 def test_every_task_has_a_size(paper: Plan) -> None:

@@ -42,7 +42,7 @@ from biphase.flops import (
     shape_of,
     update_flops,
 )
-from biphase.hub import find_positions, fit_samples
+from biphase.hub import find_positions, fit_samples, read_config_here
 from biphase.machine import total_memory, visible_gpus
 from biphase.presets import PRESETS
 from biphase.recipe import Data, Recipe
@@ -189,7 +189,7 @@ def fit_recipes(plan: Plan) -> dict[str, Recipe]:
     lower, they lower for its descendants too."""
     recipes = dict[str, Recipe]()
     for name, run in plan.runs.items():  # parents come first
-        positions = find_positions(run.recipe.init.model)
+        positions = find_positions(read_config_here(run.recipe.init.model))
         recipes[name], data, parent = fit_samples(run.recipe, positions), run.recipe.data, run.parent
         if parent and data.max_sample_tokens == plan.runs[parent].recipe.data.max_sample_tokens:
             data = data.model_copy(update={"max_sample_tokens": recipes[parent].data.max_sample_tokens})
@@ -203,7 +203,8 @@ def measure_sizes(plan: Plan) -> dict[str, RunSize]:
     planning, recipes, sizes = plan.study.planning, fit_recipes(plan), dict[str, RunSize]()
     for name, run in plan.runs.items():
         data = recipes[name].data
-        own = None if run.parent else model_shape(run.recipe.init, vocab_size_of(data.shards, planning))
+        init, vocab_size = run.recipe.init, vocab_size_of(data.shards, planning)
+        own = None if run.parent else model_shape(init, read_config_here(init.model), vocab_size)
         sizes[name] = sizes[run.parent][0] if run.parent else own, lengths_of(data, planning)  # parents come first
     return sizes
 
@@ -360,10 +361,11 @@ def refuse_lack_of_memory(recipe: Recipe, vocab_size: int, processes: int) -> No
     """Raise `InputError` for a training by so many processes on a CPU that needs more memory than the machine has: its
     system would kill them without a word. A GPU says itself what it lacks."""
     is_on_cpu = recipe.compute.device == "cpu" or (recipe.compute.device == "auto" and not visible_gpus())
-    shape, installed = model_shape(recipe.init, vocab_size), total_memory()
+    settings, installed = read_config_here(recipe.init.model), total_memory()
+    shape = model_shape(recipe.init, settings, vocab_size)
     if shape is None or not installed or not is_on_cpu:
         return
-    recipe = fit_samples(recipe, find_positions(recipe.init.model))
+    recipe = fit_samples(recipe, find_positions(settings))
     needed = processes * plan_memory(shape, recipe, processes, on_cpu=True)["total"]
     if needed <= installed:
         return
