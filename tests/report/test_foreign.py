@@ -272,6 +272,55 @@ def test_files_of_other_programs(tmp_path: Path) -> None:
     assert series.results.datasets["OT"] == ["core_score"] and len(series.prices[0].prices) == 3
 
 
+def test_scores_of_mteb_are_of_the_split_that_all_files_of_a_task_have(tmp_path: Path) -> None:
+    """A model with scores on test too is compared with the others on dev; without a common split, it is not."""
+    scores = {
+        "a": {"MSMARCO": {"train": 0.350, "dev": 0.365, "test": 0.637}, "Own": {"train": 0.1, "dev": 0.2}},
+        "b": {"MSMARCO": {"dev": 0.410}, "Own": {"train": 0.9, "test": 0.3}},
+        "c": {"MSMARCO": {"dev": 0.420, "train": 0.9}, "Own": {"train": 0.4}, "Empty": {}},
+    }
+    for model, (task, by_split) in ((model, item) for model, tasks in scores.items() for item in tasks.items()):
+        parts = {split: [{"hf_subset": "default", "main_score": value}] for split, value in by_split.items()}
+        write(tmp_path / model / "0" / f"{task}.json", {"task_name": task, "scores": {"test": []} | parts})
+    standing = biphase.equivalent(tmp_path)
+    seen = {name: {task: known[task].samples for task in known} for name, known in standing.results.scores.items()}
+    assert seen == {
+        "a": {"MSMARCO (dev)": (0.365,), "Own (dev)": (0.2,)},
+        "b": {"MSMARCO (dev)": (0.410,), "Own": (0.3,)},
+        "c": {"MSMARCO (dev)": (0.420,), "Own (train)": (0.4,)},
+    }
+    assert "Not ranked, because they lack tasks that others have: a, b, c." in [note.strip() for note in standing.notes]
+
+
+def test_evaluations_of_euroeval_that_differ_are_not_compared(tmp_path: Path) -> None:
+    """On validation, without examples in the prompt, or by another metric, also in another file."""
+
+    def line(model: str, metrics: tuple[str, ...] = ("test_mcc", "test_macro_f1"), **facts: Any) -> str:
+        raw = [{name: 70.0 + seed for name in metrics} for seed in range(3)]
+        results = {"raw": raw, "total": dict.fromkeys(metrics, 71.0)}
+        return json.dumps({"model": model, "dataset": "angry", "results": results, **facts})
+
+    usual = {"validation_split": False, "few_shot": True, "generative": True}
+    lines = [
+        line("x", **usual),
+        line("old"),
+        line("encoder", **usual | {"few_shot": False, "generative": False}),
+        line("x", **usual | {"validation_split": True}),
+        line("y", **usual | {"few_shot": False}),
+    ]
+    write(tmp_path / "one.jsonl", "\n".join(lines))
+    write(tmp_path / "two.jsonl", line("z", ("test_macro_f1", "test_mcc"), **usual))
+    standing = biphase.equivalent([tmp_path / "one.jsonl", tmp_path / "two.jsonl"])
+    assert {name: [*known] for name, known in standing.results.scores.items()} == {
+        "x": ["angry", "angry (validation)"],
+        "old": ["angry"],
+        "encoder": ["angry"],
+        "y": ["angry (zero-shot)"],
+        "z": ["angry (macro_f1)"],
+    }
+    assert any("Not ranked, because they lack tasks" in note and "y" in note for note in standing.notes)
+
+
 HEAD = "method,task,seed,score\n"
 
 

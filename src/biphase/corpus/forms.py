@@ -1,11 +1,11 @@
-"""JSON values in the forms of published data sets and of annotation tools → rows; the columns of a template; the form
-of a table, and its numbers with decimal commas; values in memory."""
+"""JSON values in the forms of published data sets and scores, and of annotation tools → rows; the columns of a
+template; the form of a table, and its numbers with decimal commas; values in memory."""
 
 import csv
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
@@ -170,6 +170,49 @@ PUBLISHED: dict[str, tuple[Callable[[Any], Iterable[Row]], str]] = {
 }
 """For each published form, the function from a JSON value to its rows, and a description of the form. MLDR has three
 kinds of rows."""
+
+
+MTEB_SPLITS = ("test", "validation", "dev")
+"""The splits of MTEB's results that come before others."""
+
+
+def name_variant(task: str, variants: Sequence[str]) -> str:
+    """Name a task whose scores compare only with those of the same variants: `MSMARCO (dev)`."""
+    return f"{task} ({', '.join(variants)})" if variants else task
+
+
+def unfold_mteb(content: Any) -> dict[str, list[Row]]:
+    """Make the scores of a file of MTEB's results, by split: test and validation first, train only if it is alone. A
+    task is named after its subset and its split too, if they are not the usual ones. Experiments count as seeds."""
+    filled = [split for split, subsets in content["scores"].items() if subsets]
+    splits = [split for split in filled if split != "train"] or filled
+    by_split = dict[str, list[Row]]()
+    for split in sorted(splits, key=lambda name: (*MTEB_SPLITS, name).index(name)):
+        for part in content["scores"][split]:
+            runs, subset = part.get("scores_per_experiment") or [{}], part["hf_subset"]
+            main = next((name for name in runs[0] if part.get(name) == part["main_score"]), "")
+            told = [name for name, usual in ((subset, "default"), (split, "test")) if name != usual]
+            row = {"task": name_variant(content["task_name"], told)}
+            scores = [run[main or "main_score"] for run in (runs if main else [part])]
+            rows = [row | {"seed": seed, "score": score} for seed, score in enumerate(scores)]
+            by_split.setdefault(split, []).extend(rows)
+    return by_split
+
+
+def unfold_euroeval(line: Any, metrics: dict[str, str]) -> list[Row]:
+    """Make a score of each iteration, whose number is the seed, of a line of EuroEval's results. It is by the first
+    metric of `results.total`; generative models have it in `results.raw` without `test_`.
+
+    Scores on validation, or by generative models without examples, are of tasks of their own, and so are those by
+    another metric than in the first line of the data set. `metrics`: data set → that metric, which a first line sets.
+    """
+    metric = next(name for name in line["results"]["total"] if name.startswith("test_"))
+    is_zero_shot = line.get("few_shot") is False and line.get("generative") is not False
+    told = ["validation"] * bool(line.get("validation_split")) + ["zero-shot"] * is_zero_shot
+    told += [metric.removeprefix("test_")] * (metrics.setdefault(line["dataset"], metric) != metric)
+    row = {"method": line["model"], "task": name_variant(line["dataset"], told)}
+    scores = [own[metric if metric in own else metric.removeprefix("test_")] for own in line["results"]["raw"]]
+    return [row | {"seed": seed, "score": score} for seed, score in enumerate(scores)]
 
 
 def unfold(values: Iterable[tuple[str, Any]], form: str) -> Iterator[PlacedRow]:

@@ -18,6 +18,7 @@ import numpy as np
 from pydantic_core import from_json
 
 from biphase import console
+from biphase.corpus.forms import PlacedRow
 from biphase.corpus.rows import read_number
 from biphase.errors import InputError, first_line, first_of
 from biphase.files import reading
@@ -143,6 +144,23 @@ def find_grids(folder: Path) -> list[CellGrid]:
             if first != path:
                 raise InputError(f"{first} and {path} are two cells at one rate and seed; remove one")
     return [CellGrid(model, task, paths) for (model, task), paths in grids.items()]
+
+
+def grid_rows(folder: Path) -> Iterator[PlacedRow]:
+    """Yield the cells below a folder as rows of a table: for each seed the one at the rate that the other seeds choose
+    on validation, with the noise of this choice. Raises `InputError` for a broken cell."""
+    for grid in find_grids(folder):
+        rates, seeds = zip(*grid.paths, strict=True)
+        scores = grid.read(itertools.product(rates, seeds))
+        for reason in scores.broken.values():
+            raise InputError(reason)
+        result = grid.choose_rates(scores)
+        examples = result.examples.read().values_SN if result.examples else [None] * result.num
+        for seed, rate, score, values_N in zip(
+            result.seeds, result.chosen_rates, result.samples, examples, strict=True
+        ):
+            row = {"method": grid.model, "task": grid.task, "seed": seed, "score": score, "examples": values_N}
+            yield str(grid.paths[rate, seed]), row | {"choice": result.choice, "num_lost": result.num_diverged}
 
 
 # The paper's cells

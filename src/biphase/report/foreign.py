@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from biphase.corpus.forms import PlacedRow, is_missing, rows_in_memory
+from biphase.corpus.forms import PlacedRow, Row, is_missing, rows_in_memory, unfold_euroeval, unfold_mteb
 from biphase.corpus.rows import column, plain_name, read_json_file, read_number, rows_of_file
 from biphase.corpus.text import are_names
 from biphase.errors import InputError, first_of, refuse_doubles, refuse_unknown
@@ -25,7 +25,7 @@ from biphase.files import content_hash, parse_json
 from biphase.finetuning.choosing import RateChoice
 from biphase.finetuning.scores import ExampleTable, KeptExamples
 from biphase.report import contrasts, tables
-from biphase.report.encodeval import CELL, SAME_MEAN, find_grids
+from biphase.report.encodeval import CELL, SAME_MEAN, grid_rows
 from biphase.report.equivalents import AXES, LEAST_RUNGS, PriceList, list_prices, price_sentence, price_tables
 from biphase.report.formats import show_count, show_power, with_unit
 from biphase.report.page import PageText, write_report
@@ -61,8 +61,8 @@ def read_tables(source: Any, rename: Mapping[str, str]) -> Iterator[PlacedRow]:
     named twice, and for a renamed one that no row has."""
     placed: Iterator[tuple[dict[str, str], PlacedRow]]
     if are_names(source):
-        paths = [Path(source)] if isinstance(source, str | Path) else [*map(Path, source)]
-        read = ((path, folder_rows(path) if path.is_dir() else file_rows(path)) for path in paths)
+        paths, metrics = [Path(source)] if isinstance(source, str | Path) else [*map(Path, source)], dict[str, str]()
+        read = ((path, folder_rows(path) if path.is_dir() else file_rows(path, metrics)) for path in paths)
         placed = (({"method": path.stem} if len(paths) > 1 else {}, row) for path, rows in read for row in rows)
     else:
         placed = (({}, (f"row {index}", row)) for index, row in enumerate(rows_in_memory(source)))
@@ -86,55 +86,38 @@ def name_columns(row: Mapping[str, Any], rename: Mapping[str, str]) -> list[str]
     return [ours if ours in COLUMNS and ours not in names else name for name, ours in zip(names, plain, strict=True)]
 
 
-def file_rows(path: Path) -> Iterator[PlacedRow]:
-    """Yield the rows of a table; for EuroEval's results, a row for each iteration, whose number is the seed. The score
-    is by the first metric of `results.total`; generative models have it in `results.raw` without `test_`."""
+def file_rows(path: Path, metrics: dict[str, str]) -> Iterator[PlacedRow]:
+    """Yield the rows of a table, or of EuroEval's results (`unfold_euroeval`, with `metrics`)."""
     for location, row in rows_of_file(path):
         if not isinstance(row.get("results"), dict):
             yield location, row
             continue
         try:
-            metric = next(name for name in row["results"]["total"] if name.startswith("test_"))
-            for seed, values in enumerate(row["results"]["raw"]):
-                score = values[metric if metric in values else metric.removeprefix("test_")]
-                yield location, {"method": row["model"], "task": row["dataset"], "seed": seed, "score": score}
+            yield from ((location, of_seed) for of_seed in unfold_euroeval(row, metrics))
         except (KeyError, TypeError, AttributeError, StopIteration):
             told = "not a line of EuroEval's results (model, dataset, results.raw, results.total)"
             raise InputError(f"{location}: {told}") from None
 
 
 def folder_rows(folder: Path) -> Iterator[PlacedRow]:
-    """Yield the rows of a folder of MTEB's results (`MODEL/REVISION/TASK.json`; its experiments count as seeds) or of
-    EncodEval's results (`MODEL/FAMILY/TASK/lrRATE_sdSEED/results.json`; for each seed the one at the rate that the
-    other seeds choose on validation, with the noise of this choice)."""
-    for grid in find_grids(folder):
-        rates, seeds = zip(*grid.paths, strict=True)
-        scores = grid.read(itertools.product(rates, seeds))
-        for reason in scores.broken.values():
-            raise InputError(reason)
-        result = grid.choose_rates(scores)
-        examples = result.examples.read().values_SN if result.examples else [None] * result.num
-        for seed, rate, score, values_N in zip(
-            result.seeds, result.chosen_rates, result.samples, examples, strict=True
-        ):
-            row = {"method": grid.model, "task": grid.task, "seed": seed, "score": score, "examples": values_N}
-            yield str(grid.paths[rate, seed]), row | {"choice": result.choice, "num_lost": result.num_diverged}
+    """Yield the rows of a folder of EncodEval's results (`grid_rows`) or of MTEB's (`MODEL/REVISION/TASK.json`). All
+    files of a task of MTEB count by the first split that they share, or else each by its own first."""
+    yield from grid_rows(folder)
+    read, shared = list[tuple[Path, str, str, dict[str, list[Row]]]](), dict[str, list[str]]()
     for path in sorted(folder.rglob("*.json")):
         if CELL.search(path.parent.name):
             continue
         content = read_json_file(path)
         try:
-            if "task_name" in content:
-                split = content["scores"].get("test") or next(iter(content["scores"].values()))
-                for of_subset in split:
-                    runs, subset = of_subset.get("scores_per_experiment") or [{}], of_subset["hf_subset"]
-                    main = next((name for name in runs[0] if of_subset.get(name) == of_subset["main_score"]), "")
-                    task = content["task_name"] + (f" ({subset})" if subset != "default" else "")
-                    row = {"method": path.parts[-3].replace("__", "/"), "task": task}
-                    for seed, run in enumerate(runs if main else [of_subset]):
-                        yield str(path), row | {"seed": seed, "score": run[main or "main_score"]}
-        except (ArithmeticError, KeyError, TypeError, AttributeError, IndexError, StopIteration):
+            if "task_name" in content and (by_split := unfold_mteb(content)):
+                task, method = content["task_name"], path.parts[-3].replace("__", "/")
+                shared[task] = [split for split in shared.get(task, by_split) if split in by_split]
+                read.append((path, method, task, by_split))
+        except (ArithmeticError, KeyError, TypeError, AttributeError, IndexError):
             raise InputError(f"{path}: neither a task's result of MTEB nor a cell of EncodEval") from None
+    for path, method, task, by_split in read:
+        for row in by_split[next(iter(shared[task] or by_split))]:
+            yield str(path), {"method": method, **row}
 
 
 # Rows → results
@@ -528,12 +511,7 @@ def rank_table(standing: Standing) -> Table:
         rows.append(tables.TableRow((name,), (interval_cell(mean.interval, decimals), *map(Cell, texts)), budget))
         numbers = 100 * mean.mean, 100 * mean.interval.half_width, low, high, mean.num
         records.append((name, budget, *numbers))
-    heads = (
-        with_unit("score", unit),
-        "rank",
-        standing.results.over,
-        *(["budget"] if shows_budgets else []),
-    )
+    heads = (with_unit("score", unit), "rank", standing.results.over, *(["budget"] if shows_budgets else []))
     return Table("ranks", "Ranks", ("method",), heads, tuple(rows), (read_words()["ranks_rule"],), records, unit=unit)
 
 
