@@ -21,6 +21,7 @@ from biphase.report.contrasts import difference, with_averages
 from biphase.report.figures import (
     FIGURES,
     Panel,
+    choose_gaps,
     figure_pool,
     fill_panels,
     list_figures,
@@ -330,3 +331,42 @@ def test_a_network_of_unknown_size_is_not_drawn_as_the_largest() -> None:
         for x, _, size in marks
     }
     assert drawn == {"210M": 3.5, "610M": 5.5, "dec": 5.0}
+
+
+def test_arms_that_share_a_place_on_the_axis_are_series_of_their_own() -> None:
+    """A line through checkpoints of two masks would go to and fro; where masks tell too little, parents do."""
+    base = ReportArm("", "efficiency", "1m", "mlm")
+    arms = [
+        replace(base, name=f"mlm{mask}-{steps}", mask_percent=mask, pretrain_steps=steps, parent=f"mlm{mask}")
+        for mask, steps in itertools.product((20, 40), (200, 400))
+    ]
+
+    def drawn_series(name: str, arms: list[ReportArm], own: float = 0.1) -> dict[str, list[float]]:
+        scores = [Result(arm, "SC", "a", "standard", (0.5, 0.5 + own * index)) for index, arm in enumerate(arms)]
+        (panel,) = fill_panels(name, with_averages(ResultSet(scores)))
+        return {label: [round(100 * mark.value) for _, mark, _ in marks] for label, _, marks in panel.series}
+
+    assert drawn_series("score-by-steps", arms[:2]) == {"MLM": [50, 55]}
+    assert drawn_series("score-by-steps", arms) == {"MLM, 20 %": [50, 55], "MLM, 40 %": [60, 65]}
+    twins = [replace(arm, mask_percent=40) for arm in arms]
+    assert drawn_series("score-by-steps", twins) == {"MLM, mlm20": [50, 55], "MLM, mlm40": [60, 65]}
+
+
+def test_parents_of_several_budgets_are_compared_budget_by_budget() -> None:
+    """CLM and MLM of 1200 steps with each other, and those of 400; of two MLM parents at one budget, with none."""
+    arms = []
+    for objective, mask, steps in (("clm", None, 1200), ("mlm", 40, 1200), ("clm", None, 400), ("mlm", 40, 400)):
+        arm = ReportArm(f"{objective}-{steps}", "cpt", "1m", objective, mask, steps)  # type: ignore[arg-type]
+        arms += [arm, replace(arm, name=f"{arm.name}-100", mask_percent=40, cpt_steps=100, parent=arm.name)]
+    pairs = choose_gaps(ResultSet([Result(arm, "SC", "a", "standard", (0.5,)) for arm in arms]), "cpt", ("clm",))
+    assert [(clm.name, mlm.name) for clm, mlm in pairs] == [
+        (f"clm-{name}", f"mlm-{name}") for name in ("1200", "1200-100", "400", "400-100")
+    ]
+    means = {arm: 0.5 + 0.02 * index for index, arm in enumerate(arms)}
+    results = with_averages(ResultSet([Result(arm, "SC", "a", "standard", (means[arm],)) for arm in arms]))
+    (panel,) = fill_panels("continued", results)
+    shown = {label: [round(100 * mark.value) for _, mark, _ in marks] for label, _, marks in panel.series}
+    assert shown == {f"1m, from CLM − from MLM, clm-{steps}": [-4, -4] for steps in (1200, 400)}
+    other = replace(arms[2], name="mlm20-1200", mask_percent=20)
+    more = ResultSet([*results.results, Result(other, "SC", "a", "standard", (0.5,))])
+    assert "clm-1200" not in {clm.name for clm, _ in choose_gaps(more, "cpt", ("clm",))}

@@ -7,8 +7,8 @@ from importlib import resources
 import numpy as np
 import pytest
 
-from biphase.report.figures import choose_gaps
-from biphase.report.paper import place_arms, read_reference
+from biphase.report.figures import choose_gaps, choose_undecayed
+from biphase.report.paper import place_arms, read_findings, read_reference, stand_for
 from biphase.report.results import (
     AVERAGE,
     ReportArm,
@@ -18,6 +18,7 @@ from biphase.report.results import (
     list_gaps,
     reference_mask,
 )
+from biphase.report.tables import make_tables
 
 
 def test_reference_is_what_was_published() -> None:
@@ -149,7 +150,7 @@ def test_an_arm_with_its_own_recipe_leaves_the_papers_comparisons_to_its_plain_t
     results = ResultSet(
         tuple(Result(arm, "SC", "SST-2", "standard", (0.5, 0.6)) for arm in place_arms([*own, *plain.values()]))
     )
-    pairs = choose_gaps(results, "ratio", ("clm+mlm",), "pretrain_steps")
+    pairs = choose_gaps(results, "ratio", ("clm+mlm",))
     assert [[arm.name for arm in pair] for pair in pairs] == [["split", "mlm"]]
 
 
@@ -159,3 +160,19 @@ def test_reference_arms_find_the_papers_comparisons() -> None:
     models = {arm.name: arm for arm in published}.values()
     placed = place_arms(replace(arm, setup="efficiency" if arm.setup == "efficiency" else "") for arm in models)
     assert {(arm.name, arm.setup) for arm in placed} == {(arm.name, arm.setup) for arm in published}
+
+
+def test_checkpoints_of_continued_training_are_no_checkpoints_from_scratch() -> None:
+    """Neither in finding F4 nor in the figure; the table of checkpoints counts their steps from the very beginning."""
+    clm = ReportArm("clm-60", "efficiency", "1m", "clm", None, 60, 60, 0, parent="clm")
+    mlm = replace(clm, name="mlm-60", objective="mlm", mask_percent=40, clm_steps=0, mlm_steps=60, parent="mlm")
+    parents = [replace(arm, name=f"{arm.objective}-100", pretrain_steps=100, parent=None) for arm in (clm, mlm)]
+    later = [replace(arm, name=f"{arm.name}-mlm-20", mask_percent=40, cpt_steps=20) for arm in parents]
+    results = ResultSet([Result(arm, "SC", "a", "standard", (0.5, 0.6)) for arm in (clm, mlm, *parents, *later)])
+    names = {name: stand_for(definition, results) for name, definition in read_findings()["names"].items()}
+    for name in ("on the way", "from 20/42", "before 20/42"):
+        assert {arm for of_spot in names[f"clm {name}"].values() for arm in of_spot.values()} <= {"clm-60", "clm-100"}
+    assert [arm.name for (arm,) in choose_undecayed(results)] == ["clm-60", "clm-100", "mlm-60", "mlm-100"]
+    (table,) = make_tables(results)
+    steps = table.stub.index("steps")
+    assert {row.stub[0]: row.stub[steps] for row in table.rows}["clm-100-mlm-20"] == "120"

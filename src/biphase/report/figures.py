@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -113,7 +113,7 @@ def choose_objectives(results: ResultSet) -> list[Arms]:
     return chosen["clm"] + chosen["mlm"]
 
 
-def choose_arms(results: ResultSet, **fields: str) -> list[Arms]:
+def choose_arms(results: ResultSet, **fields: str | int) -> list[Arms]:
     """Choose the arms with these fields: first CLM, then MLM, each from small to large."""
     arms = sorted(results.select(**fields).arms, key=lambda arm: (arm.objective, num_parameters(arm.size)))
     return [(arm,) for arm in arms]
@@ -126,13 +126,16 @@ def choose_masks_after_clm(results: ResultSet) -> list[Arms]:
     return [(arm,) for arm in [*(arm for arm in alone if (arm.size, arm.pretrain_steps) in budgets), *after]]
 
 
-def choose_gaps(results: ResultSet, setup: str, objectives: Sequence[str], steps: str) -> list[Arms]:
-    """Pair the arms of these objectives in a comparison, from least CLM to most, with MLM of the same size and steps.
-    `steps`: the field of `ReportArm` that counts them."""
-    budget_of = attrgetter("size", steps)
+def choose_gaps(results: ResultSet, setup: str, objectives: Sequence[str]) -> list[Arms]:
+    """Pair the arms of these objectives in a comparison, from least CLM to most, with MLM of the same size and steps,
+    from scratch and continued. Leave out arms that several such arms of MLM could be paired with."""
+    training_of = attrgetter("size", "pretrain_steps", "cpt_steps")
     arms = sorted(results.select(setup=setup).arms, key=lambda arm: (clm_percent(arm), num_parameters(arm.size)))
-    mlm = {budget_of(arm): arm for arm in arms if arm.objective == "mlm"}
-    return [(arm, mlm[budget_of(arm)]) for arm in arms if arm.objective in objectives and budget_of(arm) in mlm]
+    mlm = defaultdict[Any, Arms](tuple)
+    for arm in arms:
+        mlm[training_of(arm)] += (arm,) if arm.objective == "mlm" else ()
+    pairs = [(arm, *mlm[training_of(arm)]) for arm in arms if arm.objective in objectives]
+    return [pair for pair in pairs if len(pair) == 2]
 
 
 def choose_priced(results: ResultSet) -> list[Arms]:
@@ -170,9 +173,9 @@ def name_split(arm: ReportArm) -> str:
 
 
 choose_ratios = partial(choose_arms, setup="objective", objective="mlm")
-choose_undecayed, choose_cpt = partial(choose_arms, setup="efficiency"), partial(choose_arms, setup="cpt")
-choose_splits = partial(choose_gaps, setup="ratio", objectives=("clm+mlm", "clm"), steps="pretrain_steps")
-choose_continued = partial(choose_gaps, setup="cpt", objectives=("clm",), steps="cpt_steps")
+choose_undecayed, choose_cpt = partial(choose_arms, setup="efficiency", cpt_steps=0), partial(choose_arms, setup="cpt")
+choose_splits = partial(choose_gaps, setup="ratio", objectives=("clm+mlm", "clm"))
+choose_continued = partial(choose_gaps, setup="cpt", objectives=("clm",))
 
 FIGURES: dict[str, FigureRow] = {
     "objective-by-size": FigureRow(
@@ -297,8 +300,31 @@ def list_series(row: FigureRow, rows: Sequence[Arms]) -> list[tuple[str, Look, l
     for arm, *baseline in rows:
         name = row.series(arm) + (f", {arm.size}" if has_sizes else "")
         groups.setdefault(name, []).append((arm, *baseline))
+    groups = {name: part for whole, group in groups.items() for name, part in split_series(row, whole, group).items()}
     objectives = [getattr(group[0][0], row.look) if row.look else "" for group in groups.values()]
     return [(*item, group) for item, group in zip(name_looks(groups, objectives), groups.values(), strict=True)]
+
+
+PARTS_OF_SERIES: tuple[Callable[[ReportArm], str], ...] = (
+    lambda arm: "",
+    lambda arm: arm.told_masks and f"{arm.told_masks} %",
+    lambda arm: arm.parent or arm.name,
+    lambda arm: arm.name,
+)
+"""The functions that name an arm's part of a series, from the coarsest to the finest."""
+
+
+def split_series(row: FigureRow, name: str, group: Sequence[Arms]) -> dict[str, list[Arms]]:
+    """Split a series in which several arms have one place on the axis, until no part has such arms. Rings may have
+    them, because no line joins these. Return the parts by their names."""
+    for part_of in PARTS_OF_SERIES:
+        parts = defaultdict[str, list[Arms]](list)
+        for arms in group:
+            parts[", ".join(filter(None, (name, part_of(arms[0]))))].append(arms)
+        places = Counter((part, getattr(arm, row.x)) for part, of_part in parts.items() for arm, *_ in of_part)
+        if row.kind == "rings" or max(places.values()) == 1:
+            break
+    return parts
 
 
 def look_of(objective: str, rank: int = 0) -> Look:

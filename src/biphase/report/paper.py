@@ -126,7 +126,7 @@ def stand_for(definition: Mapping[str, Any], results: ResultSet) -> ArmsBySpot:
     for arm in results.select(**fields).arms:
         is_chosen = (
             ("mask" not in definition or arm.mask_percent == results.usual_mask)
-            and bool(arm.cpt_steps) >= definition.get("continued", False)
+            and bool(arm.cpt_steps) == definition.get("continued", False)
             and low <= arm.clm_share <= high
             and least <= arm.budget / longest[arm.size, arm.cpt_steps > 0] <= most
         )

@@ -94,7 +94,7 @@ STUBS: dict[str, Callable[[ReportArm], str]] = {
     "size": lambda arm: arm.size,
     "objective": lambda arm: arm.told_objective,
     "masked": lambda arm: f"{arm.told_masks} %" if arm.told_masks else MISSING,
-    "steps": lambda arm: f"{arm.pretrain_steps:,}",
+    "steps": lambda arm: f"{arm.pretrain_steps + arm.cpt_steps:,}",
     "CLM steps": lambda arm: f"{arm.clm_steps:,}",
     "MLM steps": lambda arm: f"{arm.mlm_steps:,}",
     "continued steps": lambda arm: f"{arm.cpt_steps:,}",
