@@ -1,5 +1,6 @@
 """Study file → arms: the grid, the names, and one clear line for what cannot be."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -172,6 +173,17 @@ def run_all_checks(study: Study) -> dict[str, Any]:
     assert study.evaluation is not None
     check_evaluation(study.evaluation)
     return arms
+
+
+@pytest.mark.parametrize("name", ["QA", "OT", "average", "Average", "loss"])
+def test_a_task_is_not_called_as_reports_call_means_and_losses(name: str, tmp_path: Path) -> None:
+    """Its scores would stand in the mean's place."""
+    path = tmp_path / "own.yaml"
+    files = "files: [{train: train.tsv, validation: dev.tsv, test: test.tsv}]"
+    facts = f"family: sequence_classification, metric: accuracy, classes: [a, b], {files}"
+    path.write_text(f'{{name: {name}, label: label, template: "{{text}}", {facts}}}', encoding="utf-8")
+    with pytest.raises(InputError, match=f"evaluation: reports call a mean or a loss {name}, so rename the task"):
+        run_all_checks(make_study(f"evaluation.tasks=[sst2, {path}]"))
 
 
 def test_a_task_that_is_only_evaluated_has_no_settings_of_its_own() -> None:

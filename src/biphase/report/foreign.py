@@ -173,6 +173,8 @@ def parse_rows(source: Any, rename: Mapping[str, str]) -> tuple[list[ForeignScor
     for location, row in read_tables(source, rename):
         method = read_name(location, "method", column(location, row, "method", COLUMN_REMEDY))
         task = read_name(location, "task", row.get("task", only_task))
+        if task == "OT":
+            raise InputError(f"{location}: reports call the mean over tasks OT; rename this task")
         value = read_number(location, "score", column(location, row, "score", COLUMN_REMEDY))
         compute = tuple(None if is_missing(row.get(axis)) else read_number(location, axis, row[axis]) for axis in AXES)
         seeds = read_seed(row.get("pretraining_seed")), read_seed(row.get("seed"))

@@ -49,6 +49,9 @@ LOSS = "loss"
 MEAN_OF_FAMILIES = "average"
 """The word for the mean over families in hypotheses."""
 
+RESERVED_NAMES = {*FAMILY_NAMES, AVERAGE, LOSS, MEAN_OF_FAMILIES}
+"""The names that no task of a study may have, because means and losses have them."""
+
 NORMAL_QUANTILE = 1.96
 PUBLISHED_DIGIT = 1e-4
 """The last digit of the paper's scores, as a share: the paper rounds to hundredths of a percent."""

@@ -29,7 +29,7 @@ from biphase.embedding.recipe import EmbeddingRecipe, JudgedPaths, set_name
 from biphase.errors import InputError, nearest, refuse_doubles, refuse_unknown
 from biphase.files import content_hash
 from biphase.finetuning.config import FinetuneConfig
-from biphase.report.results import FAMILY_CODES
+from biphase.report.results import FAMILY_CODES, RESERVED_NAMES
 from biphase.tasks.sources import name_data_dirs
 from biphase.tasks.spec import find_task, split_name
 
@@ -464,6 +464,8 @@ def check_evaluation(evaluation: Evaluation) -> None:
     """Raise `InputError` for an unknown task or fine-tuning setting, or a repeated task, rate or seed."""
     trained = trainings(evaluation)
     names = [find_task(task).name for task in evaluation.tasks]
+    if taken := RESERVED_NAMES.intersection(names):
+        raise InputError(f"evaluation: reports call a mean or a loss {min(taken)}, so rename the task of this name")
     for key, values in (("task", names), ("rate", evaluation.learning_rates), ("seed", evaluation.seeds_of(0))):
         refuse_doubles(f"evaluation: {key}", values)
     for task in trained:
