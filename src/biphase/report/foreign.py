@@ -437,7 +437,7 @@ class Standing:
     def tables(self) -> tuple[Table, ...]:
         """The tables of ranks, of pairs and of shares of compute, without empty ones."""
         prices = itertools.chain(*map(price_tables, self.prices))
-        judged = rank_table(self), pair_table(self.pairs, self.results.decimals, self.results.over)
+        judged = rank_table(self), pair_table(self.pairs, self.results)
         return tuple(table for table in (*judged, *prices) if table.rows)
 
     @property
@@ -568,7 +568,7 @@ def judge_table(
         scores, left_out = mean_by_task(scores)
         joined = [*joined, read_words()["unknown"]["methods"].format(names=first_of(left_out))] if left_out else joined
     results = make_results(scores, -factor if lower_is_better else factor)
-    results = contrasts.with_averages(replace(results, unit="" if lower_is_better else "%", over=over))
+    results = contrasts.with_averages(replace(results, unit="" if lower_is_better and not scale else "%", over=over))
     budgets = Counter(arm.curriculum for arm in results.models)
     refuse_unknown("baseline", baseline or next(iter(budgets)), budgets)
     ladders = [method for method, num in budgets.items() if num >= LEAST_RUNGS]

@@ -195,7 +195,7 @@ class Result:
     @property
     def unit(self) -> GapUnit:
         """The unit of a difference from another score."""
-        return "nats" if self.dataset == LOSS else "points"
+        return "nats" if (self.family, self.dataset) == ("", LOSS) else "points"
 
     @property
     def parts(self) -> tuple["Result", ...]:

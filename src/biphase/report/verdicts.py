@@ -42,7 +42,7 @@ from biphase.report.formats import (
     show_spread,
     tell_p_value,
 )
-from biphase.report.results import Over, ReportArm, Result, read_words, select_rate
+from biphase.report.results import ReportArm, Result, ResultSet, read_words, select_rate
 from biphase.report.tables import Cell, Table, TableRow, interval_cell, print_table, show_signal
 from biphase.tasks.families import KINDS
 from biphase.tasks.spec import Task
@@ -359,24 +359,25 @@ def ranked_names(pairs: Sequence[TaskComparison]) -> list[str]:
     return list(dict.fromkeys(arm.name for pair in pairs for arm in (pair.a.arm, pair.b.arm)))
 
 
-def pair_table(pairs: Sequence[TaskComparison], decimals: int, over: Over) -> Table:
-    """Make a table with a row for every pair, or for neighbours in rank if there are more than `MOST_PAIRS`."""
-    rows, names = [], ranked_names(pairs)
-    records: list[Sequence[object]] = [PAIR_COLUMNS]
+def pair_table(pairs: Sequence[TaskComparison], results: ResultSet) -> Table:
+    """Make a table with a row for every pair, or for neighbours in rank if there are more than `MOST_PAIRS`.
+    Differences of scores without a unit are no points."""
+    rows, names, measure = [], ranked_names(pairs), "points" if results.unit else "difference"
+    records: list[Sequence[object]] = [("a", "b", measure, *PAIR_COLUMNS)]
     for pair in pairs:
         a, b, gap = pair.a.arm.name, pair.b.arm.name, pair.difference
         assert gap and pair.contrast
         verdict = pair.verdict.replace("A better", f"{a} better")
-        value, low, high = (show_points(points, decimals=decimals) for points in (gap.value, gap.low, gap.high))
+        value, low, high = (show_points(points, decimals=results.decimals) for points in (gap.value, gap.low, gap.high))
         ends = f"{low} to {high}" if gap.low == gap.low else MISSING
         coverage = f"{100 * (1 - gap.level):.4g} %" if gap.low == gap.low else MISSING
-        noise = "tasks" if over == "tasks" else show_noise(pair.contrast.noise) or MISSING
+        noise = "tasks" if results.over == "tasks" else show_noise(pair.contrast.noise) or MISSING
         if len(pairs) <= MOST_PAIRS or names.index(b) == names.index(a) + 1:
             texts = (value, ends, coverage, show_p_value(pair.p_value), noise, verdict)
             rows.append(TableRow((f"{a} − {b}",), tuple(map(Cell, texts))))
         points = (100 * gap.value, 100 * gap.low, 100 * gap.high, gap.level)
         records.append((a, b, *points, pair.p_value, verdict, noise, "; ".join(pair.notes)))
-    heads = ("points", "interval", "coverage", "adjusted p", "over", "verdict")
+    heads = (measure, "interval", "coverage", "adjusted p", "over", "verdict")
     rules = [read_words()["pairs_rule"]]
     if any(pair.difference and math.isnan(pair.p_value) and not math.isnan(pair.difference.low) for pair in pairs):
         rules.append(read_words()["pairs_alone"])
@@ -384,8 +385,8 @@ def pair_table(pairs: Sequence[TaskComparison], decimals: int, over: Over) -> Ta
     return Table("pairs", title, ("pair",), heads, tuple(rows), tuple(rules), records)
 
 
-PAIR_COLUMNS = ("a", "b", "points", "low", "high", "level", "adjusted_p", "verdict", "over", "notes")
-"""The columns of the CSV file of pairs, with all of them."""
+PAIR_COLUMNS = ("low", "high", "level", "adjusted_p", "verdict", "over", "notes")
+"""The columns of the CSV file of all pairs after the two methods and their difference."""
 
 
 # In a terminal
