@@ -343,6 +343,7 @@ HEAD = "method,task,seed,score\n"
         ),
         (HEAD + "a,t,0,0.5\n,t,0,0.6\n", r"csv:3: column 'method' is empty; fill it in, or remove the row"),
         (HEAD + "a,t,0,0.5\nb, ,0,0.6\n", r"csv:3: column 'task' is empty"),
+        (HEAD + "a,t,0,0.5\na,OT,0,0.6\n", r"csv:3: reports call the mean over tasks OT; rename this task"),
         (HEAD + "a,t,0,0.5\na,t,1,0.6\n", r"1 method \(a\): there is nothing to compare"),
         ('method,task,score,examples\na,t,0.5,"[1, 1]"\nb,t,1,[1]\n', "'examples' is not the score 0.5"),
         ("method,task,score,examples\na,t,0.5,some\nb,t,1,[1]\n", "'examples' is not the score 0.5"),
@@ -507,6 +508,9 @@ def test_losses_are_no_percent_in_any_output(tmp_path: Path) -> None:
     losses = biphase.equivalent(ladder(np.random.default_rng(4), 0.6, unit=-1.0), lower_is_better=True)
     scores = biphase.equivalent(ladder(np.random.default_rng(4), 0.6))
     for standing, is_percent in ((losses, False), (scores, True)):
+        for head in ("points", "difference"):
+            assert (head in standing.frames["pairs"]) == (head in standing.tables[1].columns)
+            assert (head in standing.frames["pairs"]) == (is_percent == (head == "points"))
         assert ("percent" in standing.frames["ranks"]) == is_percent != ("score" in standing.frames["ranks"])
         assert ("(%)" in ladder_panel(standing.prices[0]).settings["ylabel"]) == is_percent
         assert ("score (%)" in standing.tables[-2].columns) == is_percent
@@ -514,6 +518,57 @@ def test_losses_are_no_percent_in_any_output(tmp_path: Path) -> None:
         assert ("Test scores in %" in page.read_text(encoding="utf-8")) == is_percent
         tex = [path.read_text(encoding="utf-8") for path in (page.parent / "tables").glob("*.tex")]
         assert any(r"in \%, " in text for text in tex) == is_percent
+
+
+def test_error_rates_with_a_scale_are_percent_and_a_column_of_losses_has_no_nats() -> None:
+    rows = [
+        {"method": m, "seed": seed, "loss": value + 0.001 * seed}
+        for m, value in (("a", 0.1), ("b", 0.2))
+        for seed in (0, 1)
+    ]
+    rename = {"loss": "score"}
+    errors = biphase.equivalent(rows, lower_is_better=True, scale="share", rename=rename)
+    assert errors.frames["ranks"].percent.to_list() == pytest.approx([-10.05, -20.05])
+    assert errors.tables[0].columns[0] == "score (%)" and errors.frames["pairs"].points.to_list() == pytest.approx([10])
+    (pair,) = biphase.equivalent(rows, lower_is_better=True, rename=rename).pairs
+    assert pair.contrast and pair.contrast.unit == "points" and pair.a.arm.name == "a"
+
+
+def test_nothing_speaks_of_seeds_where_tasks_are_repeated(tmp_path: Path) -> None:
+    """Neither the table, with what would decide, nor the shares of compute; what one pretraining means is unknown."""
+    spent = {
+        ("base", 1e18): 0.5,
+        ("base", 2e18): 0.55,
+        ("base", 4e18): 0.6,
+        ("new", 2e18): 0.551,
+        ("third", 2e18): 0.552,
+    }
+    rows = [
+        {"method": method, "task": f"t{task}", "seed": seed, "flops": flops}
+        | {"score": mean + 0.02 * ((7 * task + place) % 5) + 0.003 * ((seed * (7 + task) + place) % 5)}
+        for place, ((method, flops), mean) in enumerate(spent.items())
+        for task, seed in itertools.product(range(6), range(3))
+    ]
+    told = dict[str, str]()
+    for over in ("tasks", "seeds"):
+        standing = biphase.equivalent(rows, over=over)
+        page = standing.report(tmp_path / over)
+        html = page.read_text(encoding="utf-8").replace("Each task counts as a seed: ", "")
+        texts = [re.sub("<style>.*?</style>|<script>.*?</script>", "", html, flags=re.DOTALL), *standing.sentences]
+        texts += [path.read_text(encoding="utf-8") for path in (page.parent / "tables").iterdir()]
+        told[over] = " ".join(" ".join(texts).split())
+    for phrase in ("95 % interval over {}", "variation over {}", "half of a score's 95 % interval over {}"):
+        assert phrase.format("tasks") in told["tasks"] and phrase.format("seeds") in told["seeds"]
+    assert "interval over tasks only)" in told["tasks"] and "pretrained once" in told["seeds"]
+    assert " tasks instead of 6, if" in told["tasks"]
+    assert "pretrained" not in told["tasks"] and not re.search(r"\bseeds\b", told["tasks"])
+
+
+def test_a_page_names_only_parts_that_it_has(tmp_path: Path) -> None:
+    page = biphase.equivalent(draw_table(np.random.default_rng(2), [0, 0.02], [0.01, 0.01])).report(tmp_path / "report")
+    html = page.read_text(encoding="utf-8")
+    assert "How verdicts are made" not in html and "part of the plan" not in html
+    assert "every method here has every task" in html
 
 
 def test_a_page_over_tasks_counts_tasks(tmp_path: Path) -> None:

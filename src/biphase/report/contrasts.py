@@ -22,7 +22,7 @@ from scipy import special
 
 from biphase.errors import first_of
 from biphase.report.formats import show_difference, show_points, show_share
-from biphase.report.results import ALL_TASKS, AVERAGE, NORMAL_QUANTILE, Metric, ReportArm, Result, ResultSet
+from biphase.report.results import ALL_TASKS, AVERAGE, NORMAL_QUANTILE, Metric, Over, ReportArm, Result, ResultSet
 from biphase.report.statistics import (
     ROUNDING,
     SIGNIFICANCE,
@@ -39,7 +39,7 @@ from biphase.report.statistics import (
     variance,
 )
 
-Noise = Literal["pretraining seeds", "fine-tuning seeds", "test examples", "the choice of rates"]
+Noise = Literal["pretraining seeds", "fine-tuning seeds", "test examples", "the choice of rates", "tasks"]
 """A source of differences between equally good models."""
 
 Side = Literal["above", "below", "within noise", "untested"]
@@ -519,7 +519,7 @@ POWER = 0.8
 MOST_SEEDS, MOST_EXAMPLES = 1_000, 1_000_000
 
 
-def measure_signal(scores: Iterable[Result]) -> tuple[float, str]:
+def measure_signal(scores: Iterable[Result], over: Over = "seeds") -> tuple[float, str]:
     """Measure how clearly a task separates several models.
 
     Return the standard deviation of their means divided by the standard error of one mean: about 1 if all models are
@@ -541,15 +541,15 @@ def measure_signal(scores: Iterable[Result]) -> tuple[float, str]:
     degrees = float(np.nansum([gap.degrees for gap in neighbours])) * num / (2 * (num - 1))
     decides = is_significant(float(special.fdtrc(num - 1, degrees, ratio**2)))
     level = SIGNIFICANCE / (num * (num - 1) // 2)
-    return ratio, "" if decides else what_decides(difference(ranked[-1], ranked[0]), 0.0, level)
+    return ratio, "" if decides else what_decides(difference(ranked[-1], ranked[0]), 0.0, level, over)
 
 
-def what_decides(pair: Contrast, bound: float, level: float) -> str:
-    """Write how many seeds, test examples or both would put a contrast on one side of a bound at this level if the
-    estimate and the spreads stayed as measured."""
+def what_decides(pair: Contrast, bound: float, level: float, over: Over = "seeds") -> str:
+    """Write how many seeds (or tasks, `over`), test examples or both would put a contrast on one side of a bound at
+    this level if the estimate and the spreads stayed as measured."""
     if math.isnan(pair.against(bound).p_value) or not pair.error > 0:
-        return "two seeds or more with different scores" if pair.num > 1 else "two seeds or more"
-    seeds = "pretraining seeds" if pair.num_pretrainings > 1 else "seeds"
+        return f"two {over} or more with different scores" if pair.num > 1 else f"two {over} or more"
+    seeds = "pretraining seeds" if pair.num_pretrainings > 1 else over
     stay = "if the true difference and the spread are those seen here"
     more_seeds = range(pair.num + 1, MOST_SEEDS + 1)
     index = bisect.bisect_left(more_seeds, True, key=lambda num: is_enough(pair, bound, level, num / pair.num, 1))

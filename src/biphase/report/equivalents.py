@@ -39,12 +39,10 @@ POINTS_BETWEEN, HALVINGS = 10, 6
 """The number of tested points from rung to rung, and the number of times that the search halves the gap between two
 points with different verdicts."""
 
-
 LEVEL = 0.25
 """The slope of a level stretch of a ladder, at most, as a fraction of the whole ladder's slope. On simulated ladders
 that are level and then rise, this rule hides at least three shares in four; on straight and on bent ones, at most one
 in ten."""
-
 
 Rungs = dict[float, Result]
 """A ladder: compute of each of the baseline's budgets → its mean score over data sets, least compute first."""
@@ -122,8 +120,9 @@ def compute_equivalent(
     # The least compute at which the rising curve reaches the score, or the nearer end of the ladder. Among equal points
     # `interp` takes the last, so the arrays run from the highest score down.
     log = np.interp(-mean, -heights[::-1], np.log([*ladder])[::-1])
-    share, interval = compute / math.exp(log), find_interval(score, compute, ladder)
-    return Equivalent(axis, score, compute, ladder, tuple(heights.tolist()), share, beyond, *interval)
+    share, (low, high, noise) = compute / math.exp(log), find_interval(score, compute, ladder)
+    noise = ("tasks",) if noise and results.over == "tasks" else noise
+    return Equivalent(axis, score, compute, ladder, tuple(heights.tolist()), share, beyond, low, high, noise)
 
 
 def contrast_at_share(
@@ -321,6 +320,8 @@ class PriceList:
     """The decimals of scores in tables."""
     unit: str = "%"
     """The unit of scores, as in `ResultSet`."""
+    over: str = "seeds"
+    """The repetitions of all tests, as in `ResultSet`."""
 
     @property
     def label(self) -> str:
@@ -389,7 +390,7 @@ def head_prices(
     for name in datasets if len(datasets) > 1 else ():
         rest = [dataset for dataset in datasets if dataset != name]
         without[name] = compute_equivalent(results, first.score.arm, baseline, first.axis, rest)
-    return PriceList(baseline, tuple(prices), compared, chosen, without, results.decimals, results.unit)
+    return PriceList(baseline, tuple(prices), compared, chosen, without, results.decimals, results.unit, results.over)
 
 
 def choose_baseline(arms: Sequence[ReportArm]) -> tuple[ReportArm, ...]:
@@ -466,12 +467,13 @@ def price_sentence(price_list: PriceList) -> str:
     first, ranked = chosen[0], sorted(chosen, key=lambda mean: mean.rank)
     name, cells = first.score.arm.name, first.score.cells
     # 1. Units, tasks and notes.
-    unit = f"of its {AXES[first.axis]}"
-    ends = show_ends(first)
+    unit, ends = f"of its {AXES[first.axis]}", show_ends(first)
     where = f"on average over {len(cells)} tasks" if len(cells) > 1 else f"on {cells[0].dataset}"
     notes = ["declared in the study's hypotheses"] if price_list.declared else []
-    notes.append(f"interval over {show_noise(first.noise)}" if first.noise else "no interval: one seed")
-    if "pretraining seeds" not in first.noise:
+    notes.append(
+        f"interval over {show_noise(first.noise)}" if first.noise else f"no interval: one {price_list.over[:-1]}"
+    )
+    if price_list.over == "seeds" and "pretraining seeds" not in first.noise:
         notes.append("each model was pretrained once")
     if price_list.declared and len({cell.family for cell in cells}) > 1:
         return f"{tell_kinds(price_list)} ({'; '.join(notes)})."
@@ -538,9 +540,8 @@ def price_tables(price_list: PriceList) -> list[Table]:
     """Make a table of shares by the mean, with a row for each arm; and a table of shares by family and task."""
     baseline, label = price_list.baseline, price_list.label
     counted = {equivalent.axis for price in price_list.prices for equivalent in price.mean}
-    axes = [axis for axis in AXES if axis in counted]
-    parts = [*price_list.prices[0].by_part]
-    has_steps, mask = bool(baseline[0].objective), baseline[0].mask_percent
+    axes, parts = [axis for axis in AXES if axis in counted], [*price_list.prices[0].by_part]
+    size, mask, has_steps = baseline[0].size, baseline[0].mask_percent, bool(baseline[0].objective)
     # 1. A row for each arm in both tables, and a CSV record for each of the arm's shares.
     rows, rows_by_part = [], []
     records: list[Sequence[object]] = [PRICE_COLUMNS]
@@ -561,9 +562,9 @@ def price_tables(price_list: PriceList) -> list[Table]:
     where = f"the mean over {len(scored)} data sets of equal weight" if len(scored) > 1 else scored[0].dataset
     over = f", over {show_noise(noise)}" if noise else ""
     once = " Each model was pretrained once, so the shares hold for these checkpoints only."
-    rule = read_words()["prices_rule"].format(where=where, over=over) + once * ("pretraining seeds" not in noise)
+    rule = read_words()["prices_rule"].format(where=where, over=over, repeats=price_list.over)
+    rule += once * (price_list.over == "seeds" and "pretraining seeds" not in noise)
     # 3. The tables.
-    size = baseline[0].size
     name = f"compute-equivalents-{size or 'methods'}"
     title = f"Compute-equivalents: baseline {label} with {len(baseline)} budgets"
     if has_steps:
@@ -589,8 +590,7 @@ task. An open or unknown end of the interval is empty; on a level ladder the sha
 
 def price_record(price_list: PriceList, part: str, equivalent: Equivalent) -> Sequence[object]:
     """Return the CSV record of an equivalent; `part` is `mean`, a family or a data set."""
-    score = equivalent.score
-    mean = interval_cell(score.interval, price_list.decimals)
+    score, mean = equivalent.score, interval_cell(equivalent.score.interval, price_list.decimals)
     point = ("level", "") if equivalent.is_level else (equivalent.beyond, f"{equivalent.share:.4f}")
     ends = [f"{end:.4f}" if 0 < end < math.inf else "" for end in (equivalent.low, equivalent.high)]
     return (

@@ -245,6 +245,7 @@ def write_report(results: ResultSet, out: Path, page_text: PageText, pool: Execu
         html = render(
             facts=[*describe_results(results), *tell_cost(page_text.costs)],
             scope=find_scope(results),
+            over=results.over,
             sentences=list_leads(sentences, page_text),
             label=name_labels(results.arms, chain(*results.datasets.values())),
             checks=flaws.averages,

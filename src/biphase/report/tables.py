@@ -246,13 +246,15 @@ def make_score_table(
         for arm, cells in zip(members, zip(*marked, strict=True), strict=True):
             rows.append(TableRow(tuple(show(arm) for show in stubs.values()), cells, block, arm))
     known = [results.scores[arm.name] for arm in compared]
-    signals = [measure_signal(scores[column] for scores in known if column in scores) for column in columns.values()]
+    by_column = ([scores[column] for scores in known if column in scores] for column in columns.values())
+    signals = [measure_signal(scores, results.over) for scores in by_column]
     by = "as published, 1.96·s/√n (verdicts use Student’s t)" if is_of_others(results) else "by Student’s t"
     unit, over = " in %" if results.unit else "", results.over
+    noise = "tasks" if over == "tasks" else "seeds and, if predictions were saved, over test examples"
     notes = [
         f"Test scores{unit}: mean over {over} ± half the width of the 95 % interval over {over}, {by}. ± –: no "
         f"interval, because there is only one {over[:-1]} or all {over} give the same score. "
-        + read_words()["scores_rule"]
+        + read_words()["scores_rule"].format(noise=noise)
     ]
     notes += [read_words()["flops_rule"]] if RELATIVE in stubs else []
     pairs = zip(columns, signals, strict=True)
