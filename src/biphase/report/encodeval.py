@@ -18,7 +18,6 @@ import numpy as np
 from pydantic_core import from_json
 
 from biphase import console
-from biphase.corpus.forms import PlacedRow
 from biphase.corpus.rows import read_number
 from biphase.errors import InputError, first_line, first_of
 from biphase.files import reading
@@ -146,7 +145,7 @@ def find_grids(folder: Path) -> list[CellGrid]:
     return [CellGrid(model, task, paths) for (model, task), paths in grids.items()]
 
 
-def grid_rows(folder: Path) -> Iterator[PlacedRow]:
+def grid_rows(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the cells below a folder as rows of a table: for each seed the one at the rate that the other seeds choose
     on validation, with the noise of this choice. Raises `InputError` for a broken cell."""
     for grid in find_grids(folder):

@@ -113,7 +113,7 @@ def choose_objectives(results: ResultSet) -> list[Arms]:
     return chosen["clm"] + chosen["mlm"]
 
 
-def choose_arms(results: ResultSet, **fields: str | int) -> list[Arms]:
+def choose_arms(results: ResultSet, **fields: Any) -> list[Arms]:
     """Choose the arms with these fields: first CLM, then MLM, each from small to large."""
     arms = sorted(results.select(**fields).arms, key=lambda arm: (arm.objective, num_parameters(arm.size)))
     return [(arm,) for arm in arms]

@@ -246,8 +246,8 @@ def make_score_table(
         for arm, cells in zip(members, zip(*marked, strict=True), strict=True):
             rows.append(TableRow(tuple(show(arm) for show in stubs.values()), cells, block, arm))
     known = [results.scores[arm.name] for arm in compared]
-    by_column = ([scores[column] for scores in known if column in scores] for column in columns.values())
-    signals = [measure_signal(scores, results.over) for scores in by_column]
+    of_columns = [[scores[column] for scores in known if column in scores] for column in columns.values()]
+    signals = [measure_signal(of_column, results.over) for of_column in of_columns]
     by = "as published, 1.96·s/√n (verdicts use Student’s t)" if is_of_others(results) else "by Student’s t"
     unit, over = " in %" if results.unit else "", results.over
     noise = "tasks" if over == "tasks" else "seeds and, if predictions were saved, over test examples"
