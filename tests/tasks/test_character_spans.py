@@ -1,6 +1,7 @@
 """Tags as spans of characters, as annotation tools write them: rows as files have them, and the words that are read."""
 
 import json
+import re
 import time
 import unicodedata
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 
 from biphase.corpus.rows import rows_of_file
 from biphase.errors import InputError
+from biphase.files import file_hash
 from biphase.tasks.examples import TaggedWords, load_examples, read_spans_of_characters, tag_spans
 from biphase.tasks.own import describe_data, write_task
 from biphase.tasks.sources import find_source
@@ -74,6 +76,39 @@ def test_words_of_scripts_without_spaces_and_letters_with_marks() -> None:
         f"{word}/{tag}" for word, tag in zip(decomposed.split(), ("B-X", "I-X"), strict=True)
     ]
     assert found_in("GPT模型 3.5km!", [0, 12, "X"])[:3] == ["GPT/B-X", "模/I-X", "型/I-X"]
+
+
+def test_invisible_signs_end_no_word() -> None:
+    """A tokenizer that drops them would leave a word of its own without a token, within an entity."""
+    for text, count in {
+        "علی\u200cاکبر آمد": 1,
+        "ශ\u0dca\u200dර\u0dd3 ලංකාව": 2,
+        "Bundes\u00adrepublik!": 2,
+        "\u200fعلی\u200f آمد": 2,
+        "a\u200bb \U0001f469\u200d\U0001f467": 4,  # but the zero-width space is one
+    }.items():
+        end = text.index(" ") if count == 1 else len(text)
+        words = found_in(text, [0, end, "X"])
+        tags = [word.rpartition("/")[2] for word in words]
+        assert tags == ["B-X", *["I-X"] * (count - 1)], text
+        assert "".join(word.rpartition("/")[0] for word in words) == re.sub(r"[ \u200b]", "", text[:end])
+
+
+def test_only_files_of_texts_with_invisible_signs_have_another_hash(tmp_path: Path) -> None:
+    """Earlier versions divided their words there; lists of words, and all other texts, are read as ever."""
+    file, data = write_task([{"text": f"{TEXT} {number}", "label": SPANS} for number in range(20)], tmp_path, "own")
+    task, path = find_task(file), Path(data) / "train.jsonl"
+    plain = path.read_text()
+    hashes = {}
+    for name, rows in {
+        "plain": plain,
+        "joined": plain.replace("Curie", "Cu\u200drie"),
+        "escaped": plain.replace("Curie", "Cu\\u200drie"),
+        "words": json.dumps({"tokens": ["Cu\u200drie"], "label": ["O"]}) + "\n",
+    }.items():
+        path.write_text(rows)
+        hashes[name] = find_source(task, data).hashes["train"] == [file_hash(path)]
+    assert hashes == {"plain": True, "joined": False, "escaped": False, "words": True}
 
 
 def span(start: int, end: int, **others: Any) -> dict[str, Any]:

@@ -109,8 +109,16 @@ UNSPACED = (
 """Characters of scripts without spaces, for a regular expression's brackets."""
 MARKS = "".join(chr(code) for code in range(0x300, 0x1F000) if unicodedata.category(chr(code)).startswith("M"))
 """Marks that belong to the letter before them, such as the vowels of Hindi: `\\w` has none of them."""
-WORD = re.compile(rf"[{UNSPACED}][{MARKS}]*|[^\W{UNSPACED}](?:[^\W{UNSPACED}]|[{MARKS}])*|[^\w\s][{MARKS}]*")
-"""A word of running text, a character of a script without spaces, or a sign of punctuation; each with its marks."""
+JOINERS = r"\u00ad\u061c\u200c-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufeff"
+"""Invisible signs that end no word, for brackets: soft hyphens, joiners, marks of direction. BERT's tokenizers drop
+them, so that a word of such signs would have no token."""
+INNER = f"{MARKS}{JOINERS}"
+WORD = re.compile(
+    rf"[{JOINERS}]*(?:[{UNSPACED}][{INNER}]*|[^\W{UNSPACED}](?:[^\W{UNSPACED}]|[{INNER}])*|[^\w\s\u200b][{INNER}]*)"
+)
+"""A word of running text, a character of a script without spaces, or a sign of punctuation; each with its marks and
+joiners. The zero-width space divides words as a blank does."""
+LAST_MARKS = re.compile(f"[{MARKS}]*")
 PIECES = re.compile(rf"([{UNSPACED}]{{1,2}}|[^\s{UNSPACED}]+)(\s?)")
 
 
@@ -119,6 +127,12 @@ def cut_words(text: str, num_words: int) -> list[list[str]]:
     it: `BERT 模型は` → `BERT␣`, `模型`, `は`."""
     words = [piece[1] + (" " if piece[2] else "") for piece in PIECES.finditer(text)]
     return [words[begin : begin + num_words] for begin in range(0, len(words), num_words)]
+
+
+def end_of_marks(text: str, end: int) -> int:
+    """Return the end of a span of a text with the marks of its last letter, which many tokenizers drop."""
+    marks = LAST_MARKS.match(text, end)
+    return marks.end() if marks else end
 
 
 def count_words(text: str) -> int:

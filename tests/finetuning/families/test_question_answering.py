@@ -57,6 +57,15 @@ def test_answers_are_found_again_as_text(encoder: Encoder) -> None:
     assert split.gold == [["naïve dog", "dog"], ["Zoë"], []]
 
 
+def test_an_answer_has_the_marks_that_the_tokenizer_drops(encoder: Encoder) -> None:
+    """BERT's uncased tokenizers end the last token before them."""
+    context = "यह हिंदी में है, in Krome\u030cr\u030ci\u0301z\u030c."
+    tokens = np.array([[3, 7], [9, 10], [20, len(context) - 2]])
+    split = replace(encode(encoder), contexts=[context], spans_K2=tokens)
+    spans = [characters_of_span(split, 0, index, index + 1) for index in range(3)]
+    assert [context[first:last] for first, last in spans] == ["हिंदी", "में", context[20:-1]]
+
+
 def test_long_contexts_become_overlapping_windows(encoder: Encoder) -> None:
     split = encode(encoder, max_length=64, doc_stride=10)
     assert split.num_truncated == 0 and split.texts.lengths_S.max() == 64

@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy
 from biphase import console
 from biphase.corpus.forms import PlacedRow, Row
 from biphase.corpus.rows import text_column
+from biphase.corpus.text import end_of_marks
 from biphase.device import to_device
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig
@@ -359,11 +360,13 @@ def tokens_of_spans(split: Split, spans_Q2: np.ndarray, is_empty_Q: np.ndarray) 
 
 
 def characters_of_span(split: Split, question: int, begin: int, end: int) -> tuple[int, int]:
-    """Find the characters of a span of K in its context, without blanks around them."""
+    """Find the characters of a span of K in its context, with the marks of its last letter, and without blanks around
+    them."""
     if begin == end:
         return 0, 0
-    first, last = int(split.spans_K2[begin, 0]), int(split.spans_K2[end - 1, 1])
-    text = split.contexts[question][first:last]
+    context = split.contexts[question]
+    first, last = int(split.spans_K2[begin, 0]), end_of_marks(context, int(split.spans_K2[end - 1, 1]))
+    text = context[first:last]
     first = last - len(text.lstrip())
     return first, first + len(text.strip())
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from biphase.corpus.forms import PlacedRow, Row
 from biphase.corpus.rows import text_column
-from biphase.corpus.text import MARKS, WORD
+from biphase.corpus.text import WORD, end_of_marks
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import (
     NO_TEXTS,
@@ -126,7 +126,7 @@ UNKNOWN = -1
 
 def vote(labels_T: np.ndarray, words_T: np.ndarray, num_words: int, num_labels: int, default: int) -> np.ndarray:
     """Choose the majority label of each word's tokens; of equally frequent labels, the first in the word. Words without
-    tokens, which were cut off, get `default`."""
+    tokens, which were cut off or which the tokenizer drops, get `default`."""
     # One key for each pair of word and label; for each key, its number of votes and the first token that votes so.
     inside = np.flatnonzero(words_T >= 0)
     keys = words_T[inside] * num_labels + labels_T[inside]
@@ -260,13 +260,9 @@ def tag_text(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: S
     return Predicted(predictions, 0)
 
 
-LAST_MARKS = re.compile(f"[{MARKS}]*")
-
-
 def with_marks(text: str, span: Row) -> Row:
-    """Extend a span over the marks of its last letter, which many tokenizers drop."""
-    marks = LAST_MARKS.match(text, span["end"])
-    end = marks.end() if marks else span["end"]
+    """Extend a span over the marks of its last letter."""
+    end = end_of_marks(text, span["end"])
     return span | {"end": end, "text": text[span["start"] : end]}
 
 
