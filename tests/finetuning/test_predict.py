@@ -26,7 +26,13 @@ from biphase.errors import InputError
 from biphase.files import MARK, whole_file
 from biphase.finetuning import predict as predicting
 from biphase.finetuning.families import token_classification
-from biphase.finetuning.families.token_classification import encode_words, join_touching, spans_of_tags, with_marks
+from biphase.finetuning.families.token_classification import (
+    encode_words,
+    join_touching,
+    spans_of_tags,
+    spell_tags,
+    with_marks,
+)
 from biphase.finetuning.heads import load_encoder
 from biphase.finetuning.kept import TRAINED_ROWS, find_kept, open_rows, read_labelled
 from biphase.finetuning.predict import predict_placed
@@ -439,6 +445,35 @@ def test_parts_of_a_word_are_one_span() -> None:
     joined = join_touching(text, parts)
     assert [span["text"] for span in joined] == ["Johnny", "Mary", "O", "z"]
     assert joined[0]["probability"] == 0.9 and joined[1:] == parts[2:]
+    assert join_touching(text, parts, has_borders=True) == joined
+
+
+def test_neighbours_without_a_blank_stay_apart_where_a_foreign_tagger_parts_them() -> None:
+    """A place for each character of 中美; but a mark of a letter begins no word."""
+    for text, apart in {"中美": ["中", "美"], "กั": ["กั"], "aé": ["aé"]}.items():
+        spans = [{"label": "LOC", "start": n, "end": n + 1, "text": text[n], "probability": 1.0} for n in range(2)]
+        assert [span["text"] for span in join_touching(text, spans, has_borders=True)] == apart
+        assert [span["text"] for span in join_touching(text, spans)] == [text]
+
+
+def test_the_pipeline_reads_the_tags_of_any_scheme() -> None:
+    for tags, spelled in (
+        (["O", "B-x", "I-x", "L-x", "U-x"], ["O", "B-x", "I-x", "I-x", "B-x"]),
+        (["S-x", "B-x", "E-x", "I-x", "O", "[PAD]"], ["B-x", "B-x", "I-x", "I-x", "O", "[PAD]"]),
+        (["B-S-x", "I-S-x", "O"], ["B-S-x", "I-S-x", "O"]),
+        (["-LRB-", "NN-TL", "S-x", "NN", "O"], ["I--LRB-", "I-NN-TL", "I-S-x", "NN", "O"]),
+    ):
+        found = spell_tags(dict(enumerate(tags)))
+        assert found == dict(enumerate(spelled)) == spell_tags(found)
+
+
+def test_plain_tags_of_running_text_keep_their_hyphens(model_folder: Path, tmp_path: Path) -> None:
+    classes = ["-LRB-", "NN-TL"]
+    task = tagging(classes=classes, metric="accuracy")
+    kept = keep_untrained(task, model_folder, tmp_path / "kept", inputs=[("the", "U.S.")])
+    write_jsonl(tmp_path / "texts.jsonl", [{"text": "the dog,the tree did n't"}])
+    (row,) = predict_all(kept, tmp_path / "texts.jsonl")
+    assert row["spans"] and {span["label"] for span in row["spans"]} <= {*classes}
 
 
 def test_marks_that_a_tokenizer_drops_belong_to_their_letters() -> None:

@@ -7,7 +7,7 @@ Letters: T tokens, S sentences, W words of a split, C classes.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from biphase.corpus.forms import PlacedRow, Row
 from biphase.corpus.rows import text_column
-from biphase.corpus.text import WORD, end_of_marks
+from biphase.corpus.text import MARKS, UNSPACED, WORD, end_of_marks
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import (
     NO_TEXTS,
@@ -236,8 +236,8 @@ def in_characters(text: str, words: Sequence[re.Match[str]], span: Row) -> Row:
 
 def tag_text(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: Sequence[PlacedRow]) -> Predicted:
     """Find the spans of running texts, in characters, without dividing them into words: transformers' pipeline groups
-    tokens (`simple`), and touching parts are joined. Inputs overlap if a text is longer than one. Spans of blanks are
-    left out."""
+    tokens (`simple`), and touching parts are joined, except for a foreign tagger's between characters of a script
+    without spaces. Inputs overlap if a text is longer than one. Spans of blanks are left out."""
     texts = [text_column(location, row, TEXT) for location, row in rows]
     pipe: Any = transformers.pipeline(
         "token-classification",
@@ -247,6 +247,7 @@ def tag_text(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: S
         aggregation_strategy="simple",
         stride=tokenizer.room(tokenizer.pretrained.model_max_length) // SHARED,
     )
+    network.config.id2label = spell_tags(network.config.id2label)
     predictions: list[Row] = []
     for text, groups in zip(texts, in_order_of_length(lambda some: pipe(some, batch_size=32), texts), strict=True):
         spans: list[Row] = []
@@ -256,8 +257,24 @@ def tag_text(model: KeptModel, network: Any, tokenizer: HashedTokenizer, rows: S
             if stripped:
                 span = {"label": group["entity_group"], "start": start, "end": start + len(stripped), "text": stripped}
                 spans.append(span | {"probability": round(float(group["score"]), 5)})
-        predictions.append({"spans": join_touching(text, [with_marks(text, span) for span in spans])})
+        marked = [with_marks(text, span) for span in spans]
+        predictions.append({"spans": join_touching(text, marked, has_borders=not model.is_ours)})
     return Predicted(predictions, 0)
+
+
+def spell_tags(tags: Mapping[int, str]) -> dict[int, str]:
+    """Spell tags, by their indices, as transformers' pipeline groups them, which knows `B-` and `I-`: those of BIOES
+    and BILOU in IOB2, and `I-` before others with a hyphen, at which it would cut their names (`-LRB-`)."""
+    marks = {tag[0] for tag in tags.values() if tag[1:2] == "-"}
+    is_scheme = {*"BI"} <= marks and (marks <= {*"BIES"} or marks <= {*"BILU"})
+    spelled = {}
+    for index, tag in tags.items():
+        if is_scheme and tag[1:2] == "-":
+            tag = {"S": "B", "U": "B", "E": "I", "L": "I"}.get(tag[0], tag[0]) + tag[1:]
+        elif "-" in tag and tag[:2] not in ("B-", "I-"):
+            tag = f"I-{tag}"
+        spelled[index] = tag
+    return spelled
 
 
 def with_marks(text: str, span: Row) -> Row:
@@ -266,13 +283,18 @@ def with_marks(text: str, span: Row) -> Row:
     return span | {"end": end, "text": text[span["start"] : end]}
 
 
-def join_touching(text: str, spans: Sequence[Row]) -> list[Row]:
-    """Join touching spans of one label, because each token of a word may have learnt its word's tag, `B-` too. The
-    probability is the mean over characters."""
+BORDER = re.compile(f"[{UNSPACED}](?![{MARKS}])[{UNSPACED}]")
+"""Two characters, the second not a mark of the first, between which a word may end without a blank."""
+
+
+def join_touching(text: str, spans: Sequence[Row], *, has_borders: bool = False) -> list[Row]:
+    """Join touching spans of one label, because each token of a word may have learnt its word's tag, `B-` too; but not
+    at a `BORDER` if there are such. The probability is the mean over characters."""
     joined: list[Row] = []
     for span in spans:
         before = joined[-1] if joined else None
-        if before is None or span["start"] > before["end"] or span["label"] != before["label"]:
+        is_border = has_borders and BORDER.match(text, max(span["start"] - 1, 0)) is not None
+        if before is None or is_border or span["start"] > before["end"] or span["label"] != before["label"]:
             joined.append(span)
             continue
         begin, end = before["start"], max(before["end"], span["end"])
