@@ -1,5 +1,6 @@
 """`biphase init`: what it writes passes biphase's own checks, says what was asked for, and is never written over."""
 
+import gzip
 import json
 import re
 import shlex
@@ -673,3 +674,22 @@ def test_documents_and_queries_of_other_endings_are_named(tmp_path: Path) -> Non
     init_task(data, out=tmp_path / "own.yaml")
     assert "corpus: corpus.csv}" in (tmp_path / "own.yaml").read_text()
     assert check_task(str(tmp_path / "own.yaml"), data_dir=data)["rows"]
+
+
+@pytest.mark.parametrize("ending", [".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz"])
+def test_compressed_judgements_of_train_are_found(ending: str) -> None:
+    """Else queries of test would be drawn to train on."""
+    Path("beir/qrels").mkdir(parents=True)
+    for split in ("train", "dev", "test"):
+        judged = f'{{"query-id": "{split}", "corpus-id": "d", "score": 1}}\n'
+        content = judged if "json" in ending else f"query-id\tcorpus-id\tscore\n{split}\td\t1\n"
+        write = gzip.open if ending.endswith("gz") else open
+        with write(f"beir/qrels/{split}{ending}", "wt") as file:
+            file.write(content)
+    Path("beir/corpus.jsonl").write_text('{"_id": "d", "text": "a dog"}\n')
+    Path("beir/queries.jsonl").write_text(
+        "".join(f'{{"_id": "{id}", "text": "?"}}\n' for id in ("train", "dev", "test"))
+    )
+    init_task(Path("beir"), out=Path("mine.yaml"))
+    data: Any = load_examples(find_source(find_task("mine.yaml"), Path("beir")), judged_only=False)
+    assert data.train == (("train", "d"),) and {*data.relevance["validation"]} == {"dev"}

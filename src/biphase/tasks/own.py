@@ -71,9 +71,10 @@ def describe_data(
     Raises `InputError` if the data does not determine the keys; the message names the one to give.
     """
     if (data / "corpus.jsonl").exists() or (data / "qrels").is_dir():
-        named = {split: f"qrels/{name}" for split, name in find_splits(data / "qrels" / "train.tsv").items()}
+        judged = find_splits(data / "qrels" / "train.jsonl") | find_splits(data / "qrels" / "train.tsv")
+        named = {split: f"qrels/{name}" for split, name in judged.items()}
         if "test" not in named:
-            raise InputError(f"{data}: retrieval needs qrels/test.tsv, the judgements of its queries")
+            raise InputError(f"{data}: retrieval needs qrels/test.tsv (or .jsonl), the judgements of its queries")
         texts = {key: next(iter(sorted(data.glob(f"{key}.*"))), data).name for key in ("corpus", "queries")}
         others = {key: file for key, file in texts.items() if not file.startswith(f"{key}.jsonl") and file != data.name}
         return {"family": "retrieval", "files.0": named | others}
@@ -392,9 +393,9 @@ def find_splits(train: Path, needed: str | None = None) -> dict[str, str]:
     `train` or `training`, in small or capital letters, plain or compressed. Return their names as a task has them,
     `train.csv` for `train.csv.gz`. Leave out a file without the needed column, or with too few columns for the tag of
     `train` (benchmarks publish such tests), and print a message."""
-    splits = {"train": train} if train.exists() else {}
     beside = {plain_path(path).name.casefold(): path for path in sorted(train.parent.glob("*"), reverse=True)}
     name = plain_path(train).name.casefold()
+    splits = {"train": train if train.exists() else beside[name]} if name in beside else {}
     places = [match.span() for match in re.finditer("train(ing)?", name)][::-1]
     tag_at = find_columns(list_lines(train))[1] if needed else 0
     for split in EVALUATED_SPLITS:
