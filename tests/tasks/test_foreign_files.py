@@ -16,6 +16,7 @@ import pytest
 from pydantic import ValidationError
 from seqeval.scheme import BILOU, IOBES, Entities
 
+from biphase.corpus.forms import rows_in_memory
 from biphase.corpus.rows import rows_of_file
 from biphase.errors import InputError
 from biphase.tasks.examples import count_shared, input_of, label_index, load_examples, to_iob2
@@ -538,3 +539,55 @@ def test_mldr_as_published(tmp_path: Path) -> None:
     (tmp_path / "test.jsonl").write_text('{"query_id": "q1"}')
     with pytest.raises(InputError, match="not MLDR's form, lines of query_id"):
         load_examples(find_source(task, tmp_path), judged_only=False)
+
+
+def test_drawn_questions_that_share_contexts_with_train_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No question is shared; articles and contexts hold whole ones out."""
+    data = []
+    for number in range(20):
+        qas = [{"question": f"who {n}?", "answers": [{"text": "Ann", "answer_start": 6}]} for n in range(10)]
+        data.append({"title": f"{number % 10}", "paragraphs": [{"context": f"it is Ann {number}", "qas": qas}]})
+    (tmp_path / "train.json").write_text(json.dumps({"data": data}))
+    keys = {"family": "question_answering", "metric": "f1", "template": "{question} {context}"}
+    names = {}
+    for group in (None, "context", "title"):
+        task = Task.model_validate({"name": "mine", "files": [{"train": "train.json"}], "group": group} | keys)
+        drawn: Any = load_examples(find_source(task, tmp_path), judged_only=False)
+        said = " ".join(capsys.readouterr().err.split())
+        contexts = {split: {one.context for one in part} for split, part in drawn.splits.items()}
+        for split in ("validation", "test"):
+            shared = contexts[split] & contexts["train"]
+            told = f"{len(shared)} of {len(contexts[split])} contexts of {split} are in train too; say `group: context`"
+            assert (told in said) == bool(shared) == (group is None)
+        names[group] = {one.group for one in drawn.test}
+    assert names["title"] <= {str(n) for n in range(10)}
+
+
+def test_a_streamed_data_set_has_its_names_of_classes() -> None:
+    said = {"text": datasets.Value("string"), "tags": datasets.List(datasets.ClassLabel(names=["O", "B-x"]))}
+    table = datasets.Dataset.from_list([{"text": "a", "tags": [1, 0]}], features=datasets.Features(said))
+    streamed = table.to_iterable_dataset()
+    assert [*rows_in_memory(streamed)] == [*rows_in_memory(table)] == [{"text": "a", "tags": ["B-x", "O"]}]
+    undescribed = datasets.IterableDataset.from_generator(lambda: iter([{"text": "a", "tags": [1, 0]}]))
+    assert [*rows_in_memory(undescribed)] == [{"text": "a", "tags": [1, 0]}]
+
+
+def test_a_table_has_fewer_choices_where_its_last_columns_are_empty(tmp_path: Path) -> None:
+    names = ["A", "B", "C", "D"]
+    keys = {"family": "multiple_choice", "template": "{question} {choice}", "choices": names, "classes": names}
+    task = task_of(**keys, files=[{"train": "train.csv"}])
+    header, full = "question,A,B,C,D,label\n", "q,w,x,y,z,D\n" * 30
+    (tmp_path / "train.csv").write_text(f"{header}q,x,y,,,B\n{full}")
+    data: Any = load_examples(find_source(task, tmp_path), judged_only=False)
+    texts = {tuple(text for text, _ in one.texts) for split in data.splits.values() for one in split}
+    assert texts == {("q x", "q y"), ("q w", "q x", "q y", "q z")}
+    for row, told in (
+        ("q,x,,y,,A", r'\["x", "", "y"\] are not two or more choices'),
+        ("q,x,,,,A", r'\["x", ""\] are not two or more choices'),
+        ("q,x,y,,,C", "2 choices, where task 'mine' names 4"),
+    ):
+        (tmp_path / "train.csv").write_text(f"{header}{row}\n{full}")
+        with pytest.raises(InputError, match=told):
+            load_examples(find_source(task, tmp_path), judged_only=False)

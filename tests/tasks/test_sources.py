@@ -219,7 +219,8 @@ def test_squad(tmp_path: Path) -> None:
     path.write_text(json.dumps({"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}))
     read = partial(rows_of_file, path, FileLayout(test=""))
     rows = [row for _, row in read()]
-    assert rows == [asked | {"context": "c"}, asked | {"context": "c", "is_impossible": True}]
+    told = asked | {"title": "t", "context": "c"}
+    assert rows == [told, told | {"is_impossible": True}]
     for broken, message in (
         ("{", r"dev\.json:1: broken JSON"),
         ("[1]", "row 0 is not an object"),
@@ -413,3 +414,19 @@ def test_hub_library_reads_a_folder_the_same_way(commits: dict, tmp_path: Path) 
     lacking = there.model_copy(update={"splits": Splits(train="train", test="best")})
     with pytest.raises(InputError, match="split 'best' cannot be read"):
         list(read_rows(find_source(changed("snli", bundled=False, hub=lacking), None), "test"))
+
+
+def test_the_column_of_splits_is_found_as_all_columns_are(tmp_path: Path) -> None:
+    """With blanks around its name, and inside another."""
+    for name, column in {"split": "\\tsplit ", "meta.part": "meta"}.items():
+        values = [value if column != "meta" else {"part": value} for value in ("train", "test", "dev")]
+        rows = [f'{{"{column}": {json.dumps(value)}, "label": "{n}"}}\n' for n, value in enumerate(values)]
+        (tmp_path / "all.jsonl").write_text("".join(rows))
+        layout = FileLayout(train="all.jsonl", validation="all.jsonl", test="all.jsonl", split_column=name)
+        source = find_source(changed("genre", name="mine", bundled=False, files=(layout,)), tmp_path)
+        found = {split: [row["label"] for _, row in read_rows(source, split)] for split in source.splits}
+        assert found == {"train": ["0"], "validation": ["2"], "test": ["1"]}
+    layout = layout.model_copy(update={"split_column": "part"})
+    source = find_source(changed("genre", name="mine", bundled=False, files=(layout,)), tmp_path)
+    with pytest.raises(InputError, match="there is no column 'part', the `split_column` of the task"):
+        list(read_rows(source, "train"))

@@ -1,3 +1,4 @@
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -6,7 +7,7 @@ import pytest
 from biphase.errors import InputError
 from biphase.tasks.examples import load_examples
 from biphase.tasks.own import write_task
-from biphase.tasks.sources import find_source
+from biphase.tasks.sources import definition, find_source
 from biphase.tasks.spec import find_task
 from biphase.tasks.splits import TaskData, hold_out
 
@@ -60,3 +61,23 @@ def test_rows_without_groups_and_a_single_group_are_refused(tmp_path: Path) -> N
         read({"train": [row | {"page": "same"} for row in ROWS]}, tmp_path)
     with pytest.raises(InputError, match="the group in 'page' is empty: fill it in"):
         read({"train": [*ROWS, ROWS[0] | {"page": " "}]}, tmp_path)
+
+
+def test_spellings_of_a_group_are_one_group(tmp_path: Path, capsys) -> None:
+    spellings = [*zip(["ACME", "Béla", "12"], [" ACME ", "Be\u0301la", 12.0], strict=True), ("12", "12.0"), ("b", "b")]
+    rows = [row | {"page": spellings[n % 5][n % 2]} for n, row in enumerate(ROWS)]
+    data = read({"train": rows}, tmp_path)
+    pages = {split: {example.group for example in examples} for split, examples in data.splits.items()}
+    assert set.union(*pages.values()) == {"ACME", "Béla", "12", "b"} and sum(map(len, pages.values())) == 4
+    assert definition(data.task) != definition(data.task.model_copy(update={"group": None})) | {"group": "page"}
+
+
+def test_a_long_name_of_a_group_takes_no_memory_in_every_row(tmp_path: Path) -> None:
+    rows = [row | {"page": str(row["page"]) + "." * 100_000 * (n == 0)} for n, row in enumerate(ROWS)]
+    tracemalloc.start()
+    read({"train": rows}, tmp_path)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 4 * 100_000 * len(ROWS) / 2
+    same = hold_out(ROWS, 0.9, LABELS, np.unique(PAGES, return_inverse=True)[1])
+    assert same == hold_out(ROWS, 0.9, LABELS, PAGES)

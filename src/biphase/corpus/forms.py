@@ -136,11 +136,15 @@ def plain_row(value: Any) -> Any:
 
 
 def unfold_squad(document: Any) -> Iterator[Row]:
-    """Yield the questions about each paragraph, with their numbers from 0 where they have no ids."""
-    paragraphs = chain.from_iterable(article["paragraphs"] for article in document["data"])
-    questions = ((question, paragraph["context"]) for paragraph in paragraphs for question in paragraph["qas"])
-    for number, (question, context) in enumerate(questions):
-        yield {"id": str(number), **question, "context": context}
+    """Yield the questions about each paragraph, with their numbers from 0 where they have no ids, and with the title of
+    an article that has one."""
+    number = 0
+    for article in document["data"]:
+        title = {"title": article["title"]} if "title" in article else {}
+        for paragraph in article["paragraphs"]:
+            for question in paragraph["qas"]:
+                yield {"id": str(number), **title, **question, "context": paragraph["context"]}
+                number += 1
 
 
 def unfold_record(line: Any) -> Iterator[Row]:
@@ -243,7 +247,7 @@ def name_classes(rows: Iterable[Row], features: dict[str, Any]) -> Iterator[Row]
 
 
 def read_dataset(table: Any) -> Iterator[Row]:
-    """Yield the rows of a `datasets.Dataset`, with names of classes in place of their numbers."""
+    """Yield the rows of a `datasets.Dataset`, streamed or not, with names of classes in place of their numbers."""
     features = table.features.to_dict()
     for batch in table.with_format("arrow").iter(batch_size=1000):
         yield from name_classes(batch.to_pylist(), features)
@@ -278,7 +282,7 @@ def rows_in_memory(data: Any, text_field: str = "text") -> Iterator[Row]:
         data = data.set_axis([str(name) for name in data.columns], axis=1)
         refuse_doubles("DataFrame: the column", [*data.columns])
         data = data.astype(object).where(data.notna(), None).to_dict("records")
-    elif datasets is not None and isinstance(data, datasets.Dataset):
+    elif datasets is not None and isinstance(data, datasets.Dataset | datasets.IterableDataset) and data.features:
         data = read_dataset(data)
     for number, row in enumerate(data):
         if isinstance(row, str):

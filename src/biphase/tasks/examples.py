@@ -111,8 +111,7 @@ def to_iob2(tags: Sequence[Any], scheme: spec.Scheme, location: str) -> list[Any
     if scheme == "IOB2":
         return list(tags)
     marks = {"IOB1": "BI", "BIOES": "BIES", "BILOU": "BILU"}[scheme]
-    before = "O"
-    converted = []
+    before, converted = "O", list[Any]()
     for tag in tags:
         if not isinstance(tag, str) or (tag != "O" and (tag[:1] not in marks or tag[1:2] != "-")):
             raise InputError(f"{location}: tag {tag!r} is not of the scheme {scheme}")
@@ -230,7 +229,7 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
         if task.kind.is_answering:  # answers are compared by id
             refuse_doubles(f"{source.name}: {split}: the question", [example.id for example in examples[split]])
     draw_splits(source, examples, most_evaluated)
-    tell_groups(task, {split: {example.group for example in examples[split]} for split in spec.TASK_SPLITS})
+    tell_groups(task, examples)
     splits = {split: tuple(examples[split]) for split in spec.TASK_SPLITS}
     return TaskData(task, **splits, left_out=left_out, num_copies=num_copies)
 
@@ -247,8 +246,7 @@ def make_examples(
         make = make_question
     else:
         make = make_choices if task.kind.has_choices else make_text
-    examples: list[AnyExample] = []
-    left_out = 0
+    examples, left_out = list[AnyExample](), 0
     for location, row in rows:
         reason = "short" if row is SHORT_ROW else why_left_out(task, location, row)
         example = None if reason else make(task, location, row)
@@ -290,8 +288,9 @@ def draw_splits(source: TaskSource, examples: dict[spec.TaskSplit, list[AnyExamp
         if len(examples["train"]) < 2:
             raise InputError(f"{train_of} is too small to hold out a {split}")
         strata = np.array([classes_of(example)[0] for example in examples["train"]]) if task.stratified else None
-        groups = np.array([example.group for example in examples["train"]]) if task.group else None
-        if groups is not None and len(np.unique(groups)) < 2:
+        ranks = {name: rank for rank, name in enumerate(sorted({example.group for example in examples["train"]}))}
+        groups = np.array([ranks[example.group] for example in examples["train"]]) if task.group else None
+        if groups is not None and len(ranks) < 2:
             raise InputError(f"{train_of} has too few values of '{task.group}' to hold out whole groups for {split}")
         examples["train"], examples[split] = hold_out(examples["train"], shares[split], strata, groups)
     for split in spec.TASK_SPLITS if task.kind.has_label_numbers else spec.TASK_SPLITS[:1]:
@@ -318,23 +317,27 @@ def draw_splits(source: TaskSource, examples: dict[spec.TaskSplit, list[AnyExamp
 
 
 def group_of(task: spec.Task, location: str, row: Row) -> str:
-    """Read the group of a row. Raises `InputError` for an empty field."""
+    """Read the name of a row's group as a label is read; `12.0` is 12. Raises `InputError` for an empty field."""
     value = column(location, row, str(task.group), "or leave `group` out of the task")
     if is_missing(value):
         raise InputError(f"{location}: the group in '{task.group}' is empty: fill it in, or leave `group` out")
-    return str(value)
+    return re.sub(r"^([+-]?\d+)\.0$", r"\1", read_label(value))
 
 
-def tell_groups(task: spec.Task, groups: dict[spec.TaskSplit, set[str]]) -> None:
-    """Print the number of groups in each split, and how many of them are in train too."""
-    if task.group is None:
+def tell_groups(task: spec.Task, examples: dict[spec.TaskSplit, list[AnyExample]]) -> None:
+    """Print the number of groups in each split, and how many of them are in train too. Questions without groups have
+    their contexts instead, of which only those in two splits are printed."""
+    if task.group is None and (not task.kind.is_answering or spec.is_own_task(task)):
         return
-    counts = ", ".join(f"{len(names):,} in {split}" for split, names in groups.items())
-    err.print(f"{task.name}: groups by '{task.group}': {counts}")
+    groups = {split: {one.group if task.group else input_of(one)[1] for one in examples[split]} for split in examples}
+    kind, remedy = ("groups", "") if task.group else ("contexts", "say `group: context` and ")
+    if task.group:
+        counts = ", ".join(f"{len(groups[split]):,} in {split}" for split in spec.TASK_SPLITS)
+        err.print(f"{task.name}: groups by '{task.group}': {counts}")
     for split in spec.EVALUATED_SPLITS:
         if shared := groups[split] & groups["train"]:
-            sentence = f"{len(shared):,} of {len(groups[split]):,} groups of {split} are in train too"
-            err.print(f"{task.name}: {sentence}; leave `{split}` out to have whole groups held out")
+            sentence = f"{len(shared):,} of {len(groups[split]):,} {kind} of {split} are in train too"
+            err.print(f"{task.name}: {sentence}; {remedy}leave `{split}` out to have whole {kind} held out")
 
 
 def classes_of(example: AnyExample) -> tuple[int, ...]:
@@ -406,8 +409,7 @@ def tell_lacking(task: spec.Task, lacking: dict[str, list[str]]) -> None:
     """Print how many rows lack a label or text. Raises `InputError` unless the task leaves them out."""
     counts = []
     for field, rows in lacking.items():
-        have = "rows have" if len(rows) > 1 else "row has"
-        counts.append(f"{len(rows):,} {have} no {field} (the first: {rows[0]})")
+        counts.append(f"{len(rows):,} {'rows have' if len(rows) > 1 else 'row has'} no {field} (the first: {rows[0]})")
     if counts and task.missing == "refuse":
         remedy = "fill them in, or leave them out: missing='drop' in Python, `missing: drop` in a task's file"
         raise InputError(f"task '{task.name}': {', '.join(counts)}; {remedy}")
@@ -417,8 +419,7 @@ def tell_lacking(task: spec.Task, lacking: dict[str, list[str]]) -> None:
 
 def id_of(location: str, row: Row) -> str:
     """Return the row's own id, or else its location, `train.tsv:12`. ReCoRD's ids are mappings of two numbers."""
-    row_id = row.get("id", row.get("idx"))
-    if row_id is None:
+    if (row_id := row.get("id", row.get("idx"))) is None:
         return location.rpartition("/")[2]
     return "-".join(str(number) for number in row_id.values()) if isinstance(row_id, dict) else str(row_id)
 
@@ -450,15 +451,14 @@ def read_choices(task: spec.Task, location: str, row: Row) -> tuple[tuple[Filled
     """Fill the template with each choice of a row. Returns also the row's own names of them: ARC has {text: […], label:
     […]}, with labels A, B, … in some rows and 1, 2, … in others."""
     columns = [column(location, row, name) for name in task.choices]
+    while len(columns) > 2 and columns[-1] in (None, ""):  # a question may have fewer choices than others
+        columns.pop()
     texts: Any = columns[0] if len(columns) == 1 else columns
-    names: Any = None
-    if isinstance(texts, dict):
-        texts, names = texts.get("text"), texts.get("label")
+    texts, names = (texts.get("text"), texts.get("label")) if isinstance(texts, dict) else (texts, None)
     if not isinstance(texts, list) or len(texts) < 2 or not all(isinstance(text, str) and text for text in texts):
         raise InputError(f"{location}: {excerpt(texts)} are not two or more choices, texts that are not empty")
     choices = tuple(fill_row(task, location, row | {"choice": text}) for text in texts)
-    has_names = isinstance(names, list) and len(names) >= len(texts)
-    return choices, tuple(map(str, names[: len(texts)])) if has_names else ()
+    return choices, tuple(map(str, names[: len(texts)])) if isinstance(names, list) and len(names) >= len(texts) else ()
 
 
 def fill_row(task: spec.Task, location: str, row: Row) -> FilledText:

@@ -17,12 +17,14 @@ from typing import Any, Literal
 from biphase.config import BUNDLED
 from biphase.corpus.forms import PUBLISHED, PlacedRow, read_dataset
 from biphase.corpus.rows import (
+    ABSENT,
     CODECS,
     FORMATS,
     QUOTE,
     SHORT_ROW,
     FileForm,
     ending_of,
+    find_field,
     open_table,
     plain_path,
     renamed,
@@ -194,7 +196,7 @@ def training_source(source: TaskSource) -> TaskSource:
 
 
 def definition(task: spec.Task) -> dict[str, Any]:
-    """Return the keys of a task that decide its examples and their use, but not their place, for hashes. Three entries
+    """Return the keys of a task that decide its examples and their use, but not their place, for hashes. Four entries
     tell tasks that are read in another way than earlier versions read them."""
     elsewhere = {"name", "bundled", "files", "hub", "size", "licence", "citation", "note"}
     tree = task.model_dump(mode="json", exclude=elsewhere)
@@ -205,6 +207,8 @@ def definition(task: spec.Task) -> dict[str, Any]:
         tree["cut"] = "the only column, not the text after it"
     if task.missing == "drop" and len(names) - names.count(None) > 1:
         tree["null"] = "an empty text beside others"
+    if task.group is not None:
+        tree["groups"] = "the same in all spellings"
     return tree
 
 
@@ -294,9 +298,9 @@ def find_split(word: Any) -> str | None:
 def rows_of_split(rows: Iterable[PlacedRow], name: str, split: str) -> Iterator[PlacedRow]:
     """Yield the rows that the column `name` puts into a split. Raises `InputError` for a row in no split."""
     for location, row in rows:
-        if row is not SHORT_ROW and name not in row:
+        word = split if row is SHORT_ROW else find_field(row, name, ABSENT)
+        if word is ABSENT:
             raise InputError(f"{location}: there is no column '{name}', the `split_column` of the task")
-        word = split if row is SHORT_ROW else row[name]
         if (found := find_split(word)) is None:
             raise InputError(f"{location}: '{name}' is '{word}', which names no split (train, validation, test)")
         if found == split:
