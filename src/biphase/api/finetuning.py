@@ -115,6 +115,7 @@ def finetune(
     [plan] = plan_cells(str(model), [task], config, folders)
     from biphase.finetuning.defaults import fill_in_length, fill_in_rate
     from biphase.finetuning.fit import fit_cells
+    from biphase.finetuning.frozen import score_frozen, tell_frozen_score
     from biphase.finetuning.keeping import keep_anew, plan_to_keep
 
     out = Path(scores)
@@ -124,10 +125,12 @@ def finetune(
         words = score_words(plan.train, plan.evaluation, [plan.config], out / WORD_SCORES)
         for alone in words:
             console.err.print(tell_word_score(alone))
+        if (frozen := score_frozen(plan, out)) is not None:
+            console.err.print(tell_frozen_score(frozen))
         plan = fill_in_rate(plan, config.model_fields_set, out)
         is_old = plan.is_finished(out)
         [score] = fit_cells([plan], out) if keep is None else [keep_anew(plan, out, Path(keep))]
-    tell_score(score, keep, is_old, words)
+    tell_score(score, keep, is_old, words, frozen)
     return score
 
 
@@ -151,8 +154,10 @@ def result_of(score: Score) -> Result:
     return Result(arm, "", score.task, "standard", samples, seeds=seeds, examples=kept, measure=score.metric)
 
 
-def tell_score(score: Score, keep: Path | str | None, is_old: bool, words: Sequence[Score]) -> None:
-    """Print the score, overall, per class and beside words alone, and the folders written."""
+def tell_score(
+    score: Score, keep: Path | str | None, is_old: bool, words: Sequence[Score], frozen: Score | None
+) -> None:
+    """Print the score, overall, per class and beside both baselines, and the folders written."""
     console.out.print(score.headline() + (" · finished before" if is_old else ""))
     of_model = ""
     if keep is not None:
@@ -162,6 +167,9 @@ def tell_score(score: Score, keep: Path | str | None, is_old: bool, words: Seque
         print_report(report, score.never_predicted.get("test", {}))
     for sentence in [] if score.diverged else verdicts.tell_alone(result_of(score), words):
         console.out.prose(sentence)
+    if frozen is not None and not score.diverged:
+        beside = verdicts.beside_words(result_of(score), [frozen], 1)[1]
+        console.out.prose(f"Without fine-tuning: {beside.told}")
 
 
 def is_folder(data: Any) -> bool:

@@ -163,7 +163,7 @@ class FinetuneConfig(Strict):
     words: bool = True
     """Whether to also score words alone on the task: a linear model on TF-IDF for texts, the most frequent tag of each
     word for tags, BM25 for retrieval. It takes seconds for 10,000 texts. Question answering and multiple choice have no
-    such baseline."""
+    such baseline. `finetune` also scores a linear model on the encoder's vectors before training, for texts."""
 
     @model_validator(mode="after")
     def settings_fit(self) -> "FinetuneConfig":

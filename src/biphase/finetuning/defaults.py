@@ -24,7 +24,7 @@ from biphase.finetuning.config import CellPlan
 from biphase.finetuning.encoding import CellContext
 from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.fit import choose_items, train_copy
-from biphase.finetuning.heads import open_encoder
+from biphase.finetuning.heads import count_weights, open_encoder
 from biphase.finetuning.loss import weigh_classes
 from biphase.finetuning.scores import show_rate
 from biphase.hub import read_languages
@@ -165,9 +165,7 @@ def search_rate(plan: CellPlan, scores: Path) -> CellPlan:
 def rates_by_size(backbone: Any, factor: float = 1) -> list[float]:
     """List the rate that a network's size suggests, times a factor, a third of it and three times as much, each to one
     digit."""
-    num_parameters = sum(parameter.numel() for parameter in backbone.parameters())
-    num_parameters -= backbone.get_input_embeddings().weight.numel()
-    rate = factor * PAPER_RATE * (PAPER_PARAMETERS / num_parameters) ** EXPONENT
+    rate = factor * PAPER_RATE * (PAPER_PARAMETERS / count_weights(backbone)) ** EXPONENT
     return [float(f"{times * rate:.0e}") for times in (1 / 3, 1, 3)]
 
 

@@ -117,6 +117,12 @@ def copy_backbone(
     return copy.deepcopy(backbone, {id(embedding): UsedEmbedding(embedding, torch.from_numpy(used_U))})
 
 
+def count_weights(backbone: Any) -> int:
+    """Count the parameters of a network without its input embeddings."""
+    weights = sum(parameter.numel() for parameter in backbone.parameters())
+    return weights - int(backbone.get_input_embeddings().weight.numel())
+
+
 def is_table(backbone: nn.Module, embedding: nn.Module) -> bool:
     """Tell whether an embedding only looks up rows (Gemma's scales them), and no other module has its weight."""
     if type(embedding) is not nn.Embedding or embedding.max_norm is not None or embedding.scale_grad_by_freq:

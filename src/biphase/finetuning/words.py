@@ -49,6 +49,11 @@ CHARACTERS = 5_000
 """The characters of a text that count, so that long documents do not fill the memory."""
 
 
+Judged = dict[EvaluatedSplit, Judgement]
+Outputs = dict[EvaluatedSplit, np.ndarray]
+"""The outputs of a baseline for the texts of each split, [N, C]."""
+
+
 def score_words(train: TaskSource, evaluation: TaskSource, configs: Iterable[FinetuneConfig], out: Path) -> list[Score]:
     """Score words alone beside cells of one task with these settings, of which some may read the same examples. Returns
     the different results, each computed once and kept below `out`; none for a family without such a baseline, or if
@@ -112,7 +117,6 @@ def tell_word_score(score: Score) -> str:
 
 def write_words(plan: CellPlan, data: Any, trained: Any, folder: Path) -> None:
     """Compute the scores of words alone, and write them as a cell."""
-    from biphase.device import describe_machine
     from biphase.finetuning.families.pair_ranking import judge_bm25
 
     task, started, cell = plan.task, time.perf_counter(), make_context(plan.task, plan.config)
@@ -120,6 +124,17 @@ def write_words(plan: CellPlan, data: Any, trained: Any, folder: Path) -> None:
         judged = judge_bm25(data, cell)
     else:
         judged = (judge_tags if task.kind.is_tagging else judge_texts)(cell, data, trained)
+    write_baseline(plan, cell, judged, (len(trained.train), data.left_out), started, folder)
+
+
+def write_baseline(
+    plan: CellPlan, cell: "CellContext", judged: Judged, counts: tuple[int, int], started: float, folder: Path
+) -> None:
+    """Write the scores of a baseline as a cell. `counts`: its training examples, and the rows left out; `started`: of
+    `time.perf_counter`."""
+    from biphase.device import describe_machine
+
+    task, (num_train, num_left_out) = plan.task, counts
     score = Score(
         protocol=PROTOCOL,
         cell=plan.hash,
@@ -133,8 +148,8 @@ def write_words(plan: CellPlan, data: Any, trained: Any, folder: Path) -> None:
         classes=task.classes,
         config=plan.config,
         metrics={split: metrics for split, (metrics, _) in judged.items()},
-        num_examples={"train": len(trained.train)} | {split: len(rows) for split, (_, rows) in judged.items()},
-        num_left_out=data.left_out,
+        num_examples={"train": num_train} | {split: len(rows) for split, (_, rows) in judged.items()},
+        num_left_out=num_left_out,
         num_steps=0,
         final_loss=None,
         seconds={"train": round(time.perf_counter() - started, 3), "evaluate": 0.0},
@@ -176,9 +191,6 @@ def make_split(task: Task, examples: Sequence[Any]) -> Any:
     return sequence_classification.label_split(task, examples)
 
 
-Judged = dict[EvaluatedSplit, Judgement]
-
-
 def list_seen(train: Any, cell: "CellContext") -> np.ndarray:
     """List the training examples that a network reads within its steps, ascending."""
     from biphase.finetuning.fit import choose_items, training_order
@@ -193,9 +205,7 @@ def judge_texts(cell: "CellContext", data: TaskData, trained: TaskData) -> Judge
     return {name: split.judge(outputs[name], cell) for name, split in splits.items()}
 
 
-def fit_texts(
-    cell: "CellContext", data: TaskData, trained: TaskData
-) -> tuple[dict[EvaluatedSplit, Any], dict[EvaluatedSplit, np.ndarray]]:
+def fit_texts(cell: "CellContext", data: TaskData, trained: TaskData) -> tuple[dict[EvaluatedSplit, Any], Outputs]:
     """Fit a linear model on TF-IDF of words and characters: ridge for numbers, else a logistic regression for each
     class against the rest. Returns the splits and its outputs for each, [N, C]."""
     task, train = cell.task, make_split(cell.task, trained.train)
@@ -205,13 +215,16 @@ def fit_texts(
     features_of = {name: features.transform(cut_texts(data.splits[name])) for name in EVALUATED_SPLITS}
     labels_N = train.labels_S[seen]
     targets_NC = np.eye(len(task.classes))[labels_N] if task.problem_type is None else labels_N.reshape(len(seen), -1)
-    chosen, highest = features_of, -np.inf
-    for strength in STRENGTHS:
-        outputs = fit_linear(train_NF, targets_NC, strength, task.kind.has_label_numbers, features_of)
-        value = splits["validation"].judge(outputs["validation"], cell)[0][task.metric]
-        if value > highest:
-            chosen, highest = outputs, value
-    return splits, chosen
+
+    def fit(strength: float) -> Outputs:
+        return fit_linear(train_NF, targets_NC, strength, task.kind.has_label_numbers, features_of)
+
+    return splits, choose_outputs(splits["validation"], map(fit, STRENGTHS), cell)
+
+
+def choose_outputs(validation: Any, tried: Iterable[Outputs], cell: "CellContext") -> Outputs:
+    """Choose the outputs that score best on validation, of equal ones the first."""
+    return max(tried, key=lambda outputs: validation.judge(outputs["validation"], cell)[0][cell.task.metric])
 
 
 def make_features() -> Any:
@@ -229,8 +242,9 @@ def cut_texts(examples: Iterable[LabelledText]) -> list[str]:
 
 def fit_linear(
     train_NF: Any, targets_NC: np.ndarray, strength: float, is_number: bool, features_of: Mapping[EvaluatedSplit, Any]
-) -> dict[EvaluatedSplit, np.ndarray]:
+) -> Outputs:
     """Fit a linear model for each column of the targets. Returns its outputs for each split, [N, C]."""
+    from scipy.sparse import issparse
     from sklearn.linear_model import LogisticRegression, Ridge
 
     columns: dict[EvaluatedSplit, list[np.ndarray]] = {name: [] for name in features_of}
@@ -239,8 +253,8 @@ def fit_linear(
         if is_number:
             model = Ridge(alpha=1 / strength).fit(train_NF, target_N)
         elif target_N.min() < target_N.max():
-            regression = LogisticRegression(C=strength, solver="liblinear", dual=True, max_iter=1000, random_state=0)
-            model = regression.fit(train_NF, target_N)
+            solver: Any = {"solver": "liblinear", "dual": True} if issparse(train_NF) else {}
+            model = LogisticRegression(C=strength, max_iter=1000, random_state=0, **solver).fit(train_NF, target_N)
         for name, split_NF in features_of.items():
             same = np.full(split_NF.shape[0], SURE if target_N[0] else -SURE)  # a class of all examples, or of none
             predict = model and (model.predict if is_number else model.decision_function)

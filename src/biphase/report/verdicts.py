@@ -159,11 +159,16 @@ class WordsRow:
     def sentence(self) -> str:
         """The comparison in words: `Words alone: TF-IDF + linear is ahead of A on genre: 80.00 % against 70.00 %,
         +10.00 points [+8.00, +12.00].`"""
+        return f"Words alone: {self.told}"
+
+    @property
+    def told(self) -> str:
+        """The sentence without its first words."""
         gap, sides = self.difference, [(self.model, self.mean), (self.name, self.value)]
         is_ahead = statistics.is_significant(gap.p_value)
         told = contrasts.say_difference(gap, *sides, is_ahead=is_ahead, where=f"on {self.dataset}")
         picked = f"; {tell_p_value(gap.p_value)}, corrected for picking the best of {self.num_models} models"
-        return f"Words alone: {told}{picked if self.num_models > 1 else ''}."
+        return f"{told}{picked if self.num_models > 1 else ''}."
 
 
 def compare_words(results: Iterable[Result], stored: Sequence[Score]) -> list[WordsRow]:

@@ -1,0 +1,135 @@
+"""A cell → the score of a linear model on the vectors that its encoder gives texts before any training.
+
+This is the second baseline of a fine-tuned model, beside words alone. It costs one reading of the texts. Where it
+scores as high, `encode` and a linear model are enough, and nothing needs to be fine-tuned. The linear model reads the
+same examples as the cell, at most `MOST_EXAMPLES`, and chooses its regularization on validation. The result has the
+form of a cell:
+
+    SCORES/.frozen/TASK-HASH/  score.json  validation.jsonl  test.jsonl  validation.npz  test.npz  losses.json
+
+Letters: N examples, D width, C classes or 1 for a number.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from biphase.console import duration
+from biphase.device import choose_device, choose_dtype
+from biphase.errors import memory_told
+from biphase.files import content_hash, forget_claim, locked
+from biphase.finetuning.config import CellPlan
+from biphase.finetuning.encoding import CellContext, TokenizedTexts
+from biphase.finetuning.encoding_cache import load_encoded
+from biphase.finetuning.heads import TaskNetwork, count_weights, open_encoder, place_backbone
+from biphase.finetuning.scores import Score, read_score
+from biphase.finetuning.words import (
+    SURE,
+    Judged,
+    Outputs,
+    choose_outputs,
+    fit_linear,
+    list_seen,
+    reduce_config,
+    write_baseline,
+)
+from biphase.hub import output_width
+from biphase.tasks.spec import EVALUATED_SPLITS, EvaluatedSplit, Task
+
+FROZEN_SCORES = ".frozen"
+"""The folder of these scores beside those of cells."""
+BASELINE_NAME = "frozen vectors + linear"
+VERSION = 1
+"""A part of every name. Raise it when the same examples give other scores."""
+LEAST_PARAMETERS = 5_000_000
+"""The weights of an encoder, without embeddings, from which its vectors are a baseline. Smaller ones stay far behind
+words alone."""
+MOST_EXAMPLES = 20_000
+"""The training examples that the linear model reads; drawn, if the cell has more."""
+STRENGTHS = (1e-3, 1e-2, 1e-1)
+"""The values of C, the inverse of the regularization of standardized features, among which validation chooses."""
+
+
+@memory_told("lower microbatch_tokens (65,536 unless given)")
+def score_frozen(plan: CellPlan, out: Path) -> Score | None:
+    """Score a linear model on the frozen encoder's vectors beside a cell, once, and keep the result below `out`. None
+    for a family without a class, classes or a number for each text, for a small or frozen encoder, for random weights,
+    or if `words` is off."""
+    config, kind = plan.config, plan.task.kind
+    has_vectors = kind.words and not (kind.is_search or kind.is_tagging)
+    if not (config.words and has_vectors) or config.frozen or config.weights == "random":
+        return None
+    encoder = open_encoder(plan.model)
+    if count_weights(encoder.backbone) < LEAST_PARAMETERS:
+        return None
+    device = choose_device(config.device)
+    num_train = load_encoded(plan.train, encoder, config)[0]["train"].num_examples
+    read = {"max_length": config.max_length, "device": device.type, "microbatch_tokens": config.microbatch_tokens}
+    reduced = reduce_config(config, plan.task.metric, num_train).model_copy(update=read | {"frozen": True})
+    named = reduced.model_dump(mode="json", exclude={"microbatch_tokens"})
+    sources = plan.train.hash, plan.evaluation.hash
+    name = content_hash([VERSION, plan.model.hash, *sources, plan.task.metric, named])
+    beside = CellPlan(replace(plan.model, name=BASELINE_NAME), plan.task, plan.train, plan.evaluation, reduced, name)
+    with locked(out / ".locks" / beside.folder(out).name, wait=True):
+        if not beside.is_finished(out):
+            write_frozen(beside, encoder, device, beside.folder(out))
+        forget_claim(beside.folder(out))
+    return read_score(beside.folder(out))
+
+
+def tell_frozen_score(score: Score) -> str:
+    return f"{score.name}: {score.outcome} ({duration(score.seconds['train'])})"
+
+
+def write_frozen(plan: CellPlan, encoder: Any, device: torch.device, folder: Path) -> None:
+    """Compute the scores of the linear model, and write them as a cell."""
+    started, config = time.perf_counter(), plan.config
+    cell = CellContext(plan.task, config, device, choose_dtype(config.precision, device))
+    splits, left_out = load_encoded(plan.evaluation, encoder, config)
+    train = load_encoded(plan.train, encoder, config)[0]["train"]
+    seen = list_seen(train, cell)
+    if len(seen) > MOST_EXAMPLES:
+        seen = np.sort(np.random.default_rng(config.seed).choice(seen, MOST_EXAMPLES, replace=False))
+    network = TaskNetwork(place_backbone(encoder, device), cell, has_head=False)
+    train_ND = embed_samples(network, train.texts, seen, cell)
+    mean_D, scale_D = train_ND.mean(0), np.maximum(train_ND.std(0), 1e-6)
+    vectors_of: Outputs = {}
+    for split in EVALUATED_SPLITS:
+        texts = splits[split].texts
+        vectors_of[split] = (embed_samples(network, texts, np.arange(texts.num_samples), cell) - mean_D) / scale_D
+    train_ND, labels = (train_ND - mean_D) / scale_D, train.labels_S[seen]
+    tried = (fit_vectors(plan.task, train_ND, labels, strength, vectors_of) for strength in STRENGTHS)
+    outputs = choose_outputs(splits["validation"], tried, cell)
+    judged: Judged = {name: splits[name].judge(outputs[name], cell) for name in EVALUATED_SPLITS}
+    write_baseline(plan, cell, judged, (len(seen), left_out), started, folder)
+
+
+def embed_samples(network: Any, texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> np.ndarray:
+    """Average the encoder's outputs over the tokens of each of some samples, ascending: fp32, [N, D]."""
+    vectors_ND = np.zeros((len(samples), output_width(network.backbone.config)), dtype=np.float32)
+    with torch.no_grad():
+        for batch, output in texts.outputs(network, samples, cell):
+            vectors_ND[np.searchsorted(samples, batch.samples)] = output.float().cpu().numpy()
+    return vectors_ND
+
+
+def fit_vectors(
+    task: Task, train_ND: np.ndarray, labels: np.ndarray, strength: float, vectors_of: Mapping[EvaluatedSplit, Any]
+) -> Outputs:
+    """Fit a multinomial logistic regression for classes, one regression for each class of sets, or ridge for numbers.
+    Returns its outputs for each split, [N, C]."""
+    from sklearn.linear_model import LogisticRegression
+
+    if task.problem_type is not None:
+        return fit_linear(train_ND, labels.reshape(len(labels), -1), strength, task.kind.has_label_numbers, vectors_of)
+    outputs = {name: np.full((len(vectors), len(task.classes)), -SURE) for name, vectors in vectors_of.items()}
+    present = np.unique(labels)
+    model = LogisticRegression(C=strength, max_iter=1000).fit(train_ND, labels) if len(present) > 1 else None
+    for name, vectors_ND in vectors_of.items():
+        outputs[name][:, present] = 0.0 if model is None else model.predict_log_proba(vectors_ND)
+    return outputs
