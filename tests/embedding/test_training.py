@@ -702,6 +702,14 @@ def test_a_tokenizer_that_sentence_transformers_would_take_for_another(
         train_embedder(make(f"model={tmp_path / 'qwen'}"), tmp_path / "runs")
 
 
+def test_a_network_that_padding_changes_is_refused(make: Make, encoder_folder: Path, tmp_path: Path) -> None:
+    sizes = {"vocab_size": 384, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    AutoModel.from_config(AutoConfig.for_model("fnet", **sizes)).save_pretrained(tmp_path / "fnet")
+    load_tokenizer(encoder_folder).save_pretrained(tmp_path / "fnet")
+    with pytest.raises(InputError, match="FNetModel gives a text another embedding beside a longer one"):
+        train_embedder(make(f"model={tmp_path / 'fnet'}"), tmp_path / "runs")
+
+
 def test_what_is_trained_is_not_written_over(
     make: Make, encoder_folder: Path, wide_teacher: Path, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 transformers alone, computes what was scored."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,15 @@ def save_network(model_type: str, model_folder: Path, folder: Path, vocab_size: 
     network.save_pretrained(folder)
     load_encoder(str(model_folder)).tokenizer.pretrained.save_pretrained(folder)
     return folder
+
+
+def forget_padding(folder: Path) -> None:
+    """Take the pad token from the tokenizer of a network with 300 rows."""
+    for file in folder.glob("tokenizer*.json"):
+        content = json.loads(file.read_text().replace(PAD, "<|spare|>"))
+        content.pop("pad_token", None)
+        file.write_text(json.dumps(content))
+    assert load_encoder(str(folder)).tokenizer.pretrained.pad_token_id == 300
 
 
 def plan(model: Path, task: str, data: Path, **settings: Any) -> CellPlan:
@@ -202,6 +212,40 @@ def test_a_cross_encoder_is_of_any_type(
     assert ours.tolist() == pytest.approx(theirs.tolist(), abs=1e-4) and len({*ours}) == 2
 
 
+@pytest.mark.parametrize("model_type", ["mpnet", "llama"])
+def test_an_embedding_model_is_of_any_type(
+    model_type: str, model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    """MPNet runs on padded batches. The decoder has no embedding of the pad token that biphase gives its tokenizer."""
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    folder, data = save_network(model_type, model_folder, tmp_path / "model", 300), data_dirs["squad_retrieval"]
+    if model_type == "llama":
+        forget_padding(folder)
+    config = FinetuneConfig.model_validate(SETTINGS | {"learning_rate": 3e-3, "max_steps": 4})
+    score = fit_cell(str(folder), "squad_retrieval", config, tmp_path / "scores", data, keep=tmp_path / "kept")
+    assert score.folder is not None
+    scored = json.loads((score.folder / "test.jsonl").read_text().splitlines()[0])
+    tables = ([json.loads(line) for line in (data / name).open()] for name in ("queries.jsonl", "corpus.jsonl"))
+    queries, documents = ({row["_id"]: row["text"] for row in rows} for rows in tables)
+    texts = [f"Query: {queries[scored['id']]}", *(f"Document: {documents[id]}" for id in scored["predicted"])]
+    for embedder in (
+        sentence_transformers.SentenceTransformer(str(tmp_path / "kept"), device="cpu").encode,
+        partial(biphase.encode, tmp_path / "kept", device="cpu"),
+    ):
+        query, *found = embedder(texts)
+        cosines = [query @ row / np.linalg.norm(query) / np.linalg.norm(row) for row in found]
+        assert cosines == pytest.approx(scored["scores"], abs=1e-4)
+    assert all(check.is_equal for check in biphase.check(tmp_path / "kept"))
+
+
+def test_an_embedding_model_that_padding_changes_is_refused(
+    model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = save_network("fnet", model_folder, tmp_path / "model")
+    with pytest.raises(InputError, match="FNetModel gives a text another embedding beside a longer one"):
+        plan_to_keep(plan(folder, "squad_retrieval", data_dirs["squad_retrieval"]))
+
+
 def test_dropout_is_that_of_the_head_alone(model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path) -> None:
     folder = save_network("bert", model_folder, tmp_path / "model")
     planned = plan(folder, "snli", data_dirs["snli"], head="transformers")
@@ -249,11 +293,7 @@ def test_a_decoder_without_padding_is_padded_with_the_end_of_text(
 ) -> None:
     """biphase gives the tokenizer a pad token, of which the network has no embedding."""
     folder = save_network("llama", model_folder, tmp_path / "model", vocab_size=300)
-    for file in folder.glob("tokenizer*.json"):
-        content = json.loads(file.read_text().replace(PAD, "<|spare|>"))
-        content.pop("pad_token", None)
-        file.write_text(json.dumps(content))
-    assert load_encoder(str(folder)).tokenizer.pretrained.pad_token_id == 300
+    forget_padding(folder)
     planned = plan_to_keep(plan(folder, "snli", data_dirs["snli"], learning_rate=3e-3, max_steps=4))
     train_and_keep(planned, tmp_path / "kept")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "kept")

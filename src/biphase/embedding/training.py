@@ -44,7 +44,7 @@ from biphase.embedding.recipe import LOSSES, EmbeddingRecipe, EmbeddingStage
 from biphase.encoder.attention import explain_computing
 from biphase.encoder.lora import add_adapters, has_adapters, merge_adapters
 from biphase.encoder.models import find_folder, identify, unreplaced
-from biphase.encoder.network import layer_cosines, load_backbone, merge_weights
+from biphase.encoder.network import layer_cosines, load_backbone, merge_weights, refuse_equal_lengths
 from biphase.errors import InputError, StoppedError, first_line, memory_told
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig
 from biphase.finetuning.heads import refuse_replaced
@@ -127,8 +127,8 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
 
 def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
     """Make the model before training (random weights come from the recipe's seed), and a copy to train. Raises
-    `InputError` for a tokenizer that sentence-transformers would misread, and token embeddings that cannot be
-    scaled."""
+    `InputError` for a network or a tokenizer that sentence-transformers would compute or read differently, and token
+    embeddings that cannot be scaled."""
     console.err.print(f"loading {recipe.model}")
     torch.manual_seed(recipe.seed)
     before: Any = embedders.make_embedder(
@@ -136,6 +136,7 @@ def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
     )
     if recipe.max_length is None:
         before.max_seq_length = min(EMBEDDER_MAX_LENGTH, before.max_seq_length)
+    refuse_equal_lengths(before[0].backbone, recipe.model)
     before.prompts = recipe.prompts.model_dump()
     config = before[0].network.config
     if misread_as := misreading_class(before[0].tokenizer, config):

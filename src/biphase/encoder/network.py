@@ -313,6 +313,14 @@ def without_padding(backbone: nn.Module) -> Any:
     return backbone.network if isinstance(backbone, PaddedBackbone) else backbone
 
 
+def refuse_equal_lengths(backbone: nn.Module, name: str) -> None:
+    """Raise `InputError` for a network that computes something else for a text beside a longer one. biphase groups
+    texts by length for it; sentence-transformers pads them."""
+    if isinstance(backbone, PaddedBackbone) and backbone.equal_lengths:
+        why = f"{type(backbone.network).__name__} gives a text another embedding beside a longer one"
+        raise InputError(f"{name}: {why}, and sentence-transformers pads texts to one length: take another network")
+
+
 def load_backbone(source: str | Path) -> nn.Module:
     """Load a network without a head from a folder, fp32, no dropout, for `packed_hidden` with any layout.
 

@@ -17,7 +17,7 @@ from biphase.corpus.text import WORD
 from biphase.corpus.tokenizer import SPLIT_TEXTS, misreading_class
 from biphase.encoder.lora import merge_adapters
 from biphase.encoder.models import Encoder
-from biphase.encoder.network import without_padding
+from biphase.encoder.network import refuse_equal_lengths, without_padding
 from biphase.encoder.proofs import agree, telling_tokens
 from biphase.errors import InputError, memory_told
 from biphase.exporting.model import as_llama, set_direction
@@ -61,6 +61,8 @@ def check_keepable(encoder: Encoder, task: Task, finetuning: FinetuneConfig) -> 
     cell = CellContext(task, finetuning, torch.device("cpu"), torch.float32)
     if task.kind.is_answering and finetuning.qa_head != "span":
         raise InputError("keep: transformers has no class with the token head; give qa_head=span")
+    if cell.is_embedder:
+        refuse_equal_lengths(encoder.backbone, encoder.name)
     for template in (task.query_template, task.document_template) if cell.is_embedder else ():
         if not template.endswith("{text}"):
             raise InputError(f"keep: a prompt comes before its text; '{template}' must end with {{text}}")
@@ -160,7 +162,7 @@ def to_transformers(network: Any, encoder: Encoder, cell: CellContext) -> Any:
         whole.weight[is_used_V] = used.weight[used.row_of_V[is_used_V]].to(whole.weight.device)
         inner.set_input_embeddings(whole)
     if cell.is_embedder:
-        return network.backbone
+        return inner
     units = [layer.take_unit() for layer in network.modules() if isinstance(layer, heads.NumberLayer)]
     model = network.model if isinstance(network, heads.ClassNetwork) else with_same_head(network, encoder, cell)
     for mean, scale in units:
@@ -226,8 +228,7 @@ def keep_network(
     tokenizer = copy.deepcopy(encoder.tokenizer.pretrained)
     close_texts(tokenizer)
     tokenizer.model_max_length = cell.config.max_length
-    if not cell.is_embedder:  # the token that counts as padding for the head
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.pad_token_id)
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(heads.padding_token(encoder))
     if cell.config.ranking == "pairs":  # both texts of a pair had the same type
         tokenizer.model_input_names = ["input_ids", "attention_mask"]
     with whole_folder(folder) as part:
