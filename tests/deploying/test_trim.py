@@ -254,6 +254,30 @@ def test_ids_in_configurations_follow_their_tokens(tmp_path: Path) -> None:
     assert biphase.inspect(folder, verify=True)["verified"] == "every hash agrees"
 
 
+def test_a_special_token_without_a_row_goes(tmp_path: Path) -> None:
+    """As Gemma's image token in the folder of its text network. A token of the template needs its row."""
+    tokenizer = make_tokenizer("bytes")
+    source = make_model(tmp_path / "source", tokenizer, "llama", "ForCausalLM")
+    rows = len(tokenizer)
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<image_soft_token>"]})
+    tokenizer.backend_tokenizer.enable_padding(pad_id=rows, pad_token="<image_soft_token>")
+    tokenizer.save_pretrained(source)
+    assert "<image_soft_token>" in (source / "tokenizer.json").read_text()
+    folder = biphase.trim(source, TEXTS, tmp_path / "out")
+    assert "<image_soft_token>" not in (folder / "tokenizer.json").read_text()
+    old, new = (AutoTokenizer.from_pretrained(place) for place in (source, folder))
+    for text in TEXTS:
+        read = [tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) for tokenizer in (old, new)]
+        assert read[0] == read[1]
+    mark = ("<image_soft_token>", rows)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<image_soft_token> $A", special_tokens=[mark]
+    )
+    tokenizer.save_pretrained(source)
+    with pytest.raises(InputError, match=f"it has token ids up to {rows:,}, and {rows:,} rows"):
+        biphase.trim(source, TEXTS, tmp_path / "other")
+
+
 def test_the_command_does_not_load_the_copy_again(
     wordpiece: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

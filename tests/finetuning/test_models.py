@@ -20,6 +20,7 @@ from transformers import (
     XLMRobertaConfig,
 )
 
+from biphase.corpus.tokenizer import load_tokenizer
 from biphase.encoder.models import identify
 from biphase.errors import InputError
 from biphase.files import file_hash, write_hashed
@@ -77,6 +78,28 @@ def test_a_network_that_numbers_its_positions_in_an_unknown_way(
         monkeypatch.setattr(f"biphase.{module}.AFTER_PADDING", set())
     with pytest.raises(InputError, match=r"max_length 24: .* has positions for 22 tokens"):
         fit_cell(folder, "snli", make_cell("snli").config, None, data_dirs["snli"])
+
+
+def test_a_special_token_needs_no_row(
+    model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Gemma's image token has none, and fine-tuning never reads it. Another token does."""
+    folder = save(LlamaConfig(**SMALL | {"vocab_size": 300}), model_folder, tmp_path / "model")
+    tokenizer = load_tokenizer(model_folder)
+    assert len(tokenizer) == 300
+    shutil.copytree(folder, tmp_path / "other")
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<image_soft_token>"]})
+    tokenizer.save_pretrained(folder)
+    encoder = load_encoder(str(folder))
+    assert encoder.tokenizer.pretrained.convert_tokens_to_ids("<image_soft_token>") == 300
+    encoded = encoder.tokenizer.encode_texts(["a <image_soft_token>"], 100)
+    assert encoded.tokens_T.max() < 300
+    fit_cell(str(folder), "snli", make_cell("snli", max_steps=1).config, None, data_dirs["snli"], tmp_path / "kept")
+    assert load_encoder(str(tmp_path / "kept")).backbone.config.vocab_size == 300
+    tokenizer.add_tokens(["<plain>"])
+    tokenizer.save_pretrained(tmp_path / "other")
+    with pytest.raises(InputError, match="its tokenizer has 302 tokens, its network 300; they do not belong together"):
+        load_encoder(str(tmp_path / "other"))
 
 
 def test_what_lacks_is_named_without_loading(model_folder: Path, tmp_path: Path) -> None:

@@ -98,9 +98,15 @@ def choose_ids(source: Path, texts: Iterable[str], minimum_count: int) -> dict[i
     if not enough:
         raise InputError(f"minimum_count {minimum_count}: no token of these texts is so frequent; give a lower one")
     kept = choose_tokens(state, enough.union(*(tokenizer.encode(prompt).ids for prompt in prompts)))
-    kept.update(id for backend in backends for id in backend.get_added_tokens_decoder())
+    added = {id: token for backend in backends for id, token in backend.get_added_tokens_decoder().items()}
+    kept.update(added)
     renumber([*read_id_records(source).values()], kept.add)
-    highest = max(max(backend.get_vocab().values()) for backend in backends)
+    # Special tokens that no template adds need no rows. Gemma's image token has none, and goes.
+    used = {
+        id for backend in backends for id in backend.get_vocab().values() if id not in added or not added[id].special
+    }
+    renumber(state["post_processor"], used.add)
+    highest = max(used)
     if highest >= size:
         raise InputError(f"{source} cannot be trimmed: it has token ids up to {highest:,}, and {size:,} rows")
     ids = {old: new for new, old in enumerate(sorted(kept & {*range(size)}))}
@@ -234,8 +240,9 @@ def trim_tokenizer(part: Path, ids: dict[int, int]) -> None:
         vocab = model["vocab"] = {piece: ids[id] for piece, id in model["vocab"].items() if id in ids}
         if "merges" in model:
             model["merges"] = [pair for pair in model["merges"] if {*pair, "".join(pair)} <= vocab.keys()]
-    for entry in state["added_tokens"]:
-        entry["id"] = ids[entry["id"]]
+    state["added_tokens"] = [entry | {"id": ids[entry["id"]]} for entry in state["added_tokens"] if entry["id"] in ids]
+    if (padding := state["padding"]) and padding["pad_id"] not in ids:
+        state["padding"] = None  # its token has no row either
     state |= {key: renumber(state[key], ids.get) for key in ("post_processor", "padding")}
     Tokenizer.from_str(json.dumps(state)).save(str(path))
     for pattern in OTHER_SPELLINGS:
@@ -244,7 +251,9 @@ def trim_tokenizer(part: Path, ids: dict[int, int]) -> None:
     if (settings_path := part / "tokenizer_config.json").exists():
         settings = read_json_as(settings_path, dict[str, Any])
         if decoder := settings.get("added_tokens_decoder"):
-            settings["added_tokens_decoder"] = {str(ids[int(id)]): entry for id, entry in decoder.items()}
+            settings["added_tokens_decoder"] = {
+                str(ids[int(id)]): entry for id, entry in decoder.items() if int(id) in ids
+            }
             write_json(settings_path, settings)
 
 

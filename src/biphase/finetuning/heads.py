@@ -58,11 +58,14 @@ def open_encoder(model: Encoder) -> Encoder:
     assert pretrained is not None, "a model that was found has a tokenizer"
     tokenizer = HashedTokenizer(pretrained)
     config: Any = backbone.config
-    highest = max((id for token, id in pretrained.get_vocab().items() if token not in NEW_NAMES.values()), default=0)
+    added = pretrained.backend_tokenizer.get_added_tokens_decoder()
+    # Names of special tokens are letters in texts, so such tokens need no rows. Gemma's image token has none.
+    unread = {token.content for token in added.values() if token.special} | {*NEW_NAMES.values()}
+    highest = max((id for token, id in pretrained.get_vocab().items() if token not in unread), default=0)
     sizes = f"{model.name}: its tokenizer has {highest + 1:,} tokens, its network {config.vocab_size:,}"
     if max(highest, tokenizer.closing, *tokenizer.opening) >= config.vocab_size:
         raise InputError(f"{sizes}; they do not belong together")
-    if config.vocab_size - highest > max(UNUSED_EMBEDDINGS, config.vocab_size // 20):
+    if config.vocab_size - max([highest, *added]) > max(UNUSED_EMBEDDINGS, config.vocab_size // 20):
         err.print(f"{sizes}: is this its own tokenizer?")
     # For types that number positions from after the padding, `count_positions` has already subtracted them.
     first_position = 0 if config.model_type in AFTER_PADDING else getattr(backbone, "first_position", 0)
