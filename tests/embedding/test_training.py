@@ -702,6 +702,20 @@ def test_a_tokenizer_that_sentence_transformers_would_take_for_another(
         train_embedder(make(f"model={tmp_path / 'qwen'}"), tmp_path / "runs")
 
 
+def test_an_embedding_model_has_the_dropout_of_its_model(make: Make, encoder_folder: Path, tmp_path: Path) -> None:
+    """Embedding training uses none, but those who fine-tune the model draw what they would draw in the model before."""
+    sizes = {"vocab_size": 384, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    config = AutoConfig.for_model("bert", **sizes, num_attention_heads=2, pad_token_id=2)
+    AutoModel.from_config(config).save_pretrained(tmp_path / "bert")
+    load_tokenizer(encoder_folder).save_pretrained(tmp_path / "bert")
+    recipe = make(f"model={tmp_path / 'bert'}", "stages.0.max_steps=1")
+    out, _ = train_embedder(recipe, tmp_path / "runs")
+    encode.make_embedder(str(out), 48, "mean").save_pretrained(str(tmp_path / "checkpoint"))
+    [stage] = (tmp_path / "runs").glob("*/stages/pairs/model")
+    for folder in (stage, out, tmp_path / "checkpoint"):
+        assert AutoConfig.from_pretrained(folder).hidden_dropout_prob == 0.1, folder
+
+
 def test_a_network_that_padding_changes_is_refused(make: Make, encoder_folder: Path, tmp_path: Path) -> None:
     sizes = {"vocab_size": 384, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
     AutoModel.from_config(AutoConfig.for_model("fnet", **sizes)).save_pretrained(tmp_path / "fnet")

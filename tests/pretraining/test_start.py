@@ -30,11 +30,12 @@ from biphase.config import BUNDLED, load_config
 from biphase.corpus.shards import ShardSet
 from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer
 from biphase.encoder.attention import lay_out
-from biphase.encoder.network import PaddedBackbone, load_backbone
+from biphase.encoder.network import PaddedBackbone, dropout_shares, fresh_backbone, load_backbone
 from biphase.encoder.packed import packed_hidden
 from biphase.errors import InputError
-from biphase.exporting.model import export_checkpoint
+from biphase.exporting.model import export_checkpoint, save_encoder
 from biphase.files import read_json
+from biphase.hub import load_model_config
 from biphase.pretraining.loop import train
 from biphase.pretraining.objectives import make_microbatches
 from biphase.pretraining.start import begin_with_model
@@ -179,6 +180,24 @@ def test_a_masked_language_model_goes_on(family: str, tiny_recipe: MakeRecipe, t
     assert losses(whole)[0] == pytest.approx(total / count, rel=1e-5)
     train_until(4, recipe, tmp_path / "parts")
     assert digests(train(recipe, tmp_path / "parts"), 12) == digests(whole, 12)
+
+
+def test_a_run_hands_on_the_dropout_of_its_model(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """Pretraining uses none, but those who fine-tune its model draw what they would draw in the model before."""
+    folder, runs = save_masked("bert", tmp_path / "bert"), tmp_path / "runs"
+    recipe = tiny_recipe(f"init={{model: {folder}}}", *only("mlm", 4))
+    train_until(2, recipe, runs)
+    run = train(recipe, runs)
+    export_checkpoint(str(run.path), tmp_path / "export")
+    network: Any = load_backbone(tmp_path / "export")
+    assert network.config.hidden_dropout_prob == 0 and {m.p for m in network.modules() if hasattr(m, "p")} == {0}
+    torch.manual_seed(0)
+    embedder: Any = fresh_backbone(network)
+    save_encoder(tmp_path / "embedder", embedder, load_tokenizer(tmp_path / "export"))
+    assert embedder.config.hidden_dropout_prob == 0
+    places = [*(run.steps / step / "model" for step in "24"), tmp_path / "export", tmp_path / "embedder"]
+    shares = [dropout_shares(load_model_config(place)) for place in [folder, *places]]
+    assert shares == [{"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}] * 5
 
 
 @pytest.mark.parametrize("is_tied", [True, False])

@@ -34,7 +34,7 @@ from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives
 from biphase.encoder.attention import PAD_TO_MULTIPLE_OF, choose_inference_backend, lay_out
 from biphase.encoder.lora import has_adapters, transformer_blocks
 from biphase.encoder.models import find_folder, hash_model, unreplaced
-from biphase.encoder.network import PaddedBackbone, copy_in, load_backbone
+from biphase.encoder.network import PaddedBackbone, copy_in, load_backbone, save_network
 from biphase.encoder.packed import packed_hidden
 from biphase.encoder.search import find_nearest, in_pieces
 from biphase.errors import InputError, clipped, told_as
@@ -116,7 +116,7 @@ class PackedTransformer(InputModule):
         """Save a checkpoint of training, without the network if only adapters beside it train. `write_embedder` writes
         the folder for users."""
         if not has_adapters(self.network):
-            self.network.save_pretrained(output_path)
+            save_network(self.network, Path(output_path))
         self.save_tokenizer(output_path)
         self.save_config(output_path)
 

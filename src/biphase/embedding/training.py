@@ -44,7 +44,7 @@ from biphase.embedding.recipe import LOSSES, EmbeddingRecipe, EmbeddingStage
 from biphase.encoder.attention import explain_computing
 from biphase.encoder.lora import add_adapters, has_adapters, merge_adapters
 from biphase.encoder.models import find_folder, identify, unreplaced
-from biphase.encoder.network import layer_cosines, load_backbone, merge_weights, refuse_equal_lengths
+from biphase.encoder.network import layer_cosines, load_backbone, merge_weights, refuse_equal_lengths, save_network
 from biphase.errors import InputError, StoppedError, first_line, memory_told
 from biphase.finetuning.config import PLACEMENT, PROTOCOL, FinetuneConfig
 from biphase.finetuning.heads import refuse_replaced
@@ -229,7 +229,7 @@ def run_stage(run: "StageRun") -> dict[str, Any]:
     }
     with files.whole_folder(folder / "model") as whole:
         packed: Any = run.model[0]
-        packed.network.save_pretrained(whole)
+        save_network(packed.network, whole)
         if run.recipe.dense:
             save_file(nn.Sequential(*list(run.model)[1:]).state_dict(), whole / FURTHER_MODULES)
         files.write_mark(whole, "model")

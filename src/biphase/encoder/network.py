@@ -190,7 +190,8 @@ def load_weights(
     """
     config = config or load_model_config(source)
     refuse_pickles(source)  # transformers opens whatever the index names
-    config.update(dict.fromkeys(dropout_shares(config), 0.0))  # pretraining uses none (Table 1)
+    published_dropout = dropout_shares(config)
+    config.update(dict.fromkeys(published_dropout, 0.0))  # pretraining uses none (Table 1)
     config.use_cache = False
     with told_as(f"cannot load weights from {source}"), console.told_if_slow(f"{source}: reading the weights"):
         try:
@@ -220,7 +221,20 @@ def load_weights(
         raise InputError(f"{source} is an embedding model without a language model head; init.new_head: true adds one")
     if lacking and not lacks_head:
         raise InputError(f"{source} lacks {len(lacking)} weights of {type(model).__name__}, such as '{lacking[0]}'")
+    model.published_dropout = published_dropout
     return model
+
+
+def save_network(network: Any, folder: Path, **settings: Any) -> None:
+    """Write a network as `save_pretrained` does, with the dropout that its configuration had before `load_weights`.
+    Whoever fine-tunes it then draws the same dropout as in the model that it came from."""
+    config = network.config
+    used = dropout_shares(config)
+    config.update(getattr(network, "published_dropout", {}))
+    try:
+        network.save_pretrained(folder, **settings)
+    finally:
+        config.update(used)
 
 
 def dropout_shares(config: PretrainedConfig) -> dict[str, float]:
@@ -366,6 +380,7 @@ def fresh_backbone(backbone: nn.Module) -> nn.Module:
     if getattr(fresh, "pooler", None) is not None:
         fresh.pooler = nn.Identity()
     train_padding_row(fresh)
+    fresh.published_dropout = network.published_dropout
     if isinstance(backbone, PaddedBackbone):
         return PaddedBackbone(fresh, backbone.equal_lengths)
     fresh.first_position = network.first_position

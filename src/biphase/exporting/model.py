@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, EuroBertConfig, LlamaConfig, Llam
 from biphase.corpus.tokenizer import load_tokenizer, misreading_class
 from biphase.encoder import proofs
 from biphase.encoder.attention import lay_out
-from biphase.encoder.network import language_model_class, layer_cosines, load_model, merge_weights
+from biphase.encoder.network import language_model_class, layer_cosines, load_model, merge_weights, save_network
 from biphase.encoder.packed import LanguageModelHead, packed_hidden
 from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
@@ -124,12 +124,13 @@ def export_checkpoint(
     if causal and isinstance(network.config, EuroBertConfig):  # the same network in the causal class
         exported = LlamaForCausalLM(as_llama(network.config))
         exported.load_state_dict(network.state_dict(), strict=True)
+        exported.published_dropout = network.published_dropout
     kind = language_model_class(exported.config)
     if kind is AutoModelForCausalLM:
         set_direction(exported.config, causal)
     with whole_folder(folder) as part:
         refuse_filled(folder)  # another process may have written it
-        exported.save_pretrained(part)
+        save_network(exported, part)
         longest = position_limit(exported) or recipe.data.max_sample_tokens
         tokenizer = export_tokenizer(source / "model", part, exported.config, causal, longest)
         misread_as = misreading_class(tokenizer, exported.config)
@@ -173,7 +174,7 @@ def save_encoder(folder: Path, network: PreTrainedModel, tokenizer: Any) -> None
     """Write a bidirectional network, with its direction in the configuration, and its tokenizer."""
     if getattr(network.config, "is_causal", True) is False:
         set_direction(network.config, causal=False)
-    network.save_pretrained(folder)
+    save_network(network, folder)
     tokenizer.save_pretrained(folder)
 
 

@@ -31,12 +31,12 @@ from biphase.corpus.tokenizer import NEW_NAMES, find_tokenizer
 from biphase.encoder.attention import choose_inference_backend
 from biphase.encoder.lora import add_adapters
 from biphase.encoder.models import Encoder, identify, stamp_model, unreplaced
-from biphase.encoder.network import copy_in, dropout_shares, fresh_backbone, load_backbone, pad_batch, without_padding
+from biphase.encoder.network import copy_in, fresh_backbone, load_backbone, pad_batch, without_padding
 from biphase.encoder.packed import packed_hidden
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig, settings_that_matter
 from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, HashedTokenizer, TokenizedTexts
-from biphase.hub import AFTER_PADDING, load_model_config, output_width
+from biphase.hub import AFTER_PADDING, output_width
 from biphase.tasks.spec import Task
 
 UNUSED_EMBEDDINGS = 1024
@@ -205,7 +205,6 @@ class ClassNetwork(nn.Module):
         super().__init__()
         network = without_padding(backbone)
         config = config_with_head(network.config, encoder, cell)
-        config.update(dropout_shares(load_model_config(encoder.folder)))
         model = make_class(config, backbone, cell)
         if type(model.base_model) is not type(network):
             kinds = f"{type(model).__name__} contains a {type(model.base_model).__name__}, not {type(network).__name__}"
@@ -247,8 +246,10 @@ def last_layer(model: Any) -> str:
 
 
 def config_with_head(config: Any, encoder: Encoder, cell: CellContext) -> Any:
-    """Copy a network's configuration, with the outputs of its head and the token that pads batches."""
+    """Copy a network's configuration, with its published dropout, the outputs of its head and the token that pads
+    batches."""
     config = copy.deepcopy(config)
+    config.update(without_padding(encoder.backbone).published_dropout)
     config.num_labels = cell.num_outputs
     if not cell.task.kind.is_answering:
         config.id2label = {0: cell.task.label} if cell.num_outputs == 1 else dict(enumerate(cell.task.classes))

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from biphase.distributed import World
+from biphase.encoder.network import save_network
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError, told_as
 from biphase.files import hash_below, whole_folder, write_hashed
@@ -63,7 +64,7 @@ def save_checkpoint(
             if world.is_main:
                 with told, whole_folder(target, is_lasting=True) as folder:  # older ones are removed after this
                     whole = store_parted(weights, parted, folder / "parted", wholes)
-                    model.network.save_pretrained(folder / "model", state_dict=whole)
+                    save_network(model.network, folder / "model", state_dict=whole)
                     tokenizer.save_pretrained(folder / "model")
                     write_tensors(folder / "optimizer.safetensors", moments, wholes)
                     write_hashed(folder / "manifest.json", asdict(manifest) | {"files": hash_below(folder)})
