@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from biphase.corpus.tokenizer import load_tokenizer
+from biphase.corpus.tokenizer import load_tokenizer, train_tokenizer
 from biphase.deploying.copying import copy_model
 from biphase.errors import InputError
 from biphase.exporting.model import save_encoder
@@ -48,6 +48,17 @@ def test_a_copy_knows_the_rows_that_trained_its_model(source: Path, tmp_path: Pa
     copy_model(source, tmp_path / "out", lambda part: None)
     assert (tmp_path / "out" / TRAINED_ROWS).read_bytes() == b"12345678"
     assert not (tmp_path / "out" / "notes.txt").exists()
+
+
+def test_a_copy_that_transformers_reads_otherwise_is_told(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_tokenizer(["THEY'LL see"] * 50, 280).save_pretrained(source)
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    (source / "tokenizer_config.json").write_text(json.dumps(settings | {"tokenizer_class": "GPT2Tokenizer"}))
+    copy_model(source, tmp_path / "out", lambda part: None)
+    told = " ".join(capsys.readouterr().err.split())
+    assert "AutoTokenizer takes GPT2Tokenizer, which splits texts differently than its tokenizer.json; golden" in told
 
 
 @pytest.mark.parametrize("name", ["sentence_bert_config.json", "sentence_xlm-roberta_config.json"])

@@ -14,7 +14,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, BertConfig, LlamaC
 
 import biphase
 from biphase.cli.app import run_command
-from biphase.corpus.tokenizer import load_tokenizer
+from biphase.corpus.tokenizer import load_tokenizer, train_tokenizer
 from biphase.errors import InputError
 from biphase.exporting.model import set_direction, write_sentence_transformer
 
@@ -111,6 +111,18 @@ def test_directions_are_measured_and_compared(make_model: Callable[..., Path]) -
     facts = biphase.inspect(folder)
     assert facts["direction"] == "causal"
     assert facts["warnings"] == ["it looks back only, but by use_bidirectional_attention it should look both ways"]
+
+
+def test_a_class_that_splits_texts_its_own_way(make_model: Callable[..., Path]) -> None:
+    """transformers gives the class that a folder names the tokens of its tokenizer.json, but not the splitter."""
+    folder = make_model("BertForMaskedLM")
+    train_tokenizer(["THEY'LL see"] * 50, 280).save_pretrained(folder)
+    change_json(folder / "tokenizer_config.json", tokenizer_class="GPT2Tokenizer")
+    said = "AutoTokenizer takes GPT2Tokenizer, which splits texts differently than its tokenizer.json"
+    assert biphase.inspect(folder)["warnings"] == [said]
+    change_json(folder / "tokenizer_config.json", tokenizer_class="XLMRobertaTokenizer")
+    [warning] = biphase.inspect(folder)["warnings"]
+    assert f"tokenizer {folder} cannot be loaded" in warning
 
 
 def test_a_key_of_gemma(make_model: Callable[..., Path]) -> None:

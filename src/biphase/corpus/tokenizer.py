@@ -368,6 +368,19 @@ def misreading_class(tokenizer: "PreTrainedTokenizerFast", config: Any) -> str:
     return "" if chosen(SPLIT_TEXTS)["input_ids"] == tokenizer(SPLIT_TEXTS)["input_ids"] else type(chosen).__name__
 
 
+def tell_misreading(folder: Path, tokenizer: "PreTrainedTokenizerFast") -> str:
+    """Write how `AutoTokenizer` reads texts if not as a folder's `tokenizer.json`, which is `tokenizer`: as a class
+    with a splitter of its own, which the folder names, or not at all; "" if it gives the same ids."""
+    try:
+        with told_as("AutoTokenizer cannot read texts with its tokenizer files"):
+            chosen = load_auto_tokenizer(folder)
+            is_same = chosen(SPLIT_TEXTS)["input_ids"] == tokenizer(SPLIT_TEXTS)["input_ids"]
+    except InputError as error:
+        return str(error)
+    taken = f"AutoTokenizer takes {type(chosen).__name__}"
+    return "" if is_same else f"{taken}, which splits texts differently than its tokenizer.json"
+
+
 def tokenizer_hash(tokenizer: "PreTrainedTokenizerFast") -> str:
     """Hash everything that decides a text's ids: splitting, vocabulary, merges, added tokens, end-of-text and mask."""
     from tokenizers import Tokenizer

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from biphase import files
-from biphase.corpus.tokenizer import check_tokenizer_files, load_pretrained_tokenizer
+from biphase.console import err
+from biphase.corpus.tokenizer import check_tokenizer_files, load_pretrained_tokenizer, tell_misreading
 from biphase.errors import InputError
 from biphase.exporting.plain import find_transformer_file, text_limits
 from biphase.exporting.push import CARD_NAME, MODEL_FILES
@@ -14,8 +15,12 @@ from biphase.finetuning.kept import TRAINED_ROWS
 
 
 def copy_model(source: Path, folder: Path, complete: Callable[[Path], None]) -> None:
-    """Copy the model files of a folder, and let `complete` add to the copy. Raises `InputError` for a target that is
-    not empty, and for a link that leaves the folder, except into its own repository in the Hub's cache."""
+    """Copy the model files of a folder, and let `complete` add to the copy. A line says if transformers reads texts
+    otherwise than the tokenizer.json, with which golden vectors are computed.
+
+    Raises `InputError` for a target that is not empty, and for a link that leaves the folder, except into its own
+    repository in the Hub's cache.
+    """
     for place, form in {"onnx": "ONNX files", "model.gguf": "a GGUF file"}.items():
         if (source / place).exists():
             raise InputError(f"{source} has {form} already (in {place}): give the folder it was made from")
@@ -23,6 +28,10 @@ def copy_model(source: Path, folder: Path, complete: Callable[[Path], None]) -> 
     if places[0].parent.name == "snapshots":
         places.append((places[0].parents[1] / "blobs").resolve())
     check_tokenizer_files(source)  # before the copy, whose name a message would give
+    if misread := tell_misreading(source, load_pretrained_tokenizer(source)):
+        err.print(
+            f"{source}: {misread}; golden vectors are computed with tokenizer.json, so `check` finds a difference"
+        )
     mark = source / files.MARK
     kind = files.read_json_as(mark, files.FolderMark).biphase if mark.exists() else "model"
     with files.whole_folder(folder) as part:

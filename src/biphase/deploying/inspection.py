@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 
-from biphase.corpus.tokenizer import TOKENIZER_FILES, load_pretrained_tokenizer, misreading_class
+from biphase.corpus.tokenizer import TOKENIZER_FILES, load_pretrained_tokenizer, tell_misreading
 from biphase.deploying.onnx import silenced
 from biphase.encoder.network import language_model_class
 from biphase.encoder.proofs import each_alone, looks_both_ways, telling_tokens
@@ -45,7 +45,7 @@ def examine_model(folder: Path) -> dict[str, Any]:
         warnings.append(f"weights are not finite numbers: {first_of(broken)}")
     else:
         facts["direction"] = examine_direction(model, config, warnings)
-    facts |= examine_texts(folder, model, config, warnings)
+    facts |= examine_texts(folder, model, warnings)
     if read_modules(folder):
         facts |= {"pooling": ", ".join(read_pooling(folder)) or "not said", "prompts": read_named_prompts(folder)}
     return facts | {"warnings": warnings}
@@ -99,7 +99,7 @@ def claimed_directions(config: Any) -> dict[str, bool]:
     return {f"its type ({config.model_type})": kind is transformers.AutoModelForCausalLM}
 
 
-def examine_texts(folder: Path, model: Any, config: Any, warnings: list[str]) -> dict[str, Any]:
+def examine_texts(folder: Path, model: Any, warnings: list[str]) -> dict[str, Any]:
     """Compare the tokenizer's ids with the rows of the embedding, and the longest texts with the network's
     positions."""
     facts: dict[str, Any] = {}
@@ -109,8 +109,7 @@ def examine_texts(folder: Path, model: Any, config: Any, warnings: list[str]) ->
         vocabulary, rows = tokenizer.get_vocab(), model.get_input_embeddings().weight.shape[0]
         if (highest := max(vocabulary.values(), default=0)) >= rows:
             warnings.append(f"its tokenizer gives ids up to {highest:,}, and its embedding has {rows:,} rows")
-        if misread_as := misreading_class(tokenizer, config):
-            warnings.append(f"AutoTokenizer takes {misread_as}, which splits texts differently than its tokenizer.json")
+        warnings += filter(None, [tell_misreading(folder, tokenizer)])
         closed = " ".join(tokenizer.convert_ids_to_tokens(tokenizer("a")["input_ids"]))
         facts["tokenizer"] = f"{len(vocabulary):,} tokens, {rows:,} rows; it makes of 'a': {closed}"
     else:
