@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
@@ -147,6 +148,11 @@ class Collection:
     """The documents that the judgements of a split name, also for queries that are not evaluated."""
     left_out: int
     """The number of train queries without a relevant document."""
+
+    @cached_property
+    def query_documents(self) -> frozenset[str]:
+        """The evaluated queries that are also documents: such a query's hits leave out the query itself."""
+        return own_documents(self.queries, self.documents, self.relevance["validation"] | self.relevance["test"])
 
 
 def load_collection(source: TaskSource, judged_only: bool, most_evaluated: int | None) -> Collection:

@@ -6,7 +6,7 @@ multiple choice. An unjudged document among BM25's best may be relevant all the 
 Letters: Q queries, S pairs of a query and a candidate.
 """
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice, pairwise
@@ -23,7 +23,7 @@ from biphase.finetuning.kept import KeptModel
 from biphase.finetuning.metrics import BM25, Judgement, judge_ranking, ranking_scores
 from biphase.tasks.bm25 import index_bm25, query_bm25
 from biphase.tasks.spec import EVALUATED_SPLITS, TASK_SPLITS, EvaluatedSplit, TaskSplit
-from biphase.tasks.splits import DRAW_SEED, Collection, Judgements, own_documents
+from biphase.tasks.splits import DRAW_SEED, Collection, Judgements
 
 CANDIDATES = 100
 """The number of documents to reorder for each query."""
@@ -49,11 +49,9 @@ class Split(multiple_choice.Split):
 
 def judge_bm25(data: Collection, cell: CellContext) -> dict[EvaluatedSplit, Judgement]:
     """Judge BM25 alone on the queries of each evaluated split, without any training."""
-    twins = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
-    rank, judged = ranker_of(data, twins), dict[EvaluatedSplit, Judgement]()
+    rank, judged = ranker_of(data), dict[EvaluatedSplit, Judgement]()
     for split in EVALUATED_SPLITS:
-        relevance = {query: data.relevance[split][query] for query in data.queries if query in data.relevance[split]}
-        ranked = rank(list(relevance), [*(data.judged_documents[split] if cell.config.judged_only else data.documents)])
+        relevance, ranked = rank_split(data, split, rank, cell.config)
         scores = {query: {id: -float(place) for place, id in enumerate(ids)} for query, ids in ranked.items()}
         judged[split] = judge_ranking(relevance, scores, cell.task.metric)
     return judged
@@ -61,16 +59,13 @@ def judge_bm25(data: Collection, cell: CellContext) -> dict[EvaluatedSplit, Judg
 
 def encode(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig) -> dict[TaskSplit, Split]:
     """Encode queries with their candidates as pairs of texts."""
-    twins = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
-    rank, splits = ranker_of(data, twins), {}
+    rank, splits = ranker_of(data), {}
     for name in TASK_SPLITS:
         relevance: Judgements = {}
-        groups = group_training(data, twins, rank) if name == "train" else []
-        if name != "train":
-            grades = data.relevance[name]
-            relevance = {query: grades[query] for query in data.queries if query in grades}
-            searched = [*(data.judged_documents[name] if config.judged_only else data.documents)]
-            ranked = rank(list(relevance), searched)
+        if name == "train":
+            groups = group_training(data, rank)
+        else:
+            relevance, ranked = rank_split(data, name, rank, config)
             groups = [(query, candidates) for query, candidates in ranked.items() if candidates]
         named = [(query, document) for query, candidates in groups for document in candidates]
         pairs = [(data.queries[query], data.documents[document]) for query, document in named]
@@ -93,24 +88,33 @@ Rank = Callable[[Sequence[str], Sequence[str]], dict[str, list[str]]]
 """The ids of queries and of documents → the best documents of each query, best first."""
 
 
-def ranker_of(data: Collection, twins: Set[str]) -> Rank:
+def ranker_of(data: Collection) -> Rank:
     """Return a function that ranks documents by BM25, and indexes the same ones once for all its calls. A query that is
-    a document too (in `twins`) does not find itself."""
+    a document too does not find itself."""
     index = cache(lambda ids: index_bm25(data.documents[id] for id in ids))
 
     def rank(queries: Sequence[str], documents: Sequence[str]) -> dict[str, list[str]]:
         texts = [data.queries[id] for id in queries]
-        found = query_bm25(index(tuple(documents)), texts, CANDIDATES + bool(twins))
+        found = query_bm25(index(tuple(documents)), texts, CANDIDATES + bool(data.query_documents))
         ranked = {}
         for query, hits in zip(queries, found, strict=True):
             candidates = [documents[hit] for hit, _ in hits]
-            ranked[query] = [id for id in candidates if id != query or query not in twins][:CANDIDATES]
+            ranked[query] = [id for id in candidates if id != query or query not in data.query_documents][:CANDIDATES]
         return ranked
 
     return rank
 
 
-def group_training(data: Collection, twins: Set[str], rank: Rank) -> list[tuple[str, list[str]]]:
+def rank_split(
+    data: Collection, split: EvaluatedSplit, rank: Rank, config: FinetuneConfig
+) -> tuple[Judgements, dict[str, list[str]]]:
+    """Return the judgements of a split's queries, and the best documents of each, both in the order of all queries."""
+    grades = data.relevance[split]
+    relevance = {query: grades[query] for query in data.queries if query in grades}
+    return relevance, rank(list(relevance), [*(data.judged_documents[split] if config.judged_only else data.documents)])
+
+
+def group_training(data: Collection, rank: Rank) -> list[tuple[str, list[str]]]:
     """Group each training pair's query with its relevant document, then others: drawn from BM25's best, and from all
     documents if these are too few, because BM25 finds only documents that share a word."""
     ids = list(data.documents)
@@ -121,7 +125,7 @@ def group_training(data: Collection, twins: Set[str], rank: Rank) -> list[tuple[
     groups = []
     for index, (query, document) in enumerate(data.train):
         draw = np.random.default_rng((DRAW_SEED, index))
-        excluded = {*right[query], *({query} & twins)}
+        excluded = {*right[query], *({query} & data.query_documents)}
         wrong = [id for id in ranked[query] if id not in excluded]
         if len(wrong) < NEGATIVES:
             excluded |= {*wrong}

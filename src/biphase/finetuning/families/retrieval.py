@@ -21,7 +21,7 @@ from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import Batch, BatchModel, CellContext, EncodedSplit, HashedTokenizer, TokenizedTexts
 from biphase.finetuning.metrics import Judgement, Ranked, judge_ranking
 from biphase.tasks.spec import TASK_SPLITS, TaskSplit
-from biphase.tasks.splits import Collection, Judgements, own_documents
+from biphase.tasks.splits import Collection, Judgements
 
 TOP = 100
 """The number of documents per query that the metrics read."""
@@ -118,8 +118,9 @@ def encode(data: Collection, tokenizer: HashedTokenizer, config: FinetuneConfig)
     query_indices = {id: index for index, id in enumerate(query_ids)}
     document_indices = {id: index for index, id in enumerate(document_ids)}
     # 2. Queries that are documents too.
-    twins = own_documents(data.queries, data.documents, data.relevance["validation"] | data.relevance["test"])
-    itself_A = np.array([document_indices[id] if id in twins else -1 for id in query_ids], dtype=np.int64)
+    itself_A = np.array(
+        [document_indices[id] if id in data.query_documents else -1 for id in query_ids], dtype=np.int64
+    )
     # 3. The judgements of each split; in train, the pairs are the judgements.
     splits = {}
     for name in TASK_SPLITS:
