@@ -17,7 +17,7 @@ from biphase.corpus.text import TxtDocuments, are_names, check_place, find_text_
 from biphase.embedding.passages import is_index, remove_earlier_texts
 from biphase.embedding.questions import By, read_request
 from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names
-from biphase.encoder.models import Stamps, find_folder, stamp_model, unreplaced
+from biphase.encoder.models import find_folder, stamp_model, unreplaced
 from biphase.errors import InputError, clipped, refuse_doubles, told_as
 from biphase.files import read_json, refuse_filled, refuse_foreign, write_json
 from biphase.hub import fetch_model
@@ -191,7 +191,7 @@ def export(
     refuse_missing_packages(onnx=onnx, gguf=gguf)
     if test is not None and not (int8 and Path(test).exists()):
         raise InputError(f"test: {test} does not exist" if int8 else "`test` measures the loss of `int8`: give both")
-    complete = partial(complete_export, source, stamps, as_=as_, onnx=onnx, int8=int8, test=test, gguf=gguf)
+    complete = unreplaced(source, stamps)(partial(add_forms, as_=as_, onnx=onnx, int8=int8, test=test, gguf=gguf))
     if is_run:
         from biphase.exporting.model import export_checkpoint
 
@@ -216,12 +216,6 @@ def refuse_missing_packages(**wanted: bool) -> None:
             for package in FORM_PACKAGES[extra]:
                 if find_spec(package) is None:
                     raise ModuleNotFoundError(name=package)
-
-
-def complete_export(source: Path, stamps: Stamps, folder: Path, **wanted: Any) -> None:
-    """Add the requested files to the copy of a source, which must still have the stamps from before it was read."""
-    with unreplaced(source, stamps):
-        add_forms(folder, **wanted)
 
 
 def add_forms(folder: Path, as_: str | None, onnx: bool, int8: bool, test: str | Path | None, gguf: bool) -> None:

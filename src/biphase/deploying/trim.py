@@ -371,10 +371,7 @@ def trim_folder(
     stamps = stamp_model(source)
     ids = choose_ids(source, read_texts(), minimum_count)
 
-    def trim(part: Path) -> None:
-        with unreplaced(source, stamps):
-            trim_copy(part)
-
+    @unreplaced(source, stamps)
     def trim_copy(part: Path) -> None:
         whole, smaller = trim_weights(part, ids)
         trim_tokenizer(part, ids)
@@ -410,7 +407,7 @@ def trim_folder(
         card = part / CARD_NAME
         write_text(card, with_network(card.read_text(encoding="utf-8"), networks[1]))
 
-    copy_model(source, folder, trim)
+    copy_model(source, folder, trim_copy)
 
 
 def measure_texts(read: Iterable[tuple[list[int | None], list[int]]]) -> Counter[str]:
