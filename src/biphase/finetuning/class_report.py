@@ -21,7 +21,6 @@ from biphase.finetuning.calibration import Calibration, calibration_error
 from biphase.finetuning.metrics import find_entities, index_tags, is_sentence, one_hot
 from biphase.finetuning.scores import Score
 from biphase.style import INK, PLOT_STYLE, check_picture, save_picture
-from biphase.tasks.spec import EvaluatedSplit
 
 CLASSES_IN_TABLE = 12
 """The most classes in a terminal's table (half of them the worst, half the best) and in a sentence."""
@@ -172,17 +171,16 @@ def average_classes(name: str, scores: Sequence[ClassScore], weights_L: np.ndarr
     return ClassScore(name, precision, recall, f1, support, predicted)
 
 
-def read_report(score: Score, split: EvaluatedSplit = "test") -> ClassReport | None:
-    """Report on the predictions of a cell. None for a task without classes, or without stored predictions."""
-    path = (score.folder or Path()) / f"{split}.jsonl"
+def read_report(score: Score) -> ClassReport | None:
+    """Report on the test predictions of a cell. None for a task without classes, or without stored predictions."""
+    path = (score.folder or Path()) / "test.jsonl"
     if not score.classes or score.folder is None or not path.exists():
         return None
-    files.refuse_changed(score.folder, {path.name: score.predictions[split]}, "rerun its cell")
+    files.refuse_changed(score.folder, {path.name: score.predictions["test"]}, "rerun its cell")
     with files.reading(path, "rerun its cell"), path.open(encoding="utf-8") as file:
         report = report_classes([files.parse_json(line) for line in file], score.classes)
-    calibration = score.calibration if split == "test" else None
     coverage = tuple(replace(point, least=None) for point in report.coverage)
-    return replace(report, calibration=calibration, coverage=coverage)
+    return replace(report, calibration=score.calibration, coverage=coverage)
 
 
 def tell_report(report: ClassReport, in_train: Mapping[str, int]) -> list[str]:
