@@ -96,9 +96,9 @@ def proof_batch(model: Any, cell: CellContext, samples: Sequence[int]) -> Batch:
 
 @memory_told("lower microbatch_tokens (65,536 unless given)")
 def fit_and_keep(plan: CellPlan, out: Path, folder: Path) -> Score:
-    """Fine-tune a model for one cell, as `fit_cells` does, and keep the network in `folder`, which
-    `heads.check_keepable` must have accepted. A finished cell trains again, and its score stays as it is. A training
-    that diverged leaves no folder. Raises `BusyError` if another process works on the cell."""
+    """Fine-tune a model for one cell, as `fit_cells` does, and keep the network in `folder`; `check_keepable` must have
+    accepted the cell. A finished cell trains again, and its score stays as it is. A training that diverged leaves no
+    folder. Raises `BusyError` if another process works on the cell."""
     with claim_cells([plan], out):
         [fitted] = write_cells([plan], out) or run_cells([plan])
         if not fitted.score.diverged:
@@ -216,7 +216,7 @@ def with_same_head(network: Any, encoder: Encoder, cell: CellContext) -> Any:
 
 
 def keep_network(
-    model: Any, encoder: Encoder, cell: "CellContext", folder: Path, score: Score, test: Any, inputs: Iterable[Any] = ()
+    model: Any, encoder: Encoder, cell: CellContext, folder: Path, score: Score, test: Any, inputs: Iterable[Any] = ()
 ) -> None:
     """Write a trained network (of `to_transformers`) as a model folder with labels, tokenizer and card, whole or not at
     all. The new folder replaces an earlier one (`mark_successor`). `test` is the encoded test split; `inputs` trained
@@ -242,12 +242,12 @@ def keep_network(
         record = KeptModel(
             cell=score.cell, task=task, config=cell.config, calibration=calibration, part_of=task.part_of
         )
-        if cell.task.kind.is_answering:
+        if task.kind.is_answering:
             longest = cell.config.max_answer_tokens or test.max_answer_tokens
             config = cell.config.model_copy(update={"max_answer_tokens": longest})
             record = record.model_copy(update={"config": config, "has_unanswerable": test.has_unanswerable})
         inputs = [*inputs]
-        if cell.task.family == "token_classification":
+        if task.kind.is_tagging:
             divides = bool(inputs) and all(WORD.findall(" ".join(words)) == [*words] for words in inputs)
             record = record.model_copy(update={"divides_text": divides})
         write_json(part / RECORD, record.model_dump(mode="json"))
@@ -288,7 +288,7 @@ def spell_special_tokens(folder: Path) -> None:
         spelled.save(str(path))
 
 
-def card_text(cell: "CellContext", encoder: Encoder, model: Any, score: Score) -> str:
+def card_text(cell: CellContext, encoder: Encoder, model: Any, score: Score) -> str:
     """Write a small model card, with the fields that the Hub reads. It does not name a model or data of this machine
     as the Hub's."""
     from huggingface_hub import ModelCardData
