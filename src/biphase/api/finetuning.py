@@ -348,14 +348,16 @@ def predict_by_words(kept: KeptModel, test: TaskData, train: Path) -> Rows:
 
 
 def predict_rows(
-    model: str, file: Path, template: str | None, device: str, least: float | None = None
+    model: str, file: Path, template: str | None, device: str, least: float | None = None, ending: str = ".jsonl"
 ) -> tuple[TableForm | None, Iterator[Row]]:
     """Return the form for writing a table, and an iterator over rows with predictions. Raises `InputError` before
-    loading the model."""
+    loading the model, also for rows that no file with this `ending` can hold."""
     network = find_kept(model, file, template)
     if least is not None and not (network.task.kind.has_strata and 0 <= least <= 1):
         reason = f"{least:g} is not from 0 to 1" if network.task.kind.has_strata else f"not for {network.task.name}"
         raise InputError(f"least: {reason}; it is a probability, for texts with one class each")
+    if ending != ".jsonl":
+        refuse_rows((row for _, row in open_rows(network, file)[1]), ending)
     form, rows = open_rows(network, file)
     predicted = track_predictions(network, rows, file.name, device)
     return form, predicted if least is None else leave_to_people(predicted, file.name, least)
@@ -410,9 +412,7 @@ def write_predictions(
         ending = out.suffix.lower()
         refuse_ending(out)
         refuse_existing(out)
-    if ending != ".jsonl":  # to refuse rows that fit no table before anything is computed
-        refuse_rows((row for _, row in open_rows(find_kept(model, file, template), file)[1]), ending)
-    form, rows = predict_rows(model, file, template, device, least)
+    form, rows = predict_rows(model, file, template, device, least, ending)
     if form is not None and ending != ending_of(file):
         form = replace(TABLE_FORMS.get(ending, form), has_mark=form.has_mark)
     with new_file(out) if isinstance(out, Path) else nullcontext(out) as sink:
