@@ -96,12 +96,16 @@ class ShardManifest(Strict):
     duplicates: Copies | None = None
 
 
+def is_shard_set(folder: str | Path) -> bool:
+    """Tell whether a folder is a whole shard set, by its manifest."""
+    return Path(folder, "manifest.json").exists()
+
+
 def read_shard_manifest(folder: Path) -> ShardManifest:
     """Read the manifest of a set. Raises `InputError` if it is missing or damaged."""
-    path = folder / "manifest.json"
-    if not path.exists():
-        raise InputError(f"{folder} is not a shard set, or unfinished ({path.name} is missing): run biphase prepare")
-    return read_hashed(path, ShardManifest, "delete it and run biphase prepare again")
+    if not is_shard_set(folder):
+        raise InputError(f"{folder} is not a shard set, or unfinished (manifest.json is missing): run biphase prepare")
+    return read_hashed(folder / "manifest.json", ShardManifest, "delete it and run biphase prepare again")
 
 
 def wrong_size(folder: Path, split: ShardSplitName, record: SplitRecord, dtype: str) -> str | None:

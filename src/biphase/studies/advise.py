@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from biphase.config import parse_config, read_yaml
-from biphase.corpus.shards import ShardSet
+from biphase.corpus.shards import ShardSet, is_shard_set
 from biphase.corpus.text import find_language, find_text_sources, read_documents, spread
 from biphase.curriculum import OBJECTIVES, ObjectiveName, Phase
 from biphase.errors import SOURCE, InputError
@@ -156,7 +156,7 @@ def measure_text(text: Any, text_field: str = "text") -> TextAmount:
     Raises:
         InputError: if there is no readable text, and for a Hub data set, whose size is unknown before it is read.
     """
-    if isinstance(text, str | Path) and Path(text, "manifest.json").exists():
+    if isinstance(text, str | Path) and is_shard_set(text):
         shards = ShardSet(text, "train")
         indices = range(0, shards.num_documents, math.ceil(shards.num_documents / (SAMPLED_SOURCES * JUDGED_TEXTS)))
         tokenizer = shards.tokenizer

@@ -20,7 +20,7 @@ import numpy as np
 
 from biphase.config import parse_config
 from biphase.console import duration
-from biphase.corpus.shards import read_shard_manifest
+from biphase.corpus.shards import is_shard_set, read_shard_manifest
 from biphase.errors import InputError, first_of, nearest
 from biphase.files import read_json
 from biphase.finetuning.scores import measure_trainings
@@ -157,7 +157,7 @@ def find_lengths(data: Data, planning: Planning) -> SampleLengths:
         squares = 2 * ((high / 2) ** 2 + variance)
         return SampleLengths(high / 2, squares / high, "of a token stream cut at random")
     folders = (data.shards, *(source.path for source in data.mixture or ()))
-    absent = [folder for folder in folders if not (Path(folder) / "manifest.json").exists()]
+    absent = [folder for folder in folders if not is_shard_set(folder)]
     if not absent:
         from biphase.corpus.packing import make_samples, open_text
 
@@ -176,8 +176,7 @@ def find_lengths(data: Data, planning: Planning) -> SampleLengths:
 
 def find_vocab_size(shards: str, planning: Planning) -> int | None:
     """Find the size of a vocabulary by existing shards or by the study's assumption; return None without either."""
-    is_here = (Path(shards) / "manifest.json").exists()
-    return read_shard_manifest(Path(shards)).vocab_size if is_here else planning.vocab_size
+    return read_shard_manifest(Path(shards)).vocab_size if is_shard_set(shards) else planning.vocab_size
 
 
 RunSize = tuple[Shape | None, SampleLengths]

@@ -20,7 +20,7 @@ import yaml
 from pydantic import Field
 
 from biphase.config import read_yaml
-from biphase.corpus.shards import read_shard_manifest
+from biphase.corpus.shards import is_shard_set, read_shard_manifest
 from biphase.encoder.models import identify
 from biphase.engine.scheduler import Failure, read_failures
 from biphase.errors import BusyError, InputError
@@ -88,8 +88,7 @@ def find_record(folder: Path, run: PlannedRun) -> TrainedRecord | None:
 
 def find_text(shards: str) -> str | None:
     """Return the fingerprint of a shard set, or None for a missing one."""
-    is_here = (Path(shards) / "manifest.json").exists()
-    return read_shard_manifest(Path(shards)).fingerprint if is_here else None
+    return read_shard_manifest(Path(shards)).fingerprint if is_shard_set(shards) else None
 
 
 def reach_step(folder: Path, run: PlannedRun, step: int) -> str:

@@ -21,7 +21,7 @@ import yaml
 from pydantic_core import to_jsonable_python
 
 from biphase.console import duration, err
-from biphase.corpus.shards import read_shard_manifest
+from biphase.corpus.shards import is_shard_set, read_shard_manifest
 from biphase.embedding.pairs import check_sources
 from biphase.encoder.models import identify
 from biphase.engine.local import THREAD_VARIABLES
@@ -338,7 +338,7 @@ def tell_absent_shards(state: StudyState) -> Iterator[str]:
     """Yield a sentence for each missing shard set of an incomplete run."""
     runs = [run for name, run in state.plan.runs.items() if name not in state.trained]
     for path in {path for run in runs for path in (run.recipe.data.shards, *run.recipe.data.sets)}:
-        if not Path(path, "manifest.json").exists():
+        if not is_shard_set(path):
             yield f"{path} has no shards: the remaining runs cannot begin"
 
 
