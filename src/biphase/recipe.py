@@ -157,6 +157,11 @@ class Data(Strict):
         weights = [Fraction(str(member.weight)) for member in self.mixture or ()] or [Fraction(1)]
         return tuple(weight / sum(weights) for weight in weights)
 
+    @property
+    def placeless(self) -> dict[str, Any]:
+        """All settings, with the shares of the texts in place of their folders."""
+        return self.order | {"shares": [str(share) for share in self.shares]}
+
 
 class Optimizer(Strict):
     """The optimizer; the defaults are the paper's AdamW."""

@@ -59,8 +59,7 @@ def hash_settings(plan: Plan) -> dict[str, tuple[str, ...]]:
     plan, hashes = plan.of_first_seed, dict[str, tuple[str, ...]]()
     for name in plan.arms:
         recipes = [arm.recipe for arm in plan.lineage(name)]
-        texts = [recipe.data.order | {"shares": [str(share) for share in recipe.data.shares]} for recipe in recipes]
-        trees = [recipe.weights_tree | {"data": text} for recipe, text in zip(recipes, texts, strict=True)]
+        trees = [recipe.weights_tree | {"data": recipe.data.placeless} for recipe in recipes]
         hashes[name] = (hash_tree(trees),)
     tree, evaluation = move_tasks(plan.study.model_dump(mode="json"), scored_as), plan.study.evaluation
     if evaluation is not None:

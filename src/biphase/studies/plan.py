@@ -439,7 +439,7 @@ def make_runs(arms: Mapping[str, Arm], models: Iterable[EvaluatedModel]) -> dict
         trained_recipe = Recipe.model_validate(recipe.model_copy(update=changes).model_dump(exclude_unset=True))
         tree, trunk = trained_recipe.weights_tree, runs[arm.trunk] if arm.trunk else None
         key = content_hash([tree, trunk and trunk.key])
-        tree["data"] = recipe.data.order | {"shares": [str(share) for share in recipe.data.shares]}
+        tree["data"] = recipe.data.placeless
         keys = key, content_hash([tree, trunk and trunk.placeless_key])
         runs[name] = PlannedRun(name, arm.group, arm.model, arm.trunk, first, last, steps, trained_recipe, *keys)
     return runs
