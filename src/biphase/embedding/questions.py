@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from biphase.corpus.forms import COMMA_NUMBER, PlacedRow, Row, is_missing, rows_in_memory
-from biphase.corpus.rows import as_number, column, ending_of, read_text_lines, rows_of_file
+from biphase.corpus.rows import as_number, column, ending_of, numbered_lines, rows_of_file
 from biphase.encoder.models import find_ranker
 from biphase.errors import InputError, clipped, nearest
 
@@ -116,7 +116,7 @@ def read_questions(questions: Any) -> Iterator[UserQuestion]:
     if not isinstance(questions, str | Path):
         rows = ((f"question {index}", row) for index, row in enumerate(rows_in_memory(questions, "question")))
     elif ending_of(Path(questions)) == ".txt":
-        lines = ((at, line.strip()) for at, line, _ in read_text_lines(Path(questions)))
+        lines = ((at, line.strip()) for at, line in numbered_lines(Path(questions)))
         rows = ((f"{questions}:{at}", {"question": text}) for at, text in lines if text)
     else:
         rows = rows_of_file(Path(questions))

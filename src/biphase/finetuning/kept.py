@@ -23,8 +23,8 @@ from biphase.corpus.rows import (
     column,
     ending_of,
     find_field,
+    numbered_lines,
     open_table,
-    read_text_lines,
     renamed,
     rows_of_file,
 )
@@ -181,8 +181,7 @@ def open_rows(model: KeptModel, file: Path, tags: str | None = None) -> tuple[Ta
     if ending_of(file) == ".txt" and has_text_lines(task, model.layout, file):
         if len(columns) > 1:
             raise InputError(f"{file}: a line is one text, but {task.name} needs {' and '.join(columns)}")
-        lines = read_text_lines(file)
-        rows = ((f"{file}:{line_number}", {columns[0]: line.rstrip("\r\n")}) for line_number, line, _ in lines)
+        rows = ((f"{file}:{line_number}", {columns[0]: line}) for line_number, line in numbered_lines(file))
     elif form in ("csv", "tsv") and not file.is_dir():
         is_quoted = form == "tsv" and model.layout.quotes is None and has_needed_quotes(file, model.layout)
         layout = model.layout.model_copy(update={"quotes": True}) if is_quoted else model.layout
@@ -266,7 +265,7 @@ def has_text_lines(task: Task, layout: FileLayout, file: Path) -> bool:
         return task.kind.is_of_texts
     if not task.kind.is_tagging:
         return True
-    text = "\n".join(line.strip() for _, line, _ in islice(read_text_lines(file), LINES_READ)).strip()
+    text = "\n".join(line.strip() for _, line in islice(numbered_lines(file), LINES_READ)).strip()
     filled = [line for line in text.split("\n") if line]
     widths = {len(line.split()) for line in filled}
     is_table = len(widths) == 1 and ("\t" in text or "\n\n" in text or (widths != {1} and len(filled) > CHANCE))
