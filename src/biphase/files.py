@@ -466,7 +466,7 @@ def refuse_changed(folder: Path, hashes: Mapping[str, str], remedy: str) -> None
         file = folder / name
         if not file.is_file():
             raise InputError(f"{file} is damaged (it is missing); {remedy}")
-        if hash_stamped(file, stamp_of(file)) != digest:
+        if hash_path(file) != digest:
             raise InputError(f"{file} is damaged (it is not what was written, by its hash); {remedy}")
 
 

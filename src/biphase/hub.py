@@ -18,7 +18,7 @@ from pydantic import Field
 
 from biphase import console
 from biphase.errors import InputError, clipped, find_stop, first_line, is_raised_here, told_as
-from biphase.files import content_hash, hash_stamped, read_json_as, stamp_of, validate_record
+from biphase.files import content_hash, hash_path, read_json_as, validate_record
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -208,7 +208,7 @@ def model_fingerprint(source: str, folder: Path) -> str:
     if not Path(source).is_dir():
         return content_hash({"model": source, "revision": folder.name})
     files = sorted([*folder.glob("*.safetensors"), *folder.glob(INDEX), *folder.glob("config.json")])
-    return content_hash({path.name: hash_stamped(path, stamp_of(path)) for path in files})
+    return content_hash({path.name: hash_path(path) for path in files})
 
 
 def model_name(source: str | Path) -> str:
