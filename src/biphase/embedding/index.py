@@ -474,13 +474,9 @@ def tell_lost(questions: Sequence[str], language: str) -> None:
     find_words = stems_of(language)
     stopped = [text for text in questions if searched_words(text) and not find_words(text)]
     unknown = [text for text in questions if text not in stopped]
-    for texts, told in (
-        (
-            stopped,
-            f"has only stop words of '{language}'; search its text again with --language none",
-        ),
-        (unknown, "no passage has a word of this question; words of one character are not searched"),
-    ):
+    only_stops = f"has only stop words of '{language}'; search its text again with --language none"
+    no_passage = "no passage has a word of this question; words of one character are not searched"
+    for texts, told in ((stopped, only_stops), (unknown, no_passage)):
         if texts:
             console.err.print(f"{first_of([*map(repr, texts)])}: {told}")
 
