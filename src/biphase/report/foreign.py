@@ -196,11 +196,9 @@ def parse_rows(source: Any, rename: Mapping[str, str]) -> tuple[list[ForeignScor
     refuse_second(scores)
     joined = [name for name, own in budgets.items() if len({*map(round_budget, own)}) > len({*own.values()})]
     notes += [read_words()["unknown"]["budgets"].format(names=first_of(joined))] if joined else []
-    lost = {
-        f"{score.method} on {score.task} ({show_count(score.num_lost, 'seed')})": None
-        for score in scores
-        if score.num_lost
-    }
+    lost = dict.fromkeys(
+        f"{score.method} on {score.task} ({show_count(score.num_lost, 'seed')})" for score in scores if score.num_lost
+    )
     notes += [read_words()["unknown"]["lost"].format(names=first_of([*lost]))] if lost else []
     return scores, notes
 
