@@ -393,7 +393,7 @@ def judge(
     return judge_candidate(table, baseline, candidate, spread, up_to, lower_is_better, scale, rename or {})
 
 
-def report_paper(*, results: AnyPath | None = None, out: str | Path = "paper-report") -> Path:
+def report_paper(*, results: AnyPath | None = None, out: AnyPath = "paper-report") -> Path:
     """Report on arXiv 2507.00994: its tables and figures, and our verdicts on its findings, from its 800 published
     scores or from all fine-tunings of its authors. Return the path of the page.
 

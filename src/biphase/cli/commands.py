@@ -363,12 +363,11 @@ def predict(model: str, data: Path, out: Path | None, form: Form = "text", **opt
 
 
 @like(finetuning.score, arguments="model data", shows=show.print_file_score)
-def score(model: str, data: Path, **options: Any) -> Any:
+def score() -> None:
     """Score a fine-tuned model on a file of labelled rows: overall, with confidence intervals, and per class.
 
     Example: `biphase score snli-model labelled.csv --picture confusion.png`
     """
-    return finetuning.score(model, data, **options)
 
 
 MODELS = (
@@ -552,13 +551,12 @@ def study_advise(
 
 
 @like(studies.report_paper)
-def report_paper(out: Path, **options: Any) -> None:
+def report_paper() -> None:
     """Report on arXiv 2507.00994: its tables and figures, and our verdicts on its findings, from its 800 published
     scores or from all fine-tunings of its authors.
 
     Example: `biphase report paper`
     """
-    studies.report_paper(out=out, **options)
 
 
 @like(studies.equivalent, arguments="table")
