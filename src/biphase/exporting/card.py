@@ -44,7 +44,7 @@ def render_card(template: Path, head: ModelCardData, **facts: Any) -> str:
     """Render a model card as Markdown: the fields for the Hub, and a template filled with `facts`."""
     shared = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=shared, trim_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined)
-    environment.globals["window_of"] = window_of
+    environment.globals |= {"harmless": harmless, "window_of": window_of}
     environment.filters["yaml"] = partial(yaml.safe_dump, sort_keys=False, allow_unicode=True)
     facts |= {"version": __version__, "transformers_version": transformers.__version__, "floor": FLOOR}
     text = environment.from_string(template.read_text(encoding="utf-8")).render(facts)

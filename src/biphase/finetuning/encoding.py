@@ -58,7 +58,7 @@ class CellContext:
     @property
     def is_of_tokens(self) -> bool:
         """Whether the network has an output for each token, not for each sample."""
-        return self.task.kind.has_token_outputs
+        return self.task.kind.is_tagging or self.task.kind.is_answering
 
     @property
     def num_outputs(self) -> int:

@@ -322,5 +322,4 @@ def card_text(cell: CellContext, encoder: Encoder, model: Any, score: Score) -> 
         is_embedder=cell.is_embedder,
         has_columns=len(input_columns(task)) > 1,
         config=model.config,
-        harmless=harmless,
     )

@@ -295,13 +295,13 @@ def draw_splits(source: TaskSource, examples: dict[spec.TaskSplit, list[AnyExamp
         examples["train"], examples[split] = hold_out(examples["train"], shares[split], strata, groups)
     for split in spec.TASK_SPLITS if task.kind.has_label_numbers else spec.TASK_SPLITS[:1]:
         labels = {example.label for example in examples[split] if isinstance(example, LabelledText)}
-        if len(labels) == 1 and len(examples[split]) > 1 and not task.choices:
+        if len(labels) == 1 and len(examples[split]) > 1 and not task.kind.has_choices:
             count = f"all {len(examples[split]):,} examples of {split} in {source.name}"
             raise InputError(f"task '{task.name}': {count} have the same label, from which nothing can be learnt")
     # Print the classes that a drawn split lacks by chance, while another split has them.
     counts = {split: Counter(index for one in examples[split] for index in classes_of(one)) for split in examples}
     total = sum(counts.values(), Counter[int]())
-    for split in ["train", *drawn] if drawn and not task.choices else ():
+    for split in ["train", *drawn] if drawn and not task.kind.has_choices else ():
         if absent := sorted(total.keys() - counts[split].keys()):
             names = first_of([task.classes[index] for index in absent])
             use = "left to train on" if split == "train" else f"drawn for {split}"

@@ -74,8 +74,6 @@ class Kind:
     """Whether its tasks list classes."""
     num_outputs: int | None = None
     """The width of a head's output. None: one for each class."""
-    has_token_outputs: bool = False
-    """Whether a network has an output for each token, not for each sample."""
     is_search: bool = False
     """Whether its tasks search documents for judged queries. Their data is a `Collection`, not rows of examples."""
     is_of_texts: bool = False
@@ -138,7 +136,6 @@ KINDS: dict[Family | ProblemType, Kind] = {
         size=TaskSize(train_examples=15_000, example_tokens=25, evaluated_tokens=200_000),
         words="most frequent tag",
         has_classes=True,
-        has_token_outputs=True,
         is_tagging=True,
         input_columns=("text",),
         settings=("head", "head_dropout", "class_weights", "label_smoothing"),
@@ -153,7 +150,6 @@ KINDS: dict[Family | ProblemType, Kind] = {
         example="manuals",
         size=TaskSize(train_examples=90_000, example_tokens=200, evaluated_tokens=3_000_000),
         num_outputs=2,
-        has_token_outputs=True,
         is_answering=True,
         settings=("head", "head_dropout", "qa_head", "doc_stride", "max_answer_tokens"),
         encoding_settings=("qa_head", "doc_stride"),
