@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from biphase.api.finetuning import evaluate
+from biphase.deploying.worth import find_task_data
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig, plan_cells
 from biphase.finetuning.grid import Grid, plan_grid
@@ -109,3 +110,19 @@ def test_a_kept_model_of_one_test_knows_the_rows_that_trained_it(model_folder: P
     read = read_task(keep_untrained(task, model_folder, tmp_path / "kept"))
     trained, again = (load_examples(find_source(one, tmp_path), False) for one in (task, read))
     assert again == trained and read.part_of == "own"
+    scored = find_task_data(tmp_path / "kept", tmp_path)
+    assert scored is not None and [row["id"] for row in scored.judge()] == [example.id for example in trained.test]
+
+
+def test_a_kept_model_is_judged_on_the_groups_that_its_training_held_out(model_folder: Path, tmp_path: Path) -> None:
+    """Groups are drawn whole, so the test split of a folder without a test file is another one without them."""
+    rows = [{"text": f"the {n}th text", "label": n % 2, "page": f"page {n // 4}"} for n in range(40)]
+    write_jsonl(tmp_path / "train.jsonl", rows)
+    (tmp_path / "own.yaml").write_text(
+        "{name: own, family: sequence_classification, metric: accuracy, template: '{text}', classes: [bad, good],\n"
+        "group: page, files: [{train: train.jsonl}]}\n"
+    )
+    task = find_task(str(tmp_path / "own.yaml"))
+    held_out = load_examples(find_source(task, tmp_path), False).test
+    scored = find_task_data(keep_untrained(task, model_folder, tmp_path / "kept"), tmp_path)
+    assert scored is not None and [row["id"] for row in scored.judge()] == [example.id for example in held_out]

@@ -17,7 +17,7 @@ from torch import Tensor
 from biphase.device import processor_name
 from biphase.encoder.models import stamp_model
 from biphase.errors import InputError
-from biphase.finetuning.kept import RECORD, KeptModel, find_kept, read_labelled
+from biphase.finetuning.kept import RECORD, KeptModel, find_kept, read_labelled, read_task
 from biphase.finetuning.metrics import Rows, contributions
 from biphase.finetuning.scores import linearize
 from biphase.report.formats import show_difference
@@ -103,7 +103,7 @@ def find_task_data(folder: Path, test: Path | None) -> ScoredTask | None:
 def read_test_split(kept: KeptModel, test: Path | None) -> ScoredTask:
     """Read a labelled file, or the test split from a folder with the task's data or from the package. In retrieval,
     other splits keep at most a query."""
-    task, config = kept.task, kept.config
+    task, config = read_task(kept.folder), kept.config  # `kept.task` lacks what only the splits need
     data: TaskData | Collection
     if test is not None and not test.is_dir():
         data = read_labelled(kept, test)
