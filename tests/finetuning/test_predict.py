@@ -25,6 +25,7 @@ from biphase.corpus.writing import refuse_ending, write_rows
 from biphase.errors import InputError
 from biphase.files import MARK, whole_file
 from biphase.finetuning import predict as predicting
+from biphase.finetuning.config import FinetuneConfig, settle_config
 from biphase.finetuning.families import token_classification
 from biphase.finetuning.families.token_classification import (
     encode_words,
@@ -33,11 +34,13 @@ from biphase.finetuning.families.token_classification import (
     spell_tags,
     with_marks,
 )
+from biphase.finetuning.grid import encode_unit
 from biphase.finetuning.heads import load_encoder
-from biphase.finetuning.kept import TRAINED_ROWS, find_kept, open_rows, read_labelled
+from biphase.finetuning.kept import TRAINED_ROWS, find_kept, hash_inputs, open_rows, read_labelled, read_trained
 from biphase.finetuning.predict import predict_placed
 from biphase.finetuning.scores import read_examples, read_score
-from biphase.tasks.examples import LabelledText, Question, TaggedWords, input_of, tag_spans
+from biphase.tasks.examples import LabelledText, Question, TaggedWords, input_of, load_examples, tag_spans
+from biphase.tasks.sources import find_source
 from biphase.tasks.spec import Task, task_table
 from biphase.tasks.splits import draw_indices
 
@@ -122,6 +125,27 @@ def test_rows_that_trained_a_model_are_told(
         assert score.num_trained == num_seen and ("trained or validated" in repr(score)) == (num_seen > 0)
         told = f"{num_seen} of {len(rows)} examples trained or validated this model: the score is probably too high"
         assert (told in " ".join(capsys.readouterr().err.split())) == (num_seen > 0)
+
+
+def test_rows_that_trained_the_model_below_are_told_and_remembered(
+    model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path, capsys: Any
+) -> None:
+    """Random weights have seen none."""
+    data = load_examples(find_source(task_table()["snli"], data_dirs["snli"]), judged_only=True)
+    seen = [*map(input_of, data.test[:3]), "a text of another table"]
+    kept = keep_untrained(task_table()["snli"], model_folder, tmp_path / "kept", seen)
+    given: dict[str, Any] = {"device": DEVICE, "precision": "fp32", "max_steps": 1, "scores": tmp_path / "scores"}
+    num_seen = sum(input_of(example) in seen for example in data.test)
+    told = f"snli: {num_seen} of {len(data.test)} inputs of test trained or validated {kept}: the scores on test are"
+    for folder, weights in ((tmp_path / "again", "pretrained"), (tmp_path / "anew", "random")):
+        biphase.finetune(kept, "snli", data=data_dirs["snli"], keep=folder, **given, weights=weights)
+        is_told = told in " ".join(capsys.readouterr().err.split())
+        hashes = set(read_trained(folder).tolist())
+        inputs = {*map(input_of, (*data.train, *data.validation))} | {*(seen if weights == "pretrained" else ())}
+        assert is_told == (weights == "pretrained") and hashes == set(hash_inputs(inputs).tolist())
+    config = settle_config(FinetuneConfig(max_length=64), task_table()["snli"], 256)
+    lines = encode_unit(str(kept), "snli", config, {"snli": data_dirs["snli"]})
+    assert any(told in line for line in lines), "`evaluate` prints it"
 
 
 def test_words_as_scored_and_texts_as_words(

@@ -51,6 +51,7 @@ from biphase.finetuning.kept import (
     read_labelled,
     read_task,
     read_trained,
+    tell_trained,
 )
 from biphase.finetuning.metrics import Rows, contributions
 from biphase.finetuning.scores import KeptExamples, Score, ScoreSet, linearize, read_scores
@@ -123,8 +124,8 @@ def finetune(
     with console.each_line_once():  # words alone, the encoding and the kept folder all read the rows
         plan = fill_in_length(plan, config.model_fields_set)  # which decides the examples that both read
         words = score_words(plan.train, plan.evaluation, [plan.config], out / WORD_SCORES)
-        for alone in words:
-            console.err.print(tell_word_score(alone))
+        for line in (*tell_trained(plan.model, plan.evaluation, plan.config), *map(tell_word_score, words)):
+            console.err.print(line)
         if (frozen := score_frozen(plan, out)) is not None:
             console.err.print(tell_frozen_score(frozen))
         plan = fill_in_rate(plan, config.model_fields_set, out)

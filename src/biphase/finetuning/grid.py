@@ -22,7 +22,7 @@ from biphase.errors import InputError, refuse_doubles
 from biphase.files import read_json_as, refuse_filled, refuse_foreign
 from biphase.finetuning.choosing import choose_rate, validation_by_rate
 from biphase.finetuning.config import CellPlan, FinetuneConfig, plan_cell, plan_cells, resolve_precision
-from biphase.finetuning.kept import RECORD
+from biphase.finetuning.kept import RECORD, tell_trained
 from biphase.finetuning.scores import Score, measure_trainings, read_score, read_scores, short_name
 from biphase.finetuning.words import WORD_SCORES, read_word_scores, score_words, tell_word_score
 from biphase.tasks.sources import HUB, DataDirs, find_task_sources
@@ -275,8 +275,9 @@ def encode_unit(model: str, task: str, config: FinetuneConfig, data_dirs: DataDi
     from biphase.finetuning.encoding_cache import load_encoded
     from biphase.finetuning.heads import load_encoder
 
-    load_encoded(find_task_sources(task, data_dirs)[1], load_encoder(model), config)
-    return []
+    encoder, evaluation = load_encoder(model), find_task_sources(task, data_dirs)[1]
+    load_encoded(evaluation, encoder, config)
+    return tell_trained(encoder, evaluation, config)
 
 
 def words_unit(task: str, configs: Sequence[FinetuneConfig], out: Path, data_dirs: DataDirs) -> list[str]:

@@ -28,7 +28,7 @@ from biphase.finetuning.class_report import report_classes, tell_coverage
 from biphase.finetuning.config import CellPlan, FinetuneConfig
 from biphase.finetuning.encoding import Batch, CellContext, EncodedSplit, TokenizedTexts, pack
 from biphase.finetuning.fit import FittedCell, choose_examples, claim_cells, run_cells, write_cells
-from biphase.finetuning.kept import RECORD, TRAINED_ROWS, KeptModel, hash_inputs, input_columns
+from biphase.finetuning.kept import RECORD, TRAINED_ROWS, KeptModel, hash_inputs, input_columns, trained_before
 from biphase.finetuning.scores import Score, read_score
 from biphase.run import find_model
 from biphase.tasks.examples import inputs_of, load_examples
@@ -251,7 +251,7 @@ def keep_network(
             divides = bool(inputs) and all(WORD.findall(" ".join(words)) == [*words] for words in inputs)
             record = record.model_copy(update={"divides_text": divides})
         write_json(part / RECORD, record.model_dump(mode="json"))
-        np.unique(hash_inputs(inputs)).tofile(part / TRAINED_ROWS)
+        np.union1d(trained_before(encoder, cell.config), hash_inputs(inputs)).tofile(part / TRAINED_ROWS)
         write_golden(part)
         write_text(part / "README.md", card)
         mark_successor(part, folder, "fine-tuned model")

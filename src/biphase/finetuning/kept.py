@@ -28,23 +28,23 @@ from biphase.corpus.rows import (
     renamed,
     rows_of_file,
 )
-from biphase.encoder.models import Stamps, find_folder, stamp_model
+from biphase.encoder.models import Encoder, Stamps, find_folder, stamp_model
 from biphase.errors import InputError, clipped
 from biphase.files import read_json_as, reading
 from biphase.finetuning.calibration import Calibration
 from biphase.finetuning.config import FinetuneConfig
-from biphase.tasks.examples import LabelledText, classes_of, lacks_label, make_examples
+from biphase.tasks.examples import LabelledText, classes_of, inputs_of, lacks_label, load_examples, make_examples
 from biphase.tasks.families import KINDS
-from biphase.tasks.sources import has_needed_quotes
-from biphase.tasks.spec import FileLayout, Task
+from biphase.tasks.sources import TaskSource, has_needed_quotes
+from biphase.tasks.spec import EVALUATED_SPLITS, FileLayout, Task
 from biphase.tasks.splits import TaskData
 
 RECORD = "biphase.json"
 """The file of a kept folder that describes its inputs."""
 
 TRAINED_ROWS = "trained_rows.u64"
-"""The file of a kept folder with the hashes of the inputs that trained or validated it, 8 bytes each (little endian);
-`push` does not send it."""
+"""The file of a kept folder with the hashes of the inputs that trained or validated it, or the kept model from which it
+was fine-tuned, 8 bytes each (little endian); `push` does not send it."""
 
 TEXT = "text"
 """The column of running text, unless a template names one."""
@@ -104,6 +104,27 @@ def read_trained(folder: Path) -> np.ndarray:
 def count_trained(inputs: Iterable[Any], trained_hashes: np.ndarray) -> int:
     """Count the inputs whose hashes are among those of `read_trained`."""
     return int(np.isin(hash_inputs(inputs), trained_hashes).sum()) if len(trained_hashes) else 0
+
+
+def trained_before(model: Encoder, config: FinetuneConfig) -> np.ndarray:
+    """Read the hashes of the inputs that trained or validated the weights from which fine-tuning starts; random weights
+    have none."""
+    return read_trained(model.folder)[: None if config.weights == "pretrained" else 0]
+
+
+def tell_trained(model: Encoder, evaluation: TaskSource, config: FinetuneConfig) -> list[str]:
+    """Say for validation and test how many of their inputs trained or validated the model that fine-tuning starts from;
+    [] if none did, as for a model that was not kept."""
+    trained_hashes = trained_before(model, config)
+    if not len(trained_hashes):
+        return []
+    lines, data = list[str](), load_examples(evaluation, bool(config.judged_only), config.max_eval_examples)
+    for split in EVALUATED_SPLITS:
+        inputs = inputs_of(data, split)
+        if num_trained := count_trained(inputs, trained_hashes):
+            told = f"{num_trained:,} of {len(inputs):,} inputs of {split} trained or validated {model.name}"
+            lines.append(f"{evaluation.task.name}: {told}: the scores on {split} are probably too high")
+    return lines
 
 
 def find_kept(name: str, file: Path, template: str | None = None) -> KeptModel:
