@@ -490,6 +490,29 @@ def test_rows_of_every_family_are_tasks(tmp_path: Path) -> None:
     assert find_task(write_task(given["rated"], tmp_path, "rated")[0]).classes == ("bad", "good")
 
 
+def test_other_columns_of_classes_are_not_read_and_columns_that_are_read_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Classes may have two words, or letters without case; a template reads them."""
+    urgent, topics = ("very high", "rather low", "not at all"), ("体育", "财经")
+    rows = [
+        {"subject": f"ticket {n} is open", "body": f"it fails {n}", "urgency": urgent[n % 3], "主题": topics[n % 2]}
+        for n in range(30)
+    ]
+    rows = [row | {"team": "abc"[n % 4 % 3]} for n, row in enumerate(rows)]
+    assert find_task(write_task(rows, tmp_path, "mine", label="team")[0]).template == "{subject}\n{body}"
+    said = " ".join(capsys.readouterr().err.split())
+    assert "train: not read, because few values repeat: urgency, 主题; to read a column, name it in a tem" in said
+    assert "template: subject, body: remove columns that reveal the answer" in said
+    asked = "{subject} {urgency}"
+    assert find_task(write_task(rows, tmp_path, "mine", label="team", template=asked)[0]).template == asked
+    assert "remove columns" not in capsys.readouterr().err
+    few = [{"urgency": row["urgency"], "team": row["team"]} for row in rows]
+    assert find_task(write_task(few, tmp_path, "few", label="team")[0]).template == "{urgency}", "there is no other"
+    named = [row | {"text": f"{row['urgency']} it is"} for row in few]
+    assert find_task(write_task(named, tmp_path, "named", label="team")[0]).template == "{text}"
+
+
 def test_texts_without_blanks_and_questions_with_a_label(tmp_path: Path) -> None:
     """Chinese is text, a template says what is read, and what has a label that is named is classified."""
     rows: list[dict[str, Any]] = [
@@ -571,7 +594,8 @@ def test_a_training_that_diverged_keeps_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     score = SimpleNamespace(folder=tmp_path / "snli-0", headline=lambda: "snli", classes=(), diverged=True)
-    given = {"task": find_task("snli"), "train": None, "evaluation": None, "config": None}
+    given = {"task": find_task("snli"), "model": None, "train": None, "evaluation": None, "config": None}
+    monkeypatch.setattr("biphase.api.finetuning.tell_trained", lambda *arguments: [])
     plan = SimpleNamespace(is_finished=lambda out: True, **given)
     monkeypatch.setattr("biphase.api.finetuning.score_words", lambda *arguments: [])
     monkeypatch.setattr("biphase.finetuning.keeping.fit_and_keep", lambda *arguments: score)

@@ -59,6 +59,8 @@ NO_LABELS = ("n/a", "#n/a", "na", "nan", "none", "null", "-", "?")
 """Words for a missing label, in small letters, which may also be the name of a class."""
 MOST_CLASSES = 200
 """The most classes of a task: a column with more different values is unlikely to hold labels."""
+LEAST_ROWS_OF_VALUE = 5
+"""The rows that a value has on average, at least, in a column that is taken for classes and not for texts."""
 
 
 def describe_data(
@@ -267,26 +269,16 @@ def describe_texts(
     if may_choose and len(single) > 1 and single != ["A", "B"]:  # A and B are as often two texts to compare
         raise InputError(f"{data}: are {', '.join(single)} choices? If so, give `choices` and `classes` {IN_A_FILE}")
     choices = next((name for name in CHOICE_LISTS if may_choose and isinstance(columns.get(name), list | dict)), None)
-    texts, unread = list[str](), list[str]()
-    for name in dict.fromkeys(name for _, row in placed for name in row if name not in (label, choices)):
-        values = [row.get(name) for _, row in placed]
-        # A model must not read a column that only repeats the label in other words ("1 star" for 1).
-        pairs = set(zip(map(str, values), map(str, labels), strict=True))
-        says_label = len({text for text, _ in pairs}) == len(set(map(str, labels))) == len(pairs) < len(values)
-        if name in columns and (plain_name(name).casefold() == "text" or (is_text(values) and not says_label)):
-            texts.append(name)
-        elif not says_label and is_text([value for value in values if not is_missing(value)]):
-            unread.append(name)
-    if unread and template is None:
-        remedy = "to read a column, give it to all rows, where it may be empty, and name it in a template"
-        err.print(f"{data}: texts that only some rows have are not read: {first_of(unread)}; {remedy}")
+    texts = [] if template else find_texts(placed, data, (label, choices), labels)
     # Braces and colons would be signs of the template itself.
     plain: dict[str, str] = {}
     for name in texts:
-        if template is None and not is_in_template(name):
+        if not is_in_template(name):
             plain[name] = new_name(name, {*columns, *plain.values()})
     files = {"files.0": {"rename": plain}} if plain else {}
     texts = [plain.get(name, name) for name in texts]
+    if len(texts) > 1:
+        err.print(f"template: {', '.join(texts)}: remove columns that reveal the answer or are not known before it")
     if choices:
         lists = [value.get("text", ()) if isinstance(value, dict) else value for value in values_of(placed, choices)]
         template = template or " ".join(f"{{{name}}}" for name in [*texts, "choice"])
@@ -297,11 +289,39 @@ def describe_texts(
         names = clipped(", ".join(field_names(columns)))
         reason = f"{data}: no column besides '{label}' has texts of several words that do not only repeat the label"
         raise InputError(f"{reason}; name columns in a template, such as '{{subject}}'; the columns are: {names}")
-    if len(texts) > 2 and not template:
-        err.print(f"template: {', '.join(texts)}: remove columns that reveal the answer or are not known before it")
     own = family if family in TASK_FAMILIES and KINDS[family].is_of_texts else "sequence_classification"
     keys = {"family": own, "template": template or "\n".join(f"{{{name}}}" for name in texts)}
     return {**keys, "label": label, **describe_labels(data, label, labels, family), **files}
+
+
+def find_texts(placed: Sequence[PlacedRow], data: str, others: Collection[str | None], labels: list[Any]) -> list[str]:
+    """List the columns, except for `others`, whose texts a model may read; print which are not read, and why."""
+    columns, texts, unread = placed[0][1], list[str](), list[str]()
+    for name in dict.fromkeys(name for _, row in placed for name in row if name not in others):
+        values = [row.get(name) for _, row in placed]
+        # A model must not read a column that only repeats the label in other words ("1 star" for 1).
+        pairs = set(zip(map(str, values), map(str, labels), strict=True))
+        says_label = len({text for text, _ in pairs}) == len(set(map(str, labels))) == len(pairs) < len(values)
+        if name in columns and (plain_name(name).casefold() == "text" or (is_text(values) and not says_label)):
+            texts.append(name)
+        elif not says_label and is_text([value for value in values if not is_missing(value)]):
+            unread.append(name)
+    if unread:
+        remedy = "to read a column, give it to all rows, where it may be empty, and name it in a template"
+        err.print(f"{data}: texts that only some rows have are not read: {first_of(unread)}; {remedy}")
+    alike = [name for name in texts if plain_name(name).casefold() != "text" and has_few_values(placed, name)]
+    if len(alike) < len(texts):
+        texts = [name for name in texts if name not in alike]
+        remedy = "to read a column, name it in a template"
+        if alike:
+            err.print(f"{data}: not read, because few values repeat: {first_of(alike)}; {remedy}")
+    return texts
+
+
+def has_few_values(placed: Sequence[PlacedRow], name: str) -> bool:
+    """Tell whether a few values repeat in a column, as classes do, which may not be known when the model predicts."""
+    num_values = len({str(row.get(name)) for _, row in placed})
+    return 2 <= num_values <= MOST_CLASSES and len(placed) >= LEAST_ROWS_OF_VALUE * num_values
 
 
 def is_in_template(name: str) -> bool:
