@@ -13,8 +13,10 @@ from biphase.api.finetuning import result_of
 from biphase.console import out
 from biphase.errors import InputError
 from biphase.finetuning.scores import read_score, read_scores
+from biphase.finetuning.words import reduce_config
 from biphase.report.verdicts import (
     TaskComparison,
+    add_words,
     compare,
     print_comparison,
     print_summary,
@@ -341,6 +343,37 @@ def test_printed_signals(write_cells: WriteCells, scores_folder: Path) -> None:
     text = " ".join(capture.get().split())
     assert "signal ÷ noise: genre 19.1, snli (0.6); about 1 if models are equally good" in text
     assert "snli separates no models yet; needed: about" in text and "genre separates" not in text
+
+
+def test_models_on_other_data_or_by_another_metric_are_no_rivals(
+    write_cells: WriteCells, write_cell: Callable[..., Path], scores_folder: Path
+) -> None:
+    """Before rows were added, and after: no signal is measured over both, and words alone stand beside each."""
+    for data, value in (("1", 0.91), ("2", 0.81)):
+        write_cells("runs/m", "mine", [value, value + 0.01], data_hash=data * 64)
+    write_cells("runs/m", "other", [0.5, 0.6])
+    write_cells("runs/n", "other", [0.7, 0.7], metric="f1")
+    scores = read_scores(scores_folder)
+    [alone] = [read_score(write_cell("TF-IDF + linear", "mine", test=0.85, data_hash="2" * 64, name="words"))]
+    alone = alone.model_copy(update={"config": reduce_config(alone.config, "accuracy", 0)})
+    rows = add_words(summarize(scores), [alone])
+    assert [(row.score.dataset, row.data_hash[0]) for row in rows if row.words] == [("mine", "2")]
+    [words] = [row.words for row in rows if row.words]
+    assert words.num_models == 1 and words.mean == pytest.approx(0.815)
+    with out.capture() as capture:
+        print_summary(rows)
+    text = " ".join(capture.get().split())
+    assert "mine [data=11111111]" in text and "mine [data=22222222]" in text and "signal" not in text
+    assert "scores on other data or by another metric do not compare: mine, other" in text
+
+
+def test_a_model_without_a_score_says_why(write_cells: WriteCells, scores_folder: Path) -> None:
+    """Each seed was tried at a rate of its own."""
+    for seed, rate, validation in ((0, 3e-4, 0.5), (1, 3e-4, 0.5), (2, 9e-4, 0.9)):
+        write_cells("m", "mine", [0.8], rate=rate, validation=validation, first_seed=seed)
+    with out.capture() as capture:
+        print_summary(summarize(read_scores(scores_folder)))
+    assert "no score: m on mine: no seed finished at the rate that the others chose" in " ".join(capture.get().split())
 
 
 def test_printed_comparison(write_cells: WriteCells, compare_all: Compare) -> None:

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, product
+from itertools import product
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -74,6 +74,10 @@ class SummaryRow:
     """The spread over seeds and over the rates within `STABILITY_RATES`; None with fewer than two such rates."""
     words: "WordsRow | None" = None
     """For words alone, which are no model: their comparison with the task's best model."""
+    data_hash: str = ""
+    """The hash of the task's data: scores on other data, such as a table before rows were added, do not compare."""
+    why_unscored: str = ""
+    """The reason for a score without samples."""
 
     @property
     def never_predicted(self) -> dict[str, int]:
@@ -91,20 +95,30 @@ def summarize(scores: ScoreSet) -> list[SummaryRow]:
         if all(len({seed for _, seed in grid}) == 1 for (_, other), grid in scores.cells.items() if other == task):
             seeds = tuple({seed for _, seed in cells})  # each model has a single seed, not always the same
         missing = tuple(point for point in product(rates, seeds) if point not in cells)
+        first, why_unscored = next(iter(cells.values())), ""
         try:
             score = select_rate(scores, model, task)
-        except InputError:  # every seed diverged, or diverged at its chosen rate
-            metric = next(iter(cells.values())).metric
-            score = Result(ReportArm(model), "", task, "standard", measure=metric, num_runs=len(cells))
+        except InputError as error:
+            score = Result(ReportArm(model), "", task, "standard", measure=first.metric, num_runs=len(cells))
+            why_unscored = str(error)
         by_rate = score.by_rate or {}
         at_rate = [value for value in by_rate.get(score.rate or 0.0, ()) if not math.isnan(value)]
         inside_RS = [by_seed for rate, by_seed in by_rate.items() if statistics.is_stability_rate(rate)]
         is_spread = sum(not np.isnan(by_seed).all() for by_seed in inside_RS) > 1
         spread = statistics.rate_spread([inside_RS], np.random.default_rng(0)) if is_spread else None
-        rows.append(SummaryRow(score, diverged, missing, statistics.mean_interval(at_rate, "normal"), spread))
+        of_paper, more = statistics.mean_interval(at_rate, "normal"), (None, first.data_hash, why_unscored)
+        rows.append(SummaryRow(score, diverged, missing, of_paper, spread, *more))
     return sorted(
         rows, key=lambda row: (row.score.dataset, row.score.rate is None, -row.score.mean, row.score.arm.name)
     )
+
+
+def group_rows(rows: Iterable[SummaryRow]) -> dict[tuple[str, str, str], list[SummaryRow]]:
+    """Group rows by task, data hash and metric, in the same order. Only scores of one group compare."""
+    groups: dict[tuple[str, str, str], list[SummaryRow]] = {}
+    for row in rows:
+        groups.setdefault((row.score.dataset, row.data_hash, row.score.measure), []).append(row)
+    return groups
 
 
 @dataclass(frozen=True)
@@ -198,11 +212,10 @@ def beside_words(best: Result, words: Sequence[Score], num_models: int) -> tuple
 
 
 def add_words(rows: Iterable[SummaryRow], stored: Sequence[Score]) -> list[SummaryRow]:
-    """Add a row of words alone below the models of each task, if it has a score beside the best of them. `rows`: as of
-    `summarize`."""
+    """Add a row of words alone below the models of each group of `group_rows`, if it has a score beside the best of
+    them. `rows`: as of `summarize`."""
     extended = []
-    for _, group in groupby(rows, key=lambda row: row.score.dataset):
-        of_task = [*group]
+    for (_, data_hash, _), of_task in group_rows(rows).items():
         extended += of_task
         best, num_models = of_task[0].score, sum(bool(row.score.samples) for row in of_task)
         words = find_word_scores(best.examples.scores, stored) if best.examples else []
@@ -214,7 +227,8 @@ def add_words(rows: Iterable[SummaryRow], stored: Sequence[Score]) -> list[Summa
             alone = replace(alone, samples=alone.samples[:1], seeds=(), examples=KeptExamples((*cells.values(),)))
         arm = ReportArm(f"words alone ({alone.arm.name})")
         alone = replace(alone, arm=arm, by_rate=None, rate=None, num_runs=len(cells), num_diverged=0)
-        extended.append(SummaryRow(alone, (), (), statistics.mean_interval(alone.samples, "normal"), None, compared))
+        of_paper = statistics.mean_interval(alone.samples, "normal")
+        extended.append(SummaryRow(alone, (), (), of_paper, None, compared, data_hash))
     return extended
 
 
@@ -416,14 +430,15 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
         low, high = map(show_rate, statistics.STABILITY_RATES)
         lines.append(f"spread: standard deviation over seeds and rates from {low} to {high}, and its 95 % interval")
     table_rows, signals, undecided = [], [], []
-    for task in sorted({row.score.dataset for row in rows}):
-        of_task = [row for row in rows if row.score.dataset == task]
-        metrics = sorted({row.score.measure for row in of_task})
+    groups = group_rows(sorted(rows, key=lambda row: row.score.dataset))
+    num_groups = Counter(name for name, _, _ in groups)
+    for (name, data_hash, metric), of_task in groups.items():
+        task = name if num_groups[name] == 1 else f"{name} [data={data_hash[:8]}]"
         chosen = [row.score for row in of_task if row.score.samples and row.words is None]
-        ratio, needs = contrasts.measure_signal(chosen if len(metrics) == 1 else ())
+        ratio, needs = contrasts.measure_signal(chosen)
         signals += [] if math.isnan(ratio) else [f"{task} {show_signal(ratio, needs)}"]
         undecided += [f"{task} separates no models yet; needed: {needs}"] if needs else []
-        table_rows.append(TableRow((task,), (Cell(""), Cell(" / ".join(metrics))), task))
+        table_rows.append(TableRow((task,), (Cell(""), Cell(metric)), task))
         for row in of_task:
             cells = tuple(show(row) for show in columns.values())
             table_rows.append(TableRow((f"  {names[row.score.arm.name]}",), cells, task))
@@ -432,6 +447,8 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
         print_table(Table("scores", title, ("model",), tuple(columns), tuple(table_rows)))
     else:
         lines = ["no finished scores"]
+    changed = first_of([name for name, number in num_groups.items() if number > 1])
+    lines += [f"scores on other data or by another metric do not compare: {changed}"] if changed else []
     for row in models:
         lines += list_flaws(row, f"{names[row.score.arm.name]} on {row.score.dataset}")
     if signals:
@@ -445,6 +462,8 @@ def print_summary(rows: Sequence[SummaryRow], broken: Mapping[Path, str] | None 
 
 def list_flaws(row: SummaryRow, where: str) -> Iterator[str]:
     """Yield the flaws in a row's scores that its numbers do not show."""
+    if row.why_unscored:
+        yield f"no score: {row.why_unscored}"
     if row.missing:
         cells = [f"{show_rate(rate)} seed {seed}" for rate, seed in row.missing]
         lost = f"{show_count(len(row.missing), 'cell')}: {first_of(cells)}"
