@@ -8,6 +8,7 @@ import torch
 from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 
+from biphase.config import parse_config
 from biphase.encoder.models import Encoder
 from biphase.errors import InputError
 from biphase.finetuning.config import FinetuneConfig, settle_config
@@ -90,6 +91,42 @@ def test_weights_that_a_task_has_no_use_for_are_refused() -> None:
     odd = FinetuneConfig.model_validate({"class_weights": {"neutrl": 2}})
     with pytest.raises(InputError, match="snli has no class 'neutrl'; did you mean 'neutral'"):
         settle_config(odd, find_task("snli"), 256)
+    of_yaml = FinetuneConfig.model_validate({"class_weights": {False: 5, True: 1}})
+    own = find_task("snli").model_copy(update={"classes": ("no", "yes")})
+    with pytest.raises(InputError, match=r"YAML reads yes and no as True and False, .* in quotes: no, yes"):
+        settle_config(of_yaml, own, 256)
+    assert settle_config(of_yaml, own.model_copy(update={"classes": ("False", "True")}), 256).class_weights
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        [1, 5],
+        [[]],
+        [{"a": 2}],
+        [["a", 1, 2]],
+        {"a": True},
+        {"a": "2"},
+        {"a": 0},
+        {"a": float("nan")},
+        {},
+        [],
+        3,
+        "even",
+    ],
+)
+def test_weights_that_are_none_are_refused_in_a_line(weights: Any) -> None:
+    with pytest.raises(
+        InputError, match=r"class_weights: .*give `balanced`, or a mapping of classes to weights above 0"
+    ):
+        parse_config(FinetuneConfig, {"class_weights": weights}, origin="finetune")
+
+
+def test_weights_may_be_numbers_of_numpy() -> None:
+    """As scikit-learn computes them; stored ones are pairs."""
+    given = FinetuneConfig.model_validate({"class_weights": {"b": np.float64(2.5), np.int64(1): np.float32(0.5)}})
+    assert given.class_weights == (("1", 0.5), ("b", 2.5))
+    assert FinetuneConfig.model_validate(given.model_dump(mode="json")) == given
 
 
 def test_the_weights_that_were_best_on_validation_come_back(encoder: Encoder, data_dirs: Dirs) -> None:

@@ -6,6 +6,7 @@ The hash covers the bytes of model and data, and every setting that decides the 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
@@ -47,13 +48,19 @@ DEFAULT_MAX_LENGTH = 2028
 
 
 def list_weights(value: Any) -> Any:
-    """Turn a mapping of classes to weights into sorted pairs, which can be hashed."""
-    pairs = sorted((str(name), weight) for name, weight in value.items()) if isinstance(value, dict) else value
-    weights = [pair[-1] for pair in pairs] if isinstance(pairs, list | tuple) else []
-    are_weights = bool(weights) and all(type(weight) in (int, float) and weight > 0 for weight in weights)
-    if pairs not in (None, "balanced") and not are_weights:
+    """Turn a mapping of classes to weights, or pairs of both, into sorted pairs, which can be hashed."""
+    if value is None or (isinstance(value, str) and value == "balanced"):
+        return value
+    pairs = [*value.items()] if isinstance(value, dict) else value
+    are_pairs = isinstance(pairs, list | tuple) and all(
+        isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
+    )
+    weights = [weight for _, weight in pairs] if are_pairs else []
+    if not weights or not all(
+        isinstance(weight, Real) and type(weight) is not bool and weight > 0 for weight in weights
+    ):
         raise ValueError("give `balanced`, or a mapping of classes to weights above 0")
-    return pairs
+    return sorted((str(name), float(weight)) for name, weight in pairs)
 
 
 ClassWeights = Annotated[Literal["balanced"] | tuple[tuple[str, float], ...] | None, BeforeValidator(list_weights)]
@@ -248,6 +255,9 @@ def settle_config(config: FinetuneConfig, task: Task, max_length: int) -> Finetu
             described = (task.problem_type or task.family).replace("_", " ")
             raise InputError(f"{name}: {task.name} is {described}, whose loss has none; leave it out")
     for name, _ in config.class_weights if isinstance(config.class_weights, tuple) else ():
+        if name in ("False", "True") and name not in task.classes:
+            reason = f"YAML reads yes and no as True and False, which {task.name} does not have"
+            raise InputError(f"class_weights: {reason}; put its classes in quotes: {', '.join(task.classes)}")
         refuse_unknown(f"class_weights: {task.name} has no class", name, task.classes)
     defaults = {name: FinetuneConfig.model_fields[name].default for name in FAMILY_SETTINGS} | PAPER_SEARCH
     settled = {name: defaults[name] for name in FAMILY_SETTINGS - matters}
