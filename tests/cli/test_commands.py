@@ -98,15 +98,21 @@ def test_the_best_of_each_task_is_kept(
     best = max(map(value, by_rate[rate]))
     assert value(next(s for s in by_rate[rate] if s["config"]["seed"] == record["config"]["seed"])) == best
     assert (kept / "a-wnut17" / "model.safetensors").exists()
-    # The same call goes on: the best stays, another network of ours is replaced, a foreign folder is refused.
+    # The same call goes on: the best stays, a network of another of the cells is replaced, one of another grid stays,
+    # which may be better, and a foreign folder is refused.
     weights = kept / "a-wnut17" / "model.safetensors"
     stamp = weights.stat().st_mtime_ns
     code, _, err = call(models / "a", "batch_size=8", "device=cpu", "--keep", kept)
     assert code == 0 and "a-wnut17: already holds the best network" in err and weights.stat().st_mtime_ns == stamp
-    (kept / "a-wnut17" / "biphase.json").write_text(json.dumps(record | {"cell": "another"}))
-    write_mark(kept / "a-wnut17", "fine-tuned model")
-    code, _, err = call(models / "a", "batch_size=8", "device=cpu", "--keep", kept)
-    assert code == 0 and "a-wnut17: kept, learning rate" in err and weights.stat().st_mtime_ns > stamp
+    for other in ("another", next(score["cell"] for score in scores if score["cell"] != record["cell"])):
+        (kept / "a-wnut17" / "biphase.json").write_text(json.dumps(record | {"cell": other}))
+        write_mark(kept / "a-wnut17", "fine-tuned model")
+        code, _, err = call(models / "a", "batch_size=8", "device=cpu", "--keep", kept)
+        assert code == 0
+        if other == "another":
+            assert "a-wnut17: not replaced, it holds a network of none of these cells; choose" in err
+            assert weights.stat().st_mtime_ns == stamp
+    assert "a-wnut17: kept, learning rate" in err and weights.stat().st_mtime_ns > stamp
     assert json.loads((kept / "a-wnut17" / "biphase.json").read_text()) == record
     (kept / "b-wnut17").mkdir()
     (kept / "b-wnut17" / "notes.txt").touch()

@@ -21,7 +21,7 @@ import biphase
 from biphase.corpus.tokenizer import load_tokenizer, train_tokenizer
 from biphase.encoder.models import identify
 from biphase.errors import InputError
-from biphase.files import MARK
+from biphase.files import MARK, RECORD_HASH, write_hashed
 from biphase.finetuning.config import FinetuneConfig, settle_config
 from biphase.finetuning.encoding import CellContext
 from biphase.finetuning.heads import TaskNetwork, copy_backbone, load_encoder
@@ -82,6 +82,26 @@ def test_a_pipeline_classifies_texts_as_scored(model_folder: Path, data_dirs: di
     )
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (kept / "model.safetensors").read_bytes()
+
+
+def test_a_finished_cell_whose_new_training_scores_otherwise_is_told(
+    model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on a GPU. Its score stays; the same score is not told."""
+    settings: dict[str, Any] = {"max_steps": 1, "learning_rate": 1e-4}
+    kept, *_ = fit_and_keep("snli", model_folder, data_dirs["snli"], tmp_path, **settings)
+    assert "trained again" not in capsys.readouterr().err
+    [file] = (tmp_path / "scores").glob("*/score.json")
+    score = json.loads(file.read_text())
+    del score[RECORD_HASH]
+    score["metrics"]["test"]["accuracy"] = 0.125
+    write_hashed(file, score)
+    shutil.rmtree(kept)
+    fit_and_keep("snli", model_folder, data_dirs["snli"], tmp_path, **settings)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "snli: trained again, with another score: the kept model has accuracy validation" in said
+    assert "the cell, which was finished before, accuracy validation" in said and "test 12.50%" in said
+    assert json.loads(file.read_text())["metrics"]["test"]["accuracy"] == 0.125 and (kept / RECORD).exists()
 
 
 def test_files_that_came_while_a_network_trained_stay(model_folder: Path, tmp_path: Path) -> None:

@@ -323,9 +323,9 @@ def keep_best_networks(candidates: BestCells, out: Path) -> None:
     """Train the best cell of each model and task again, and keep its network: the seed with the best validation score
     at the rate that validation chooses over all seeds.
 
-    Leave a folder with that network as it is; replace a kept network of another cell, unless somebody
-    changed its files. Keep nothing while cells of the
-    model and task are missing.
+    Leave a folder with that network as it is, and one with the network of a cell that is none of these, which may be
+    better; replace a network of another of these cells, unless somebody changed its files. Keep nothing while cells of
+    the model and task are missing.
     """
     from biphase.finetuning.keeping import fit_and_keep
 
@@ -342,9 +342,24 @@ def keep_best_networks(candidates: BestCells, out: Path) -> None:
         rate = choose_rate(validation_by_rate(scores.values(), task.metric))
         at_rate = [cell for cell in cells if cell.config.learning_rate == rate and not scores[cell.hash].diverged]
         best = max(at_rate, key=lambda cell: scores[cell.hash].metrics["validation"][task.metric])
-        if (target / RECORD).is_file() and read_json_as(target / RECORD, dict[str, Any]).get("cell") == best.hash:
+        kept = read_kept_cell(target)
+        if kept == best.hash:
             err.print(f"{target}: already holds the best network")
+            continue
+        if kept is not None and kept not in scores:
+            err.print(
+                f"{target}: not replaced, it holds a network of none of these cells; choose another folder to keep"
+            )
             continue
         refuse_foreign(target, "fine-tuned model")  # before a training that could not be kept there
         fit_and_keep(best, out, target)
-        err.print(f"{target}: kept, learning rate {rate:g}, seed {best.config.seed}")
+        if read_kept_cell(target) == best.hash:
+            err.print(f"{target}: kept, learning rate {rate:g}, seed {best.config.seed}")
+        else:
+            err.print(f"{target}: not kept, the best cell diverged when it trained again")
+
+
+def read_kept_cell(folder: Path) -> str | None:
+    """Read the hash of the cell whose network a folder holds; "" if it does not say so, None without a network."""
+    path = folder / RECORD
+    return str(read_json_as(path, dict[str, Any]).get("cell") or "") if path.is_file() else None

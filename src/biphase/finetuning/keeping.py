@@ -97,13 +97,20 @@ def proof_batch(model: Any, cell: CellContext, samples: Sequence[int]) -> Batch:
 @memory_told("lower microbatch_tokens (65,536 unless given)")
 def fit_and_keep(plan: CellPlan, out: Path, folder: Path) -> Score:
     """Fine-tune a model for one cell, as `fit_cells` does, and keep the network in `folder`; `check_keepable` must have
-    accepted the cell. A finished cell trains again, and its score stays as it is. A training that diverged leaves no
-    folder. Raises `BusyError` if another process works on the cell."""
+    accepted the cell. A finished cell trains again, and its score stays as it is; prints the
+    score of the new training if that is another. A training that diverged leaves no folder. Raises `BusyError` if
+    another process works on the cell."""
     with claim_cells([plan], out):
         [fitted] = write_cells([plan], out) or run_cells([plan])
+        score = read_score(plan.folder(out))
         if not fitted.score.diverged:
             keep_cell(fitted, folder)
-    return read_score(plan.folder(out))
+            if fitted.score.metrics != score.metrics:
+                told = (
+                    f"the kept model has {fitted.score.outcome}; the cell, which was finished before, {score.outcome}"
+                )
+                err.print(f"{plan.task.name}: trained again, with another score: {told}")
+    return score
 
 
 def keep_anew(plan: CellPlan, out: Path, folder: Path) -> Score:
