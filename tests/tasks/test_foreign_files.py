@@ -236,6 +236,24 @@ def test_a_column_of_a_workbook_has_texts_or_numbers(late: int, tmp_path: Path) 
     assert [row["text"] for row in found] == [n if n < late > 256 else str(rows[n]["text"]) for n in range(310)]
 
 
+def test_an_empty_cell_means_the_same_in_a_workbook_and_in_a_table(tmp_path: Path) -> None:
+    """For sets of classes, that none applies; among numbers it has no value."""
+    pytest.importorskip("openpyxl")
+    tags = ["x", "y", "", '["x", "y"]']
+    frame = pandas.DataFrame([{"text": f"a {n}", "tags": tags[n % 4], "n": n if n % 2 else None} for n in range(40)])
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.replace("", None).to_excel(tmp_path / "t.xlsx", index=False)
+    assert [row["n"] for row in rows_of(tmp_path / "t.xlsx")][:2] == [None, 1]
+    of_files = []
+    for name in ("t.csv", "t.xlsx"):
+        given: dict[str, Any] = {"problem_type": "multi_label_classification", "metric": "micro_f1", "label": "tags"}
+        task = task_of(**given, classes=["x", "y"], files=[{"train": name}])
+        data: Any = load_examples(find_source(task, tmp_path), judged_only=False)
+        assert data.left_out == 0
+        of_files.append([[(one.texts, one.label) for one in examples] for examples in data.splits.values()])
+    assert of_files[0] == of_files[1] and any(label == () for _, label in of_files[0][0])
+
+
 def test_columns_by_number(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("1,a b,x\n0,c,y\n")

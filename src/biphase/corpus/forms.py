@@ -100,13 +100,13 @@ def mark_numbers(form: TableForm, rows: Iterable[PlacedRow]) -> Iterator[PlacedR
 
 
 def mark_texts(rows: Iterator[PlacedRow]) -> Iterator[PlacedRow]:
-    """Yield the rows of a sheet. Numbers become texts in columns with a text in the first rows of the sheet, or in an
-    earlier row."""
+    """Yield the rows of a sheet. In columns with a text in its first rows, or in an earlier row, numbers become texts,
+    and empty cells become empty texts, as in a .csv."""
     begin = list(islice(rows, FIRST_ROWS))
     texts = {name for _, row in begin for name, value in row.items() if isinstance(value, str)}
     for location, row in chain(begin, rows):
         texts |= {name for name, value in row.items() if isinstance(value, str)}
-        yield location, row | {name: str(row[name]) for name in texts if row[name] is not None}
+        yield location, row | {name: "" if row[name] is None else str(row[name]) for name in texts}
 
 
 def plain_row(value: Any) -> Any:
