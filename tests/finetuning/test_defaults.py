@@ -71,6 +71,20 @@ def test_the_search_tries_higher_rates_for_adapters(
     assert tried == defaults.rates_by_size(load_encoder(str(model_folder)).backbone, defaults.LORA_FACTOR)
 
 
+def test_all_seeds_have_one_search_and_one_rate_unless_they_draw_the_examples(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds = list[int]()
+    monkeypatch.setattr(defaults, "try_rate", lambda plan, rate: seeds.append(plan.config.seed) or rate)
+    scores = [tune(model_folder, tmp_path, seed=seed, max_steps=1) for seed in (2, 0, 1)]
+    assert seeds == [0, 0, 0] and len({score.config.learning_rate for score in scores}) == 1
+    assert [score.config.seed for score in scores] == [2, 0, 1]
+    seeds.clear()
+    for seed in (1, 2):
+        tune(model_folder, tmp_path, seed=seed, max_steps=1, shots=4)
+    assert seeds == [1, 1, 1, 2, 2, 2]
+
+
 @pytest.mark.parametrize(
     ("train", "validation", "epochs", "updates", "patience", "told"),
     [
@@ -111,6 +125,9 @@ def test_the_length_follows_from_the_size_of_the_table(
     assert (chosen.config.load_best_model_at_end, chosen.config.early_stopping_patience) == checks
     for given in ({"shots"}, {"epochs", "max_steps"}, {"epochs", "shots"}):
         assert defaults.choose_length(plan, given) is plan
+    kept = defaults.choose_length(plan, {"load_best_model_at_end"}).config
+    assert (kept.load_best_model_at_end, kept.early_stopping_patience) == (False, None), "to the end of the schedule"
+    assert "up to" not in " ".join(capsys.readouterr().err.split())
     kept = defaults.choose_length(plan, {"load_best_model_at_end", "early_stopping_patience"}).config
     assert (kept.load_best_model_at_end, kept.early_stopping_patience, kept.epochs) == (False, None, epochs)
     told = " ".join(capsys.readouterr().err.split())

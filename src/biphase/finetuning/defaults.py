@@ -86,9 +86,9 @@ def choose_length(plan: CellPlan, given: Collection[str]) -> CellPlan:
     """Plan the cell with a length that suits the size of its table, and print it.
 
     The weights that score best on validation are kept, and training stops when that score no longer rises. If
-    validation is too small to tell epochs apart, training runs to its end. Settings whose names are `given` stay as
-    they are. Of `epochs` and `max_steps`, one that is given alone decides; a cell with both, or with `shots`, stays as
-    it is.
+    validation is too small to tell epochs apart, or `load_best_model_at_end` is given as false, training runs to its
+    end. Settings whose names are `given` stay as they are. Of `epochs` and `max_steps`, one that is given alone
+    decides; a cell with both, or with `shots`, stays as it is.
     """
     if "shots" in given or {"epochs", "max_steps"} <= {*given}:
         return plan
@@ -99,7 +99,8 @@ def choose_length(plan: CellPlan, given: Collection[str]) -> CellPlan:
     steps, num_validated = math.ceil(len(items) / plan.config.batch_size), splits["validation"].num_examples
     epochs = int(np.clip(round(TABLE_STEPS / steps), *TABLE_EPOCHS))
     chosen: dict[str, Any] = {"epochs": epochs, "max_steps": MOST_TABLE_STEPS}
-    if num_validated >= FEWEST_VALIDATED:
+    keeps_last = "load_best_model_at_end" in given and not plan.config.load_best_model_at_end
+    if num_validated >= FEWEST_VALIDATED and not keeps_last:
         chosen |= {"load_best_model_at_end": True, "early_stopping_patience": max(PATIENCE, epochs // 2)}
     plan = plan.changed(**{key: value for key, value in chosen.items() if key not in given})
     config = plan.config
@@ -133,7 +134,8 @@ def search_rate(plan: CellPlan, scores: Path) -> CellPlan:
     """Plan the cell at the tried rate with the lowest loss on validation.
 
     After few steps a metric may be the same at all rates, with one class or no entity predicted; the loss still tells
-    them apart. `scores/.rates` stores the losses, so that no search runs twice.
+    them apart. `scores/.rates` stores the losses, so that no search runs twice. All seeds have one search, and so one
+    rate, with seed 0; but with `shots`, each seed draws its own examples.
     """
     encoder = open_encoder(plan.model)
     factor = 1 if plan.config.lora is None else LORA_FACTOR
@@ -142,7 +144,7 @@ def search_rate(plan: CellPlan, scores: Path) -> CellPlan:
     _, num_steps = choose_items(splits["train"], plan.config)
     steps = min(num_steps, max(LEAST_SEARCH_STEPS, min(SEARCH_STEPS, num_steps // (3 * len(rates)))))
     shorter = {"max_steps": steps, "load_best_model_at_end": False, "early_stopping_patience": None}
-    trial = plan.changed(**shorter)
+    trial = plan.changed(**shorter, seed=plan.config.seed if plan.config.shots else 0)
     path = scores / ".rates" / f"{plan.task.name}-{trial.hash[:16]}.json"
     losses = read_json_as(path, dict[float, float | None]) if path.exists() else {}
     if not losses:
