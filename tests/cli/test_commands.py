@@ -129,6 +129,8 @@ def test_the_best_of_each_task_is_kept(
     assert not place.exists()
     code, _, err = call("--keep", kept)
     assert code == 2 and "--keep needs a model to fine-tune, and does not go with --part" in err
+    code, _, err = call(models / "a", "--engine", "ray", "--keep", kept)
+    assert code == 2 and "--keep trains on this machine: run the grid without it, then the same without --engine" in err
 
 
 def test_failed_cells_are_exit_code_two(call: Any, models: Path, tmp_path: Path) -> None:

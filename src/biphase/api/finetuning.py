@@ -37,6 +37,7 @@ from biphase.finetuning.grid import (
     list_numbers,
     plan_grid,
     plan_missing,
+    refuse_keep,
     resolve_for,
     run_grid,
     tell_downloads,
@@ -569,8 +570,8 @@ def run_evaluation(
     if grid.models and any(task.startswith(ZERO_SHOT) for task in grid.tasks):
         refused: dict[str, Any] = {"dry_run": dry_run, "part": part, "compare": pair, "keep": keep, "settings": given}
         return run_zero_shot(grid.models, grid.tasks, grid.out, **refused)
-    if keep is not None and (not grid.models or part is not None):
-        raise InputError("`keep` needs a model to fine-tune, and does not go with `part`")
+    if keep is not None:
+        refuse_keep(grid, part, engine)
     failures: Sequence[Failure] = ()
     if grid.models:
         names = tuple(name for task in grid.tasks for name in (PAPER_TASKS if task == "paper" else name_tests(task)))

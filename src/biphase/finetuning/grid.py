@@ -17,7 +17,7 @@ from biphase.console import err
 from biphase.encoder.models import identify
 from biphase.engine.local import count_workers
 from biphase.engine.scheduler import Failure, Forecast, Pace, failure_path, read_failure, run_batch, run_units
-from biphase.engine.units import Engine, Unit
+from biphase.engine.units import Engine, EngineKind, Unit
 from biphase.errors import InputError, refuse_doubles
 from biphase.files import read_json_as, refuse_filled, refuse_foreign
 from biphase.finetuning.choosing import choose_rate, validation_by_rate
@@ -296,6 +296,15 @@ def fit_unit(
 
 BestCells = dict[Path, list[CellPlan]]
 """The cells of one model and task, by the folder for the best of them."""
+
+
+def refuse_keep(grid: Grid, part: str | None, engine: EngineKind) -> None:
+    """Raise `InputError` for a command that cannot keep networks, or would train them on another machine than cells."""
+    if not grid.models or part is not None:
+        raise InputError("`keep` needs a model to fine-tune, and does not go with `part`")
+    if engine == "ray":
+        remedy = "run the grid without it, then the same without `engine`, with the precision=… of the cells, where"
+        raise InputError(f"`keep` trains on this machine: {remedy} it shall train; finished cells are not run again")
 
 
 def check_keep(trainings: Iterable[SharedTraining], folder: Path) -> BestCells:
