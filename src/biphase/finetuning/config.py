@@ -57,7 +57,7 @@ def list_weights(value: Any) -> Any:
     )
     weights = [weight for _, weight in pairs] if are_pairs else []
     if not weights or not all(
-        isinstance(weight, Real) and type(weight) is not bool and weight > 0 for weight in weights
+        isinstance(weight, Real) and type(weight) is not bool and float(weight) > 0 for weight in weights
     ):
         raise ValueError("give `balanced`, or a mapping of classes to weights above 0")
     return sorted((str(name), float(weight)) for name, weight in pairs)
