@@ -131,6 +131,14 @@ def test_a_run_ends_with_one_line(shards: Path, tiny_recipe: Any, tmp_path: Path
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
+def test_a_tokenizer_is_missed_before_anything_trains(shards: Path, tiny_recipe: Any, tmp_path: Path) -> None:
+    """Each checkpoint contains it."""
+    shutil.rmtree(shards / "tokenizer")
+    with pytest.raises(InputError, match=r"set/tokenizer is damaged, or not the tokenizer of this set: restore"):
+        train(tiny_recipe(f"data.shards={shards}"), tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_documents_are_checked_once(shards: Path, monkeypatch) -> None:
     opened = ShardSet(shards)
     opened.read(0, 100)

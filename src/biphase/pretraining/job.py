@@ -103,13 +103,16 @@ def open_job(
 @contextmanager
 def hold_run(job: Job) -> Iterator[None]:
     """Claim the run folder for all processes. Each raises `BusyError` if another process holds it, and an `InputError`
-    with a remedy if memory runs out in the block."""
+    for a missing or other tokenizer, which every checkpoint contains, and with a remedy if memory runs out in the
+    block."""
     world, run, compute = job.world, job.run, job.recipe.compute
     remedy = f"lower compute.microbatch_tokens ({compute.microbatch_tokens:,})"
     if not compute.activation_checkpointing:
         remedy += ", or set compute.activation_checkpointing=true"
     if world.size > 1 and compute.parallel == "ddp" and not job.recipe.needs_whole_matrices:
         remedy += ", or compute.parallel=fsdp"
+    with world.fail_together():
+        _ = job.text.main.tokenizer
     with ExitStack() as held:
         with world.fail_together(BusyError):
             if world.is_main:
