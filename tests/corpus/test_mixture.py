@@ -67,6 +67,17 @@ def test_a_lost_shard_is_made_again_and_must_be_the_same(corpus: Any, tmp_path: 
         ShardSet(folder)
     prepare([tmp_path / "a.jsonl"], corpus.tokenizer, folder, workers=1, validation_fraction=0.1)
     assert files_of(folder) == whole
+    shutil.rmtree(folder / "tokenizer")
+    with pytest.raises(
+        InputError, match=r"tokenizer is damaged, .* or delete the folder and run the same biphase prep"
+    ):
+        assert ShardSet(folder).tokenizer
+    prepare([tmp_path / "a.jsonl"], corpus.tokenizer, folder, workers=1, validation_fraction=0.1)
+    assert files_of(folder) == whole
+    file = folder / "tokenizer" / "tokenizer.json"
+    file.write_text(file.read_text().replace('"!"', '"¡!"', 1))
+    with pytest.raises(InputError, match=r"tokenizer.json is not as biphase wrote it; .* or delete this one first"):
+        prepare([tmp_path / "a.jsonl"], corpus.tokenizer, folder, workers=1, validation_fraction=0.1)
 
 
 def test_new_text_is_a_set_of_its_own(corpus: Any, tiny_recipe: Any, tmp_path: Path) -> None:

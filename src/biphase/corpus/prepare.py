@@ -35,7 +35,14 @@ from biphase.corpus.shards import (
     wrong_size,
 )
 from biphase.corpus.text import TextSource, TxtDocuments, find_text_sources, name_sources, read_documents
-from biphase.corpus.tokenizer import load_tokenizer, save_tokenizer, special_ids, token_byte_lengths, tokenizer_hash
+from biphase.corpus.tokenizer import (
+    find_tokenizer,
+    load_tokenizer,
+    save_tokenizer,
+    special_ids,
+    token_byte_lengths,
+    tokenizer_hash,
+)
 from biphase.engine.scheduler import run_units
 from biphase.engine.units import Engine, EngineKind, Unit
 from biphase.errors import InputError, refuse_doubles, told_as
@@ -203,14 +210,15 @@ def make_set(
         special_ids=tuple(special_ids(tokenizer)),
         options=options,
     )
-    if before is None:
-        save_tokenizer(tokenizer, out / "tokenizer")
-    else:
+    if before is not None:
         names = ("sources_hash", "tokenizer_hash", "options")
         differing = [name.removesuffix("_hash") for name in names if getattr(before, name) != getattr(draft, name)]
         if differing:
             remedy = f"choose another folder, or delete {out / 'manifest.json'} to make it again (equal files stay)"
             raise InputError(f"{out} has a finished shard set with other {', '.join(differing)}: {remedy}")
+    held = find_tokenizer(out / "tokenizer", str(out / "tokenizer")) if before is not None else None
+    if held is None or tokenizer_hash(held) != draft.tokenizer_hash:
+        save_tokenizer(tokenizer, out / "tokenizer")
     with files.whole_file(out / "token_bytes.npy") as file:
         np.save(file.buffer, token_byte_lengths(tokenizer))
     made = [out.resolve() / "shards" / shard.name for shard in (before.shards if before else ())]

@@ -230,7 +230,8 @@ class ShardSet:
         folder = self.folder / "tokenizer"
         tokenizer = find_tokenizer(folder, str(folder))
         if tokenizer is None or tokenizer_hash(tokenizer) != self.manifest.tokenizer_hash:
-            remedy = f"restore the one with hash {self.manifest.tokenizer_hash[:16]}, or prepare the text again"
+            remedy = f"restore the one with hash {self.manifest.tokenizer_hash[:16]}, or delete the folder"
+            remedy += " and run the same biphase prepare again"
             raise InputError(f"{folder} is damaged, or not the tokenizer of this set: {remedy}")
         return tokenizer
 
