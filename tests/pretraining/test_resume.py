@@ -133,6 +133,14 @@ def test_a_device_of_another_precision_does_not_begin_anew(tiny_recipe: MakeReci
             train(tiny_recipe(*shorter("compute.precision=auto")), tmp_path)
     assert [*tmp_path.iterdir()] == [path]
     assert train(tiny_recipe(*shorter("compute.precision=fp32")), tmp_path) == Run(path)
+    # A finished run is not begun anew either: not for a checkpoint to add, and not if its checkpoints were deleted.
+    shutil.rmtree(Run(path).steps)
+    told = rf"^{path} was trained in fp32, .* with compute\.precision=fp32, or train another with .*=bf16$"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("biphase.distributed.choose_dtype", lambda *_: torch.bfloat16)
+        with pytest.raises(InputError, match=told):
+            train(tiny_recipe(*shorter("compute.precision=auto", "checkpoints.keep=[2]")), tmp_path)
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_passing_checkpoints_are_dropped(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:

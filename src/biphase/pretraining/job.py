@@ -65,7 +65,7 @@ def open_job(
 ) -> Job:
     """Open the recipe's run under `root`, named by everything that decides its weights. Writes nothing and loads no
     weights. Every process must call it; all raise `InputError` if they open different runs, and for a run that was
-    begun in another precision than `auto` means here.
+    begun or trained in another precision than `auto` means here.
 
     Args:
         text: the opened texts of `data`, if the caller has them.
@@ -91,11 +91,15 @@ def open_job(
     if (name := read_own_name(run)) != run.path.name:
         raise InputError(f"{run.path} holds the run {name}: rename the folder back, or delete it")
     if recipe.compute.precision == "auto":
-        other, dtype = ("fp32", torch.float32) if world.dtype == torch.bfloat16 else ("bf16", torch.bfloat16)
+        names = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+        own = names.pop(world.dtype)
+        [(dtype, other)] = names.items()
         begun = run_from(origin, dtype)
-        if world.on_first(lambda: not run.path.exists() and bool(whole_steps(begun)) and not begun.is_done):
-            problem = f"{begun.path} was begun in {other}, which is not the precision of this device"
-            remedy = f"continue it on a device like its first or with compute.precision={other}, or delete it"
+        if world.on_first(lambda: not run.path.exists() and (begun.is_done or bool(whole_steps(begun)))):
+            made = "trained" if begun.is_done else "begun"
+            problem = f"{begun.path} was {made} in {other}, which is not the precision of this device"
+            remedy = f"continue it on a device like its first or with compute.precision={other}, or "
+            remedy += f"train another with compute.precision={own}" if begun.is_done else "delete it"
             raise InputError(f"{problem}: {remedy}")
     return Job(recipe, run, world, text, origin)
 
