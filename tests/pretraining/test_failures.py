@@ -84,6 +84,18 @@ def test_without_memory_the_keys_are_named(
         train(tiny_recipe(*only("clm", 1)), tmp_path)
 
 
+def test_with_dropout_of_adapters_fewer_tokens_at_once_change_the_result(
+    decoder: Path, tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def update(*_: Any) -> Any:
+        raise torch.OutOfMemoryError(ON_A_GPU)
+
+    monkeypatch.setattr(loop, "update", update)
+    origin = f"init={{model: {decoder}, lora: {{r: 4, lora_dropout: 0.1}}}}"
+    with pytest.raises(InputError, match=r"\(256\), or set compute.activation_checkpointing=true$"):
+        train(tiny_recipe(*only("clm", 1, origin)), tmp_path)
+
+
 def test_batches_too_small_for_the_microbatches(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
     """Found behind the claim of the run's folder, of which nothing stays where nothing was done."""
     with pytest.raises(InputError, match="is below a sample of 64 tokens each; raise it or compute"):

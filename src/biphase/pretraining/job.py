@@ -109,12 +109,14 @@ def hold_run(job: Job) -> Iterator[None]:
     """Claim the run folder for all processes. Each raises `BusyError` if another process holds it, and an `InputError`
     for a missing or other tokenizer, which every checkpoint contains, and with a remedy if memory runs out in the
     block."""
-    world, run, compute = job.world, job.run, job.recipe.compute
+    world, run, compute, lora = job.world, job.run, job.recipe.compute, job.recipe.init.lora
     remedy = f"lower compute.microbatch_tokens ({compute.microbatch_tokens:,})"
     if not compute.activation_checkpointing:
         remedy += ", or set compute.activation_checkpointing=true"
     if world.size > 1 and compute.parallel == "ddp" and not job.recipe.needs_whole_matrices:
         remedy += ", or compute.parallel=fsdp"
+    if lora is None or not lora.lora_dropout:  # dropout is drawn for each microbatch
+        remedy += "; the result stays the same"
     with world.fail_together():
         _ = job.text.main.tokenizer
     with ExitStack() as held:
@@ -128,7 +130,7 @@ def hold_run(job: Job) -> Iterator[None]:
                     for key in ("model_folder", "optimizer_folder"):
                         origin[key] = origin[key] and str(Path(origin[key]).resolve())
                     write_json(run.path / ORIGIN, origin)
-        held.enter_context(memory_told(f"{remedy}; the result stays the same"))
+        held.enter_context(memory_told(remedy))
         yield
 
 
