@@ -225,6 +225,8 @@ class CheckpointManifest:
     versions."""
     pass_position: int = 0
     """The tokens of the data order before that step."""
+    validation_text: str = ""
+    """The fingerprint of the shard set with the run's validation text; empty in the records of earlier versions."""
 
     @property
     def is_causal(self) -> bool:

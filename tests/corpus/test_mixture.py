@@ -132,7 +132,11 @@ def test_a_run_over_a_mixture(corpus: Any, tiny_recipe: Any, tmp_path: Path) -> 
     run = train(tiny_recipe(mixture), tmp_path / "runs")
     manifest = read_checkpoint_manifest(find_checkpoint(str(run.path)))
     assert manifest.data_fingerprint == open_text(tiny_recipe(mixture).data).fingerprint
-    assert len(manifest.texts) == 2
+    assert len(manifest.texts) == 2 and manifest.validation_text == ShardSet(corpus.shards).fingerprint
+    with pytest.raises(
+        InputError, match=rf"^{run.path} was validated on other text .* or give the recipe another name"
+    ):
+        train(tiny_recipe(mixture, f"data.shards={folder}"), tmp_path / "runs")
     scaled = mixture.replace("weight: 3", "weight: 1.5").replace("weight: 1}", "weight: 0.5}")
     assert train(tiny_recipe(scaled), tmp_path / "runs").path == run.path, "the weights are shares"
     other = train(tiny_recipe(mixture.replace("weight: 3", "weight: 2")), tmp_path / "runs")

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from biphase.config import parse_config
 from biphase.console import duration
@@ -22,7 +23,7 @@ from biphase.report.contrasts import difference
 from biphase.report.page import tell_cost
 from biphase.report.results import tell_edges
 from biphase.run import Run, whole_steps
-from biphase.studies import folder
+from biphase.studies import folder, report
 from biphase.studies import run as worker
 from biphase.studies.cost import list_costs, measure_sizes
 from biphase.studies.folder import (
@@ -35,6 +36,7 @@ from biphase.studies.folder import (
     read_state,
     refuse_other_data,
     refuse_other_text,
+    refuse_unlike_validation,
 )
 from biphase.studies.plan import Plan, StudyCell, plan_study
 from biphase.studies.report import arm_of_model, collect_results, list_notes
@@ -346,6 +348,45 @@ def test_a_study_that_was_trained_on_other_text_does_not_go_on(tmp_path: Path, m
     check("b")
     with pytest.raises(InputError, match=rf"^run {name} was trained on other text \(cccccccc\) than .* now \(bbbbbbbb"):
         check("c")
+
+
+def test_a_mixture_is_validated_on_the_same_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The set with the held-out text is none of those that it trains on."""
+    (tmp_path / "manifest.json").touch()
+    mixture = [{"path": str(tmp_path / member), "weight": 1} for member in ("code", "prose")]
+    plan = make_plan(recipe=TREE["recipe"] | {"data": {"shards": str(tmp_path), "mixture": mixture}})
+    monkeypatch.setattr(folder, "read_shard_manifest", lambda path: SimpleNamespace(fingerprint=64 * "b"))
+    for made in ("", 64 * "b"):
+        record = TrainedRecord("made-12345678", "key", 1.0, "placeless", text=("c", "d"), validation_text=made)
+        refuse_other_text(StudyState(plan, tmp_path, {"1m-mlm40-400": record}))
+    record = replace(record, validation_text=64 * "c")
+    with pytest.raises(
+        InputError, match=r"^run 1m-mlm40-400 was validated on other text \(cccccccc\) than .* now \(bb"
+    ):
+        refuse_other_text(StudyState(plan, tmp_path, {"1m-mlm40-400": record}))
+
+
+def test_losses_over_other_numbers_of_tokens_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No key of a run has that number. Without a hypothesis on loss, it does not matter."""
+    more = TREE["recipe"] | {"validation": {"tokens": 2_000_000}}
+    hypotheses = [{"name": "order", "says": "Order matters", "holds": "1m-25-75 - mlm40 < 0 on loss"}]
+    before, after = (make_plan(recipe=recipe, hypotheses=hypotheses) for recipe in (TREE["recipe"], more))
+    name = "1m-mlm40-400"
+    assert before.runs_compared_by_loss == {*before.runs} and before.runs[name].key == after.runs[name].key
+    run = tmp_path / "runs" / MADE
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(yaml.safe_dump(before.runs[name].recipe.model_dump(mode="json")))
+    state = StudyState(before, tmp_path, {name: TrainedRecord(MADE, "key", 1.0, "placeless")})
+    refuse_unlike_validation(state)
+    refuse_unlike_validation(replace(state, plan=make_plan(recipe=more)))
+    told = rf"^run {name} measured its loss on at most 1,000,000 .* says 2,000,000: say .*: 1000000 .* delete {run} to"
+    for module in (worker, report):
+        monkeypatch.setattr(module, "read_state", lambda plan, _: replace(state, plan=plan))
+    monkeypatch.setattr(worker, "declare", lambda *_: None)
+    with pytest.raises(InputError, match=told):
+        worker.run_study(after, tmp_path, Engine(workers=0))
+    with pytest.raises(InputError, match=told):
+        report.report_study(after, tmp_path, tmp_path / "report", ())
 
 
 def test_a_mixture_needs_the_set_with_its_validation_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,6 +157,7 @@ def test_a_record_says_what_text_was_trained_on(plan: Plan, finished: Path) -> N
     for run in plan.runs.values():
         record = find_record(finished, run)
         assert record and record.text == (shards.fingerprint,) and record.is_timed
+        assert record.validation_text == shards.fingerprint
 
 
 def test_checkpoints_that_nobody_needs_are_dropped(plan: Plan, finished: Path) -> None:

@@ -64,8 +64,8 @@ def open_job(
     recipe: Recipe, root: Path, world: World, text: TrainingText | None = None, model: Path | None = None
 ) -> Job:
     """Open the recipe's run under `root`, named by everything that decides its weights. Writes nothing and loads no
-    weights. Every process must call it; all raise `InputError` if they open different runs, and for a run that was
-    begun or trained in another precision than `auto` means here.
+    weights. Every process must call it; all raise `InputError` if they open different runs, for a run that was begun or
+    trained in another precision than `auto` means here, and for one that was validated on other text.
 
     Args:
         text: the opened texts of `data`, if the caller has them.
@@ -101,7 +101,24 @@ def open_job(
             remedy = f"continue it on a device like its first or with compute.precision={other}, or "
             remedy += f"train another with compute.precision={own}" if begun.is_done else "delete it"
             raise InputError(f"{problem}: {remedy}")
+    refuse_other_validation_text(run, recipe, text.main, world)
     return Job(recipe, run, world, text, origin)
+
+
+def refuse_other_validation_text(run: Run, recipe: Recipe, shards: ShardSet, world: World) -> None:
+    """Raise `InputError` if a run on a mixture has validated on other text than `shards`, the set of `data.shards`,
+    which decides no weights there. Every process must call it."""
+    if recipe.data.mixture is None:  # the text is part of the run's name
+        return
+
+    def read_last() -> str:
+        steps = whole_steps(run)
+        return read_checkpoint_manifest(run.steps / str(steps[-1]), check_files=False).validation_text if steps else ""
+
+    if (made := world.on_first(read_last)) not in ("", shards.fingerprint):
+        unlike = f"other text ({made[:8]}) than {shards.folder} has now ({shards.fingerprint[:8]})"
+        remedy = "restore that text, or give the recipe another name to train another run"
+        raise InputError(f"{run.path} was validated on {unlike}: {remedy}")
 
 
 @contextmanager
@@ -260,6 +277,7 @@ def save_state(job: Job, state: State, done: int, phase: Phase) -> None:
         is_decayed=done > recipe.decay_start,
         parent=origin.parent,
         carried=list(origin.carried),
+        validation_text=job.text.main.fingerprint,
     )
     packed: Any = optimizer.unwrap(state.model)
     if packed.network.config.model_type != "eurobert":  # so that transformers reloads a decoder with this direction

@@ -28,7 +28,7 @@ from biphase.files import is_locked, read_hashed, read_json_as, refuse_links, re
 from biphase.finetuning.config import LATER_PROTOCOLS, PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.scores import Score, ScoreSet, read_scores
 from biphase.finetuning.words import WORD_SCORES
-from biphase.run import Run, open_run, read_checkpoint_manifest, read_metrics, whole_steps
+from biphase.run import Run, open_run, read_checkpoint_manifest, read_metrics, read_recipe, whole_steps
 from biphase.studies.plan import Plan, PlannedRun, StudyCell, train_name
 from biphase.studies.spec import EMBED, Study, find_data_dirs
 from biphase.tasks.sources import HUB, dir_of, find_source
@@ -51,6 +51,9 @@ class TrainedRecord:
     """The `placeless_key` of the run in its plan."""
     text: tuple[str, ...] | None = None
     """The fingerprints of the shard sets that it was trained on; None during the training."""
+    validation_text: str = ""
+    """The fingerprint of the set with its validation text; empty during the training, and in the records of earlier
+    versions."""
     untimed: tuple[str, ...] = ()
     """The folders of runs that began without a clock; their `seconds` are too few."""
     models: Mapping[int, tuple[str, int]] = field(default_factory=dict)
@@ -290,14 +293,31 @@ def keys_of_cell(trained_on: str, evaluates: Sequence[str], config: FinetuneConf
 
 
 def refuse_other_text(state: StudyState) -> None:
-    """Raise `InputError` for a shard set whose text differs from the text that its run was trained on. A missing shard
-    set passes."""
+    """Raise `InputError` for a shard set whose text differs from the text that its run was trained or validated on. A
+    missing shard set passes."""
     text_of = cache(find_text)
     for name, record in state.records.items():
-        for path, content in zip(state.plan.runs[name].recipe.data.sets, record.text or (), strict=False):
+        data = state.plan.runs[name].recipe.data
+        texts = [("trained", *pair) for pair in zip(data.sets, record.text or (), strict=False)]
+        texts += [("validated", data.shards, record.validation_text)] if record.validation_text else []
+        for made, path, content in texts:
             if content != (held := text_of(path) or content):
-                unlike = f"run {name} was trained on other text ({content[:8]}) than {path} has now ({held[:8]})"
+                unlike = f"run {name} was {made} on other text ({content[:8]}) than {path} has now ({held[:8]})"
                 raise InputError(f"{unlike}: restore that text, or choose another folder for the study")
+
+
+def refuse_unlike_validation(state: StudyState) -> None:
+    """Raise `InputError` for a trained run whose held-out loss, which a hypothesis compares, was measured on another
+    number of tokens than the plan's."""
+    for name in sorted(state.plan.runs_compared_by_loss & state.records.keys()):
+        run = Run(state.folder / "runs" / state.records[name].folder)
+        made, planned = read_recipe(run).validation.tokens, state.plan.runs[name].recipe.validation.tokens
+        if made != planned:
+            unlike = (
+                f"run {name} measured its loss on at most {made:,} validation tokens, and the study says {planned:,}"
+            )
+            remedy = f"say validation.tokens: {made} in its recipe, or delete {run.path} to train it again"
+            raise InputError(f"{unlike}: {remedy}")
 
 
 def refuse_other_data(state: StudyState) -> None:

@@ -156,6 +156,13 @@ class Plan:
         """Whether the pretraining seeds of some arm see the data in the same order."""
         return any(arm.seed and arm.recipe.data == self.arms[arm.pooled_name].recipe.data for arm in self.arms.values())
 
+    @property
+    def runs_compared_by_loss(self) -> set[str]:
+        """The runs whose held-out losses at the end hypotheses compare."""
+        lines = [line for conditions in self.hypotheses for line in conditions if not isinstance(line, str)]
+        arms = {name for asked in chain(*chain(*lines)) for name in arms_compared_by_loss(asked)}
+        return {model.run for model in self.models if model.kind == "final" and model.pooled_name in arms}
+
     @cached_property
     def usual_recipes(self) -> dict[tuple[str, bool], str]:
         """(network, whether its arms continue another arm) → the most frequent `recipe_key` of these arms; at a tie,
@@ -492,11 +499,16 @@ def bind_hypotheses(plan: Plan) -> Iterator[list[Condition]]:
         yield conditions
 
 
+def arms_compared_by_loss(asked: AskedInequality) -> list[str]:
+    """List the arms whose held-out losses an inequality compares."""
+    return [*chain(*(term.arms for term in asked.operands if term.task == LOSS))]
+
+
 def refuse_unlike_losses(plan: Plan, groups: Any) -> None:
     """Raise `InputError` if an inequality compares held-out losses of different objectives, masks, texts or samples."""
     for asked in chain(*groups):
         kinds: dict[str, str] = {}
-        for name in chain(*(term.arms for term in asked.operands if term.task == LOSS)):
+        for name in arms_compared_by_loss(asked):
             if name not in plan.arms:
                 raise InputError(f"'{name}' is not trained, so it has no held-out loss")
             recipe = plan.arms[name].recipe

@@ -38,7 +38,7 @@ from biphase.studies.advise import Evidence
 from biphase.studies.arms import Arm
 from biphase.studies.cost import RunSize, list_costs, measure_sizes, measure_training
 from biphase.studies.declarations import count_looks, tell_declaration
-from biphase.studies.folder import TRAINING, StudyState, find_text, read_state
+from biphase.studies.folder import TRAINING, StudyState, find_text, read_state, refuse_unlike_validation
 from biphase.studies.plan import EvaluatedModel, Plan, history, plan_study
 from biphase.studies.spec import Study, load_study
 from biphase.tasks.families import KINDS
@@ -412,6 +412,7 @@ def report_study(plan: Plan, folder: Path, out: Path, commands: Sequence[str]) -
     with figure_pool() as pool:
         picture = pool.submit(plan_svg, replace(plan, cells=()))  # while this process reads scores
         state = read_state(plan, folder)
+        refuse_unlike_validation(state)
         failures = state.read_failures()
         bundle = read_bundle(folder)
         sizes = measure_sizes(plan) | (dict(bundle.sizes) if bundle else {})

@@ -47,6 +47,7 @@ from biphase.studies.folder import (
     read_state,
     refuse_other_data,
     refuse_other_text,
+    refuse_unlike_validation,
 )
 from biphase.studies.plan import Plan, PlannedRun, StudyCell, train_name
 from biphase.studies.spec import EMBED, Evaluation, find_data_dirs
@@ -100,7 +101,8 @@ def train_unit(plan: Plan, run: str, folder: Path, processes: int, scored_models
             if model.run == run and model.step in steps:
                 identity = identify(f"{path}@{model.step}")
                 models[model.step] = identity.hash, identity.max_length
-        record = replace(timed, folder=path.name, text=text, models=models)
+        held_out = manifest.validation_text if manifest else ""
+        record = replace(timed, folder=path.name, text=text, validation_text=held_out, models=models)
         write_hashed(clock, to_jsonable_python(record))
         clock.replace(trained / f"{run}.json")
     last = f", {duration(record.seconds - before.seconds)} of it since the restart" if before.seconds else ""
@@ -199,8 +201,8 @@ def run_study(plan: Plan, folder: Path, engine: Engine, processes: int = 1, only
     failures. A failure blocks only the units that need the failed one.
 
     With `processes` above 1, torchrun trains each run on that number of devices of its machine. Raises `InputError`
-    like `refuse_other_text` and `choose_units`, for changed data of tasks (`refuse_other_data`), and for missing shards
-    and folders of models.
+    like `refuse_other_text`, `refuse_unlike_validation` and `choose_units`, for changed data of tasks
+    (`refuse_other_data`), and for missing shards and folders of models.
     """
     # 1. All units of the plan, and the units that are done.
     state = read_state(plan, folder)
@@ -208,6 +210,7 @@ def run_study(plan: Plan, folder: Path, engine: Engine, processes: int = 1, only
     if plan.study.hypotheses:
         declare(plan, folder)
     refuse_other_text(state)
+    refuse_unlike_validation(state)
     refuse_other_data(state)
     # 2. Check the data of all tasks and the name of the unit before hours of training.
     if only != TRAINING and len(units) > len(done):
