@@ -251,6 +251,18 @@ def test_losses_of_other_masks_or_samples_are_not_compared(phase: Any, recipe: A
         make_plan("own - mlm40 < 0 on loss", arms=arms, curricula=curricula)
 
 
+def test_losses_of_a_stream_in_another_order_are_not_compared() -> None:
+    """There the seed of the order decides where the held-out text is cut too."""
+    recipe = {"data": {"shards": "shards", "packing": "stream"}, "schedule": {"warmup_steps": 10, "decay_steps": 20}}
+    group = {"models": ["1m"], "curricula": ["25/75"], "budgets": [400], "name": "own"}
+    arms = [
+        {"group": "all", "models": ["1m"], "curricula": ["mlm40"], "budgets": [400]},
+        {"group": "own", "recipe": {"data": {"order_seed": 7}}} | group,
+    ]
+    with pytest.raises(InputError, match=r"stream, order_seed: 7\); .* \(packing: stream, order_seed: 42\)"):
+        make_plan("own - mlm40 < 0 on loss", recipe=recipe, arms=arms)
+
+
 NAMES = ("1m-25-75-100", "1m-mlm40-100", "1m-stack-100")
 
 

@@ -516,7 +516,10 @@ def refuse_unlike_losses(plan: Plan, groups: Any) -> None:
             validated = phase.with_mask_at(1).model_copy(update={"mask_passes": 1})  # validation has the first pass
             text = f"{recipe.validation.tokens:,} tokens of {data.shards}"
             samples = f"samples of {data.min_sample_tokens} to {data.max_sample_tokens} tokens"
-            kinds[f"{validated.words}, on {text} in {samples} (packing: {data.packing})"] = name
+            cut = f"packing: {data.packing}"
+            if data.packing == "stream":  # the seed decides where it is cut, and so which samples come first
+                cut += f", order_seed: {data.order_seed}"
+            kinds[f"{validated.words}, on {text} in {samples} ({cut})"] = name
         if len(kinds) > 1:
             told = "; ".join(f"that of {name} is of {kind}" for kind, name in kinds.items())
             raise InputError(f"held-out losses of different kinds cannot be compared: {told}")
