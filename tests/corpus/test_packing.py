@@ -22,7 +22,7 @@ from biphase.errors import InputError
 class Stream:
     """Shards whose token at offset i is i, so that a batch says where it comes from."""
 
-    split = "train"
+    folder, split = "shards", "train"
 
     def __init__(self, lengths: list[int] | np.ndarray) -> None:
         self.document_ends = np.cumsum(np.asarray(lengths, dtype=np.int64))
@@ -102,7 +102,7 @@ def test_every_token_of_a_long_enough_document_is_in_one_sample(seed: int, limit
 
 def test_a_split_without_a_long_enough_document_is_refused() -> None:
     for lengths in ([], [3, 11]):
-        with pytest.raises(InputError, match="split 'train' has no document that is long enough"):
+        with pytest.raises(InputError, match=r"^shards: split 'train' has no document that is long enough.*: lower"):
             document_batches(lengths)
 
 

@@ -110,4 +110,24 @@ def test_without_validation_text(tiny_recipe: MakeRecipe, corpus: Any, tmp_path:
     prepare([source], corpus.tokenizer, tmp_path / "shards", validation_fraction=0.0, workers=1)
     run = train(tiny_recipe(*only("clm", 1, f"data.shards={tmp_path / 'shards'}")), tmp_path / "runs")
     assert read_metrics(run, "validation") == []
-    assert "training without validation" in capsys.readouterr().err
+    assert "shards has no validation documents: training without validation" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("packing", ["documents", "stream"])
+def test_with_too_little_validation_text(
+    packing: str, tiny_recipe: MakeRecipe, corpus: Any, tmp_path: Path, capsys: Any
+) -> None:
+    """No sample fits into it. A text to train on needs one, and is named."""
+    from biphase.corpus.prepare import prepare
+
+    held_out = tmp_path / "held.jsonl"
+    held_out.write_text('{"text": "A few words."}\n')
+    source, shards = corpus.shards.parent / "train.jsonl", tmp_path / "shards"
+    prepare([source], corpus.tokenizer, shards, validation=[held_out], workers=1)
+    limits = "batch_tokens=2000", "compute.microbatch_tokens=2000", f"data.shards={shards}", f"data.packing={packing}"
+    run = train(tiny_recipe(*only("clm", 1, *limits)), tmp_path / "runs")
+    assert read_metrics(run, "validation") == []
+    assert "shards has too little validation text for a sample" in capsys.readouterr().err
+    prepare([held_out], corpus.tokenizer, tmp_path / "short", validation_fraction=0.0, workers=1)
+    with pytest.raises(InputError, match=rf"^{tmp_path / 'short'}: split 'train' has no document .*: lower data\.min_"):
+        train(tiny_recipe(*only("clm", 1, *limits, f"data.shards={tmp_path / 'short'}")), tmp_path / "runs")

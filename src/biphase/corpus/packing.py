@@ -136,7 +136,9 @@ class PackedSet:
 
     def __init__(self, shards: ShardSet, samples: Samples, seed: int) -> None:
         if samples.num_samples == 0:
-            raise InputError(f"split '{shards.split}' has no document that is long enough for a sample")
+            lack = f"split '{shards.split}' has no document that is long enough for a sample, or too few tokens for one"
+            remedy = "lower data.min_sample_tokens or, with packing: stream, data.max_sample_tokens"
+            raise InputError(f"{shards.folder}: {lack}: {remedy}")
         self.shards, self.samples, self.seed = shards, samples, seed
         self.block_starts = lru_cache(maxsize=4)(self.sum_blocks)
 

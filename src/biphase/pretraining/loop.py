@@ -170,7 +170,8 @@ def open_batches(job: Job) -> tuple[Batches, Callable[[nn.Module, Phase], dict[s
     """
     recipe, world, text = job.recipe, job.world, job.text
     held_out = ShardSet(text.main.folder, "validation", text.main.manifest)
-    token_bytes_V = text.main.token_bytes().astype(np.int64) if held_out.num_documents else None
+    held_out_samples = make_samples(recipe.data, held_out)
+    token_bytes_V = text.main.token_bytes().astype(np.int64) if held_out_samples.num_samples else None
     sets = []
     for index, shards in enumerate(text.sets):
         sets.append(PackedSet(shards, make_samples(recipe.data, shards), recipe.data.order_seed + index))
@@ -184,11 +185,11 @@ def open_batches(job: Job) -> tuple[Batches, Callable[[nn.Module, Phase], dict[s
             f"is below a sample of {recipe.data.max_sample_tokens} tokens each; raise it or compute.microbatch_tokens"
         )
     if token_bytes_V is None:
-        err.print(f"{recipe.data.shards} has no validation documents: training without validation")
+        lack = "too little validation text for a sample" if held_out.num_documents else "no validation documents"
+        err.print(f"{recipe.data.shards} has {lack}: training without validation")
         return batches, None
-    samples = make_samples(recipe.data, held_out)
-    tokens = min(recipe.validation.tokens, samples.num_tokens)
-    measured = Batches([PackedSet(held_out, samples, seed=0)], lambda step: step * tokens)
+    tokens = min(recipe.validation.tokens, held_out_samples.num_tokens)
+    measured = Batches([PackedSet(held_out, held_out_samples, seed=0)], lambda step: step * tokens)
     return batches, partial(validate, job, measured, torch.from_numpy(token_bytes_V).to(world.device))
 
 
