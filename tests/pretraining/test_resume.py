@@ -165,6 +165,27 @@ def test_a_finished_run_that_trains_again_loses_no_checkpoint(tiny_recipe: MakeR
     assert whole_steps(run) == [5, 8, 10, 15, 16, 18, 20]
 
 
+def test_a_finished_run_that_trains_again_may_be_killed(tiny_recipe: MakeRecipe, tmp_path: Path) -> None:
+    """It goes on from its last checkpoint on the way, as an unfinished run does."""
+    often = ("checkpoints.every_steps=2", "validation.every_steps=0")
+    run, update = train(tiny_recipe(*often, "checkpoints.keep_last=1"), tmp_path), loop.update
+    kept, again = whole_steps(run), tiny_recipe(*often, "checkpoints.keep=[8]")
+
+    def killed(job: Any, state: Any, microbatches: Any, step: int, *rest: Any) -> Any:
+        assert step < 5, "killed"
+        return update(job, state, microbatches, step, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "update", killed)
+        with pytest.raises(AssertionError, match="killed"):
+            train(again, tmp_path)
+    assert whole_steps(run) == [4, *kept]
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, 4)  # from step 4, four are left
+        assert train(again, tmp_path) == run
+    assert whole_steps(run) == [4, 8, *kept]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_checkpoint_is_on_the_disk_before_an_older_one_goes(
     tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -191,6 +191,8 @@ class State:
     """A `PackedModel`, wrapped for its processes."""
     optimizers: list[torch.optim.Optimizer]
     tokens_seen: int
+    loaded_step: int
+    """The step of the checkpoint in which this state began; 0 for none."""
     saved_step: int
     """The step of the run's last whole checkpoint; 0 for none."""
     num_tokens: int
@@ -236,7 +238,7 @@ def load_state(job: Job, run_step: int) -> State:
         flops = flops.with_adapters(num_trained, is_tied=network.get_output_embeddings().weight.requires_grad)
     if start.optimizer_folder is not None:
         load_optimizer(start.optimizer_folder, optimizer.unwrap(model), optimizers, world)
-    return State(model, optimizers, start.tokens_seen, run_step, num_tokens, flops, compiling)
+    return State(model, optimizers, start.tokens_seen, run_step, run_step, num_tokens, flops, compiling)
 
 
 def refuse_other_weights(job: Job, run_step: int) -> None:
@@ -256,7 +258,7 @@ def refuse_other_weights(job: Job, run_step: int) -> None:
 
 def save_state(job: Job, state: State, done: int, phase: Phase) -> None:
     """Write the checkpoint after update `done`, in a phase, and remove old checkpoints that the recipe does not keep. A
-    finished run, which trains again to add a checkpoint, keeps all that it has.
+    finished run, which trains again to add a checkpoint, keeps all that it has, but not those on the way there.
 
     Every process must call it.
     """
@@ -283,8 +285,13 @@ def save_state(job: Job, state: State, done: int, phase: Phase) -> None:
     if packed.network.config.model_type != "eurobert":  # so that transformers reloads a decoder with this direction
         packed.network.config.is_causal = phase.is_causal
     save_checkpoint(run, manifest, packed, state.optimizers, job.text.main.tokenizer, job.world)
-    state.saved_step = done
-    if job.world.is_main and not run.is_done:
-        passing = [step for step in whole_steps(run) if step - origin.step not in recipe.kept_steps]  # 0 keeps them all
-        for step in passing[: -(recipe.checkpoints.keep_last or len(passing))]:
-            remove_folder(run.steps / str(step))
+    before, state.saved_step = state.saved_step, done
+    if not job.world.is_main:
+        return
+    if run.is_done:
+        passing = [origin.step + before] if before > state.loaded_step else []
+    else:
+        passing = [step for step in whole_steps(run) if step - origin.step not in recipe.kept_steps]
+        passing = passing[: -(recipe.checkpoints.keep_last or len(passing))]  # 0 keeps them all
+    for step in passing:
+        remove_folder(run.steps / str(step))

@@ -104,14 +104,15 @@ def find_rest(job: Job) -> Rest | None:
 def train_steps(job: Job, rest: Rest) -> int:
     """Make the updates of `rest`, and return the tokens seen in the end.
 
-    If `rest` is logged, write records, validate and save checkpoints as the recipe says; otherwise save one checkpoint
-    at the end, and validate it.
+    If `rest` is logged, write records, validate and save checkpoints as the recipe says; otherwise validate and keep
+    only the checkpoint at the end. Those on the way there serve a call that goes on after a kill.
     """
     recipe, world, stop = job.recipe, job.world, rest.stop
     # 3. Data: the batches of the steps, the held-out text, and the steps at which validation and checkpoints are due.
     batches, measure = open_batches(job)
-    validates_at = due_steps(recipe, recipe.validation.every_steps, stop) if rest.is_logged else {stop}
-    saves_at = due_steps(recipe, recipe.checkpoints.every_steps, stop) if rest.is_logged else {stop}
+    kept = recipe.kept_steps if rest.is_logged else {stop}
+    validates_at = due_steps(kept, recipe.validation.every_steps, stop) if rest.is_logged else kept
+    saves_at = due_steps(kept, recipe.checkpoints.every_steps, stop)
     # 4. Model and optimizers, in their state at the start.
     state = load_state(job, rest.begin)
     err.print(describe_start(job, state, batches))
@@ -193,9 +194,9 @@ def open_batches(job: Job) -> tuple[Batches, Callable[[nn.Module, Phase], dict[s
     return batches, partial(validate, job, measured, torch.from_numpy(token_bytes_V).to(world.device))
 
 
-def due_steps(recipe: Recipe, every: int, stop: int) -> set[int]:
+def due_steps(kept: set[int], every: int, stop: int) -> set[int]:
     """Return the steps to keep and every `every`-th one up to `stop`; 0 adds none."""
-    return recipe.kept_steps | ({*range(every, stop + 1, every)} if every else set())
+    return kept | ({*range(every, stop + 1, every)} if every else set())
 
 
 def describe_start(job: Job, state: State, batches: Batches) -> str:
