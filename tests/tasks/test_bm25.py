@@ -24,6 +24,16 @@ def test_marks_are_parts_of_words_however_they_are_written() -> None:
     assert searched_words("שָׁלוֹם") == searched_words("שלום") == ["שלום"]
 
 
+def test_a_word_is_found_whatever_its_case_and_its_line_breaks() -> None:
+    """`İ` has a small form of two characters in Python; a soft hyphen or a zero-width space divides no word."""
+    assert searched_words("İstanbul İÇİN") == searched_words("I\u0307stanbul i\u00e7in") == ["istanbul", "için"]
+    for sign in "\u00ad\u200b\u2060\ufeff":
+        assert searched_words(f"{sign}Donau{sign}dampf{sign}schiff") == ["donaudampfschiff"]
+        assert searched_words(f"永{sign}和") == ["永和"]
+    pytest.importorskip("Stemmer")
+    assert stems_of("tr")("İçin İstanbul") == stems_of("tr")("istanbul")
+
+
 def test_without_spaces_neighbours_are_words() -> None:
     assert searched_words("BERT模型は、猫") == ["bert", "模型", "型は", "猫"]
     assert searched_words("กินข้าว") == ["กิ", "ิน", "นข", "ข้", "้า", "าว"]

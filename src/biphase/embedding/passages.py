@@ -33,7 +33,7 @@ KEPT_TEXTS = re.compile(r"texts-([0-9a-f]{12})\.jsonl")
 ID_FIELDS = ("id", "_id")
 """The fields that may hold a document's id; the second is that of BEIR's files."""
 PASSAGE_WORDS = 120
-SAMPLE = "A word, and 永和九年 歲在癸丑 คำไทย हिन्दी ＡＢＣ\nat last. " * 40
+SAMPLE = "A word, and 永和九年 歲在癸丑 คำไทย हिन्दी ＡＢＣ İstanbul, soft\u00adly.\nAt last. " * 40
 """A text whose passages and words reveal a change in the way that texts are cut."""
 
 

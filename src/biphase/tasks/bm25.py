@@ -19,6 +19,8 @@ from biphase.errors import InputError
 SEARCHED = re.compile(rf"([{UNSPACED}]+)|([^\W{UNSPACED}](?:[^\W{UNSPACED}]|[{MARKS}])+)")
 POINTS = dict.fromkeys([*range(0x591, 0x5BE), *range(0x5BF, 0x5C8), *range(0x64B, 0x660), 0x670])
 """The vowels of Hebrew and Arabic, which most texts leave out: no part of a word."""
+INVISIBLE = dict.fromkeys([0xAD, 0x200B, 0x2060, 0xFEFF])
+"""Places where a line may or may not break, such as a soft hyphen: no part of a word, and no end of one."""
 FindWords = Callable[[str], list[str]]
 Hit = tuple[int, float]
 """The index of a document, and its score."""
@@ -28,7 +30,8 @@ def searched_words(text: str) -> list[str]:
     """List the lower-cased words of two or more characters and, in scripts without spaces, all pairs of neighbouring
     characters, as Lucene's CJKAnalyzer does: `BERT模型は` → `bert`, `模型`, `型は`."""
     words = []
-    for match in SEARCHED.finditer(unicodedata.normalize("NFKC", text).lower().translate(POINTS)):
+    lowered = unicodedata.normalize("NFKC", text).lower().replace("i\u0307", "i")  # Python's small form of `İ`
+    for match in SEARCHED.finditer(lowered.translate(POINTS | INVISIBLE)):
         run, word = match.groups()
         if run:
             words += [run[at : at + 2] for at in range(max(1, len(run) - 1))]
