@@ -612,6 +612,9 @@ def test_what_is_left_out_of_an_embedding_model_is_told(
     assert f"(give {kept} to keep them), its similarity dot" in told
     tell_unused_parts(make(f"model={wide_teacher}", kept.replace(": ", "=", 1)))
     assert "its prompts" not in capsys.readouterr().err
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"prompts": {"query": "asked: ", "passage": "said: "}}))
+    tell_unused_parts(make(f"model={wide_teacher}"))
+    assert f"(give {kept} to keep them)" in " ".join(capsys.readouterr().err.split())
     assert tell_unused_parts(make(f"model={encoder_folder}")) == "before training"
     assert not capsys.readouterr().err
 

@@ -228,6 +228,10 @@ def make_embedder(
     return SentenceTransformer(modules=modules, similarity_fn_name="cosine")
 
 
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+"""The names of the prompt of documents in sentence-transformers, in order of preference."""
+
+
 def tell_unused_parts(recipe: EmbeddingRecipe) -> str:
     """Print the parts of an embedding model beside its network, because training starts without them. Returns the name
     of the model before training, which is not that model if it has such parts."""
@@ -241,7 +245,10 @@ def tell_unused_parts(recipe: EmbeddingRecipe) -> str:
         elif class_name not in ("Transformer", "Normalize"):
             left_out.append(f"its {class_name}")
     saved, given = read_embedder_file(folder), recipe.prompts.model_dump()
-    prompts = {name: text for name, text in (saved.prompts or {}).items() if text and text not in given.values()}
+    named = {name: text for name, text in (saved.prompts or {}).items() if text}
+    document = next((name for name in DOCUMENT_PROMPTS if name in named), "document")
+    named = {"document" if name == document else name: text for name, text in named.items()}
+    prompts = {name: text for name, text in named.items() if text not in given.values()}
     if prompts:
         quoted = {name: json.dumps(text, ensure_ascii=False) for name, text in prompts.items()}
         keys = ", ".join(f"{name}: {quoted[name]}" for name in given if name in quoted)
