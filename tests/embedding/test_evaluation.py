@@ -535,6 +535,17 @@ def test_an_index_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     file = write_rows(tmp_path / "texts" / "a.jsonl", [{"text": "A flow."}])
     assert len(search(file, "flow")) == len(search(tmp_path / "texts", "flow")) == 1
     assert f"{file}.index: written by biphase, and left out" in " ".join(capsys.readouterr().err.split())
+    for name in ("*", "**/*.jsonl"):
+        for _ in range(2):
+            capsys.readouterr()
+            found = search(str(tmp_path / "texts" / name), "flow", index=tmp_path / "texts" / "my.index")
+            assert list(found["id"]) == ["a.jsonl:1#0"]
+        told = " ".join(capsys.readouterr().err.split())
+        assert f"{file}.index, {tmp_path}/texts/my.index: written by biphase, and left out" in told
+        assert "passages" not in told, "the index is as it was"
+    assert len(search(f"{file}.index/passages*", "flow", index=tmp_path / "copy.index")) == 1, "it is named"
+    with pytest.raises(InputError, match=r"matches nothing but what biphase wrote in .*a\.jsonl\.index"):
+        search(str(tmp_path / "texts" / "*.index"), "flow", index=tmp_path / "none.index")
     with pytest.raises(InputError, match=r"\*\.jsonl names several files: name the folder of their index"):
         search(str(tmp_path / "texts" / "*.jsonl"), "flow")
 

@@ -16,7 +16,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from functools import cache
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args
@@ -291,7 +292,7 @@ def expand(source_name: str, recorded: Collection[str] = ()) -> list[TextSource]
         matches = sorted(glob.glob(str(path), recursive=True))
         if not matches:
             raise InputError(f"{source_name} matches no file")
-        return [source for match in matches for source in expand(match, recorded)]
+        return [source for match in leave_out_written(path, matches) for source in expand(match, recorded)]
     # A bare `owner/name` must not look like a mistyped path: no known ending, and no local folder with that name.
     is_bare = not path.is_absolute() and path.parts[0] not in (".", "..") and HUB_ADDRESS.fullmatch(str(path))
     if source_name.startswith("hub:") or (is_bare and kind_of(path) is None and not Path(path.parts[0]).exists()):
@@ -300,6 +301,23 @@ def expand(source_name: str, recorded: Collection[str] = ()) -> list[TextSource]
         raise InputError(f"{source_name} does not exist: there is no folder {path.parent}")
     names = sorted(entry.name for entry in path.parent.iterdir() if entry.exists())
     raise InputError(f"{source_name} does not exist{nearest(path.name, names) if 0 < len(names) <= 20 else ''}")
+
+
+def leave_out_written(pattern: Path, matches: Sequence[str]) -> list[str]:
+    """Leave out the matches of a glob in folders that biphase wrote, such as a search index, below the folder where the
+    glob begins. Print a line that names these folders. Raises `InputError` if no match remains."""
+    num_fixed = sum(1 for _ in takewhile(lambda part: not glob.has_magic(part), pattern.parts))
+    is_written = cache(lambda folder: (folder / MARK).exists())
+    kept, written = [], set[str]()
+    for match in matches:
+        below = [Path(match), *Path(match).parents][: len(Path(match).parts) - num_fixed]
+        folders = [str(folder) for folder in below if is_written(folder)]
+        written.update(folders[-1:])
+        kept += [] if folders else [match]
+    if not kept:
+        raise InputError(f"{pattern} matches nothing but what biphase wrote in {first_of(sorted(written))}")
+    name_written(written)
+    return kept
 
 
 def check_place(source_name: str) -> None:
@@ -330,9 +348,13 @@ def folder_sources(folder: Path) -> list[TextSource]:
     if not readable:
         raise InputError(f"{folder} holds no file that can be read: {READABLE}")
     name_left_out("not text sources", others, len(readable) + len(others))
-    if written:
-        console.err.print(f"{first_of(sorted(map(str, written)))}: written by biphase, and left out")
+    name_written(map(str, written))
     return [file_source(path) for path in readable]
+
+
+def name_written(folders: Iterable[str]) -> None:
+    if names := sorted(folders):
+        console.err.print(f"{first_of(names)}: written by biphase, and left out")
 
 
 def is_hidden(path: Path) -> bool:
