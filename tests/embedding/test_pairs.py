@@ -1,6 +1,8 @@
 """Texts that belong together, out of tables and plain text."""
 
 import json
+import random
+import re
 from itertools import islice
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from biphase.embedding.pairs import check_stage, read_pairs
+from biphase.embedding.pairs import check_stage, read_pairs, share_read, to_arrow
 from biphase.embedding.recipe import EmbeddingStage, PairSource
 from biphase.errors import InputError
 
@@ -70,11 +72,50 @@ def test_rows_that_no_epoch_reads_are_told(
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = PairSource(path=str(tmp_path / "pairs.jsonl"), weight=weight)
     check_stage(EmbeddingStage(name="s", data=(source,), batch_size=5), [read_pairs(source, 0)])
-    told = f"at most {num_read / weight:.0f}% of the rows are read in an epoch"
+    told = f"about {num_read / weight:.0f}% of the rows are read in an epoch"
     assert (told in " ".join(capsys.readouterr().err.split())) == (num_read < 100 * weight)
     table = Dataset.from_list(weight * rows)
     batches = sampler.NoDuplicatesBatchSampler(table, 5, drop_last=False, generator=torch.Generator())
     assert sum(map(len, islice(batches, len(batches)))) == num_read
+
+
+def test_a_negative_occurs_once_in_a_batch_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As sentence-transformers' sampler has it, for scored pairs beside triplets too; one negative for all rows fills
+    no batch."""
+    sampler = pytest.importorskip("sentence_transformers.base.sampler")
+    draw, kept = random.Random(0), []
+    rows = [{"anchor": f"a {n}", "positive": f"b {n % 60}"} for n in range(400)]
+    for row in rows:
+        others = draw.sample([f"b {n}" for n in range(60) if f"b {n}" != row["positive"]], 2)
+        kept.append(row | {"negative_1": others[0], "negative_2": others[1]})
+    scored = [{"sentence1": f"c {n % 17}", "sentence2": f"d {n}", "score": n % 2} for n in range(400)]
+    shares = []
+    for name, written in (("triplets", kept), ("scored", scored)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
+        table = Dataset.from_list(written)
+        batches = sampler.NoDuplicatesBatchSampler(table, 16, False, ["score"], torch.Generator())
+        shares.append(sum(map(len, islice(batches, len(batches)))) / 400)
+    sources = tuple(PairSource(path=str(tmp_path / f"{name}.jsonl")) for name in ("triplets", "scored"))
+    pairs = [read_pairs(source, 0) for source in sources]
+    check_stage(EmbeddingStage(name="s", data=sources, batch_size=16), pairs)
+    told = re.findall(r"about (\d+)% of the rows are read", " ".join(capsys.readouterr().err.split()))
+    assert [int(share) / 100 for share in told] == pytest.approx(shares, abs=0.03) and max(shares) < 0.99
+    check_stage(EmbeddingStage(name="s", data=sources[1:], batch_size=16), pairs[1:])
+    assert "of the rows" not in capsys.readouterr().err, "scored pairs alone may have a text twice"
+    (tmp_path / "triplets.jsonl").write_text("".join(json.dumps(row | {"negative": "None."}) + "\n" for row in rows))
+    with pytest.raises(
+        InputError, match=r"1 different texts as negative_1, too few for a batch of 16: .* without this"
+    ):
+        check_stage(EmbeddingStage(name="s", data=sources[:1], batch_size=16), [read_pairs(sources[0], 0)])
+
+
+def test_a_table_of_few_texts_is_judged_in_time_that_grows_with_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By some batches, after which the others count as the last."""
+    rows = [(f"a {n}", f"b {n % 12}", f"b {(n + 1) % 12}") for n in range(2000)]
+    table = to_arrow(rows, ("anchor", "positive", "negative_1"))
+    whole = share_read(table, 1, 16)
+    monkeypatch.setattr("biphase.embedding.pairs.MOST_VISITS", 2)
+    assert share_read(table, 1, 16) == pytest.approx(whole, abs=0.1) and 0.2 < whole < 6 / 16
 
 
 def test_pairs_of_text_without_spaces(tmp_path: Path) -> None:

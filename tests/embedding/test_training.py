@@ -371,7 +371,7 @@ def test_negatives_are_those_of_sentence_transformers_miner(
 
 
 def test_stages_follow_each_other_and_mine_negatives(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pairs = str(tmp_path / "pairs.jsonl")
     stages = (
@@ -379,7 +379,10 @@ def test_stages_follow_each_other_and_mine_negatives(
         f" {{name: b, data: [{{path: {pairs}}}], batch_size: 4, max_steps: 2,"
         " hard_negatives: {number: 1, margin: 0.0, last_rank: 20}}]"
     )
+    monkeypatch.setattr("biphase.embedding.pairs.MOST_TOLD", 1.01)  # so that a line is printed
     out, facts = train_embedder(make(stages, "merge=0.5"), tmp_path / "runs")
+    told = " ".join(capsys.readouterr().err.split())
+    assert "of the rows are read in an epoch" in told.partition("have 1 hard negatives")[2]
     assert [stage["steps"] for stage in facts["stages"]] == [2, 2]
     folder = next((tmp_path / "runs").iterdir())
     assert (folder / "stages" / "b" / "negatives-0.arrow").exists()

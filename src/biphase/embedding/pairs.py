@@ -1,8 +1,12 @@
-"""Sources of a recipe → tables of pairs, triplets or scored pairs, checked before anything trains."""
+"""Sources of a recipe → tables of pairs, triplets or scored pairs, checked before anything trains.
+
+Letters: N rows, C columns.
+"""
 
 import math
 import random
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -44,6 +48,10 @@ MOST_TOLD = 0.99
 """The largest share of rows read in an epoch of which a line tells."""
 PIECE_ROWS = 10_000
 """The number of rows that are Python objects at a time."""
+RARE = 0.1
+"""The share of the batches of an epoch that may have a text for all rows to be read."""
+MOST_VISITS = 20
+"""The number of times that a row is visited to see how many rows an epoch reads."""
 SHORTEST_PASSAGE = 8
 """The fewest words of a passage; shorter ones are left out."""
 
@@ -288,16 +296,15 @@ def check_stage(stage: EmbeddingStage, sources: Sequence[Pairs]) -> None:
     epoch must leave out rows."""
     for source, pairs in zip(stage.data, sources, strict=True):
         distinct = {f"pairs at weight {source.weight:g}": round(min(1, source.weight) * len(pairs.table))}
-        if pairs.kind == "pairs":
-            distinct |= {f"{name}s": pc.count_distinct(pairs.table[name]).as_py() for name in ("anchor", "positive")}
+        for name in pairs.table.column_names if pairs.kind == "pairs" else ():
+            distinct[f"texts as {name}" if "_" in name else f"{name}s"] = pc.count_distinct(pairs.table[name]).as_py()
         fewest, num_distinct = min(distinct.items(), key=lambda item: item[1])
         if num_distinct < (stage.batch_size if pairs.kind == "pairs" else 2):
             message = f"{pairs.name} has {num_distinct:,} different {fewest}, too few for a batch of {stage.batch_size}"
-            raise InputError(f"stage {stage.name}: {message}: lower batch_size, or give more pairs")
-        read = most_read(pairs.table, source.weight, stage.batch_size)
-        if pairs.kind == "pairs" and read < MOST_TOLD:
-            told = f"at most {read:.0%} of the rows are read in an epoch, because a text occurs once in a batch"
-            console.err.print(f"stage {stage.name}: {pairs.name}: {told}: lower batch_size")
+            remedy = "give more pairs" if "_" not in fewest else "name columns without this one"
+            raise InputError(f"stage {stage.name}: {message}: lower batch_size, or {remedy}")
+        if any(other.kind == "pairs" for other in sources):  # then no batch has a text twice
+            tell_read(stage, pairs.name, pairs.table, source.weight)
         mined = stage.hard_negatives
         if mined and len(pairs.table.columns) > 2:
             has = f"{pairs.name} has scores or negatives of its own"
@@ -307,10 +314,44 @@ def check_stage(stage: EmbeddingStage, sources: Sequence[Pairs]) -> None:
             raise InputError(f"stage {stage.name}: hard_negatives: {message} do not hold {mined.number} negatives")
 
 
-def most_read(table: pa.Table, weight: float, batch_size: int) -> float:
-    """Return an upper bound on the share of rows that an epoch reads if no anchor and no positive may occur twice in a
-    batch: those of a text beyond the number of batches are left out."""
-    num_rows = weight * len(table)
-    counts = [weight * np.asarray(table[name].value_counts().field("counts")) for name in table.column_names[:2]]
-    left_out = max(np.maximum(counts_N - math.ceil(num_rows / batch_size), 0).sum() for counts_N in counts)
-    return float(1 - left_out / num_rows)
+def tell_read(stage: EmbeddingStage, name: str, table: pa.Table, weight: float) -> None:
+    """Print a line if an epoch leaves out rows of a source, because a text occurs once in a batch."""
+    share = share_read(table, weight, stage.batch_size)
+    if share < MOST_TOLD:
+        told = f"about {share:.0%} of the rows are read in an epoch, because a text occurs once in a batch"
+        fewer = " or hard_negatives' number" if stage.hard_negatives else ""
+        console.err.print(f"stage {stage.name}: {name}: {told}: lower batch_size{fewer}")
+
+
+def share_read(table: pa.Table, weight: float, batch_size: int) -> float:
+    """Return about which share of the rows of a source an epoch reads if no batch has a text twice, in whatever columns
+    it stands.
+
+    As sentence-transformers' sampler does, fill each batch with the next rows whose texts are not in it, and make no
+    more batches than would hold all rows. Stop after `MOST_VISITS` visits of a row, and take the batches that remain
+    for as large as the last.
+    """
+    pieces = table.drop_columns([name for name in table.column_names if name == "score"]).to_batches(PIECE_ROWS)
+    hashes = [[[hash(text) for text in column.to_pylist()] for column in piece.columns] for piece in pieces]
+    texts_NC = np.concatenate([np.array(piece, dtype=np.int64).T for piece in hashes])
+    draw = np.random.default_rng(0)
+    rows_N = draw.permutation(np.resize(draw.permutation(len(texts_NC)), round(weight * len(texts_NC))))
+    num_rows, num_batches = len(rows_N), math.ceil(len(rows_N) / batch_size)
+    if math.ceil(weight) * np.unique(texts_NC, return_counts=True)[1].max() <= RARE * num_batches:
+        return 1.0
+    waiting, num_read, num_visits = deque(map(tuple, texts_NC[rows_N].tolist())), 0, 0
+    for num_left in reversed(range(num_batches)):
+        texts, skipped, num_waiting, size = set[int](), list[tuple[int, ...]](), len(waiting), 0
+        while waiting and size < batch_size:
+            row = waiting.popleft()
+            if texts.isdisjoint(row):
+                texts.update(row)
+                size += 1
+            else:
+                skipped.append(row)
+        num_read += size
+        num_visits += num_waiting - len(waiting)
+        waiting.extendleft(reversed(skipped))
+        if num_visits > MOST_VISITS * num_rows:
+            return min(num_read + num_left * size, num_rows) / num_rows
+    return num_read / num_rows

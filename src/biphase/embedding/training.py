@@ -39,7 +39,7 @@ from biphase.corpus.tokenizer import misreading_class
 from biphase.device import choose_device, choose_dtype, describe_machine, prefetch
 from biphase.embedding import model as embedders
 from biphase.embedding.evaluation import read_judged_set, score_arms, score_bm25, score_embedder
-from biphase.embedding.pairs import Pairs, check_paths, check_stage, hash_pairs, read_pairs
+from biphase.embedding.pairs import Pairs, check_paths, check_stage, hash_pairs, read_pairs, tell_read
 from biphase.embedding.recipe import LOSSES, EmbeddingRecipe, EmbeddingStage
 from biphase.encoder.attention import explain_computing
 from biphase.encoder.lora import add_adapters, has_adapters, merge_adapters
@@ -260,6 +260,7 @@ def stage_tables(run: "StageRun") -> "Tables":
         if stage.hard_negatives is not None:
             path = run.folder / f"negatives-{index}.arrow"
             table = embedders.mine_once(table, run.model, stage.name, stage.hard_negatives, path)
+            tell_read(stage, pairs.name, table.data.table, 1)
         if run.teacher is not None:
             # The teacher reads rows that are repeated once.
             is_repeated = whole > 0 and stage.hard_negatives is None
