@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from biphase.embedding.index import fuse_rankings, fuse_with_words
 from biphase.encoder.search import find_nearest, in_pieces
 from biphase.finetuning.metrics import best_documents
-from biphase.tasks.bm25 import index_bm25, searched_words
+from biphase.tasks.bm25 import fuse_rankings, fuse_with_words, index_bm25, searched_words
 
 
 def test_ties_at_the_last_place_are_broken_as_trec_eval_does() -> None:

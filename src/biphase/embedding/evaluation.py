@@ -18,7 +18,7 @@ from sentence_transformers.util import pairwise_cos_sim
 
 from biphase import console
 from biphase.corpus.text import sample_language
-from biphase.embedding.index import Searcher, fuse_with_words
+from biphase.embedding.index import Searcher
 from biphase.embedding.model import embed_texts, encoder_of, find_similar
 from biphase.embedding.pairs import UnclearPairsError, read_pairs
 from biphase.embedding.passages import document_of, read_passages
@@ -26,7 +26,7 @@ from biphase.embedding.questions import By, Request, UserQuestion
 from biphase.embedding.recipe import PairSource, set_name
 from biphase.errors import InputError, told_as
 from biphase.finetuning.metrics import Judgement, judge_ranking, score_rows
-from biphase.tasks.bm25 import index_bm25, query_bm25, stems_of
+from biphase.tasks.bm25 import fuse_with_words, index_bm25, query_bm25, stems_of
 from biphase.tasks.families import KINDS
 from biphase.tasks.sources import TaskSource, find_source
 from biphase.tasks.spec import FileLayout, Task

@@ -12,7 +12,6 @@ Letters: Q questions, N passages, D width.
 
 import json
 import os
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
@@ -52,14 +51,22 @@ from biphase.errors import InputError, clipped, first_of, told_as
 from biphase.exporting.plain import list_module_files, read_embedder_file
 from biphase.files import Stamp, content_hash, own_folder, read_json_as, reading, refuse_damaged, stamp_of, write_json
 from biphase.run import split_reference
-from biphase.tasks.bm25 import FindWords, Hit, index_bm25, open_bm25, query_bm25, score_some, searched_words, stems_of
+from biphase.tasks.bm25 import (
+    FUSED_PASSAGES,
+    Hit,
+    fuse_rankings,
+    fuse_with_words,
+    index_bm25,
+    open_bm25,
+    query_bm25,
+    searched_words,
+    stems_of,
+)
 
 if TYPE_CHECKING:
     import pandas
 
 VECTORS, WORDS = "embeddings.npy", "words"
-FUSED_PASSAGES = 100
-"""The number of nearest passages that embeddings score where rankings are fused; the last of them gets 0."""
 RERANKED_PASSAGES = 10
 """The number of passages that a cross-encoder reads with the question, or more if the user asks for more."""
 LEAST_KNOWN = 0.5
@@ -498,53 +505,6 @@ def settle_by(index: Index, files: IndexFiles, by: By | None) -> By:
     message = f"{index.manifest.model} finds {found_share:.0%} of passages by words of their own, {done}"
     console.err.print(f"{message}; train it for search (biphase embed)")
     return by or "bm25"
-
-
-def fuse_with_words(
-    words: Any,
-    queries: Sequence[str],
-    nearest_Q: Sequence[Sequence[Hit]],
-    top: int,
-    find_words: FindWords,
-    is_searched_N: np.ndarray | None = None,
-) -> list[list[Hit]]:
-    """Fuse BM25 with rankings by embeddings, which have `top` and at least `FUSED_PASSAGES` hits where there are as
-    many documents. A document's score depends on neither `top` nor the other queries: BM25 scores all documents, and
-    embeddings the `FUSED_PASSAGES` nearest ones; farther ones get 0, and are ordered as they are.
-
-    Args:
-        words: BM25's index; None if no document has a word.
-        find_words: the function that built it.
-        is_searched_N: whether to search each document; by default, search all.
-    """
-    fused_Q = []
-    by_words_Q = query_bm25(words, queries, top, find_words, is_searched_N)
-    for query, by_words, nearest in zip(queries, by_words_Q, nearest_Q, strict=True):
-        found, scored = {row for row, _ in by_words}, nearest[:FUSED_PASSAGES]
-        others = score_some(words, query, [row for row, _ in scored if row not in found], find_words)
-        fused = fuse_rankings([*by_words, *others], scored, lowest=0.0)
-        known = {row for row, _ in fused}
-        fused_Q.append([*fused, *((row, 0.0) for row, _ in nearest if row not in known)][:top])
-    return fused_Q
-
-
-def fuse_rankings(first: Sequence[Hit], second: Sequence[Hit], lowest: float | None = None) -> list[Hit]:
-    """Fuse two rankings of one query: each contributes half of a document's score, scaled to 0..1 (a convex
-    combination, Bruch et al. 2023, arXiv:2210.11934).
-
-    Each ranking maps its worst score to 0 and its best to 1. The best documents come first, equal ones by their index.
-
-    Args:
-        lowest: the score that the first ranking maps to 0 instead of its worst; 0 for BM25, the score of a document
-            without any word of the query.
-    """
-    fused = defaultdict[int, float](float)
-    for ranking, bottom in ((first, lowest), (second, None)):
-        for document, score in ranking:
-            worst = ranking[-1][1] if bottom is None else bottom
-            best = ranking[0][1]
-            fused[document] += 0.5 * ((score - worst) / (best - worst) if best > worst else 1.0)
-    return sorted(fused.items(), key=lambda hit: (-hit[1], hit[0]))
 
 
 def open_model(name: str) -> tuple[str, SentenceTransformer]:
