@@ -772,6 +772,62 @@ def test_an_index_follows_its_own_text_alone(tmp_path: Path) -> None:
     assert list(search(tmp_path / "moved" / "texts", "flow")["text"]) == ["A flow."]
 
 
+def test_an_index_follows_a_text_that_only_moved(
+    encoder_folder: Path, papers: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its documents are called by the new file, and what comes to the old place is another text. Nothing is embedded
+    again."""
+    rows = [{"text": row["text"]} for row in PAPERS]
+    search(write_rows(papers, rows), "flow", model=encoder_folder)
+    moved, index = papers.with_name("moved.jsonl"), papers.with_name("moved.jsonl.index")
+    papers.rename(moved)
+    Path(f"{papers}.index").rename(index)
+    with monkeypatch.context() as patch:
+        patch.setattr(embedders, "embed_into", lambda rows_ND, chosen, *_: chosen.size and pytest.fail("embedded"))
+        assert set(search(moved, "flow", by="bm25")["id"]) == {"moved.jsonl:1#0", "moved.jsonl:2#0"}
+    before = (index / "index.json").stat().st_mtime_ns
+    search(moved, "flow")
+    assert (index / "index.json").stat().st_mtime_ns == before
+    write_rows(papers, [{"text": "A flow of another text."}])
+    capsys.readouterr()
+    assert len(search(index, "flow", by="bm25")) == 2
+    assert "has changed" not in capsys.readouterr().err
+    with pytest.raises(InputError, match=rf"was made from {moved}, and has 0% of the passages of {papers}"):
+        search(papers, "flow", index=index)
+
+
+def test_an_index_keeps_its_text_field(papers: Path, tmp_path: Path) -> None:
+    """When it is opened, updated or rebuilt without one; texts in memory take it too."""
+    rows = [{"title": "Jets", "text": "A flow."}, {"title": "Wings", "text": "A slender body."}]
+    field = "{title}\\n{text}"
+    search(write_rows(papers, rows), "jets", text_field=field)
+    for change in ({}, {"rebuild": True}, {"text_field": field}):
+        assert [text.split()[0] for text in search(papers, "jets", **change)["text"]] == ["Jets"]
+    write_rows(papers, [*rows, {"title": "More jets", "text": "Another flow."}])
+    assert len(search(papers, "jets")) == 2
+    with pytest.raises(InputError, match=r"not of 'text': leave --text-field out, or rebuild it \(--rebuild\)$"):
+        search(papers, "jets", text_field="text")
+    assert len(search(papers, "jets", text_field="text", rebuild=True)) == 0
+    frame = pandas.DataFrame({"body": ["A flow.", "A wing."]})
+    for given in ({"text_field": "body"}, {}):
+        assert list(search(frame, "flow", index=tmp_path / "memory.index", **given)["text"]) == ["A flow."]  # type: ignore[arg-type]
+
+
+def test_a_remedy_names_an_index_that_lies_elsewhere(
+    encoder_folder: Path, papers: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """Without it, the text would get a second index."""
+    index = tmp_path / "my.index"
+    search(papers, "flow", index=index)
+    named = f"{papers} --index {index}"
+    for given in ({"language": "fr"}, {"model": encoder_folder}, {"by": "both"}):
+        with pytest.raises(InputError, match=f"search its text, {named}, with "):
+            search(index, "flow", **given)
+    write_rows(papers, PAPERS[:1])
+    search(index, "flow")
+    assert f"search {named}, and the index follows" in " ".join(capsys.readouterr().err.split())
+
+
 def test_an_update_of_an_index_that_was_replaced_is_refused(
     papers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from biphase import console
 from biphase.config import AnyPath, Changes, ModelName, OnCommandLine, read_settings
 from biphase.corpus.packing import open_text
 from biphase.corpus.text import TxtDocuments, are_names, check_place, find_text_sources, name_sources, sample_texts
-from biphase.embedding.passages import is_index, remove_earlier_texts
+from biphase.embedding.passages import default_index, field_of, is_index, remove_earlier_texts
 from biphase.embedding.questions import By, read_request
 from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names
 from biphase.encoder.models import find_folder, stamp_model, unreplaced
@@ -477,7 +477,7 @@ def search(
     language: str | None = None,
     top: int = 5,
     rebuild: bool = False,
-    text_field: str = "text",
+    text_field: str | None = None,
 ) -> "pandas.DataFrame":
     """Find passages that answer a question, with BM25 and an embedding model. Documents are embedded once and stored in
     an index; a later search embeds only those that changed.
@@ -502,8 +502,9 @@ def search(
         documents: Answer with documents, each by its best passage. A document may otherwise have several passages among
             the answers.
         top: The number of passages, or of documents.
-        rebuild: Build the index again, with its own model and language unless others are given.
+        rebuild: Build the index again, with its own model, language and text field unless others are given.
         text_field: The JSON field or column that holds the text, or a template of several, such as `{title}\\n{body}`.
+            By default that of the index, or `text` for a new one.
 
     Returns: a row for each passage: `by` (its ranker: the model, BM25, both, or the cross-encoder), `rank`, `score`,
         `id`, `text`, and the other columns of its document. For several questions, `question_id` (their `id` or number)
@@ -523,7 +524,7 @@ def open_index(
     index: AnyPath | None = None,
     language: str | None = None,
     rebuild: bool = False,
-    text_field: str = "text",
+    text_field: str | None = None,
 ) -> "Searcher":
     """Open an index for many searches, or build it: `biphase.open_index("texts.index").search("a question")`.
 
@@ -537,13 +538,14 @@ def open_index(
 
 
 def find_index(
-    source: Any, model: Any, index: str | Path | None, language: str | None, rebuild: bool, text_field: str
+    source: Any, model: Any, index: str | Path | None, language: str | None, rebuild: bool, text_field: str | None
 ) -> "Index":
     """Open the index that `search` uses, or build it. Report mistakes before loading PyTorch."""
     if index is None and not are_names(source):
         raise InputError("texts in memory have no name for their index: name a folder, such as index='my.index'")
     index = None if index is None else Path(index).expanduser()
-    names = name_sources(source, Path(f"{index}.texts"), text_field)
+    field = text_field or ("text" if index is None else field_of(index))
+    names = name_sources(source, Path(f"{index}.texts"), field)
     if len(names) != 1:
         raise InputError(f"search takes one source, and {len(names)} are given: give their folder, a glob, or texts")
     name = os.path.expanduser(names[0])
@@ -554,8 +556,8 @@ def find_index(
         raise InputError(f"{name} is an index: to rebuild it, give its text")
     if text is not None and index is None and has_magic(name) and not Path(name).exists():
         raise InputError(f"{name} names several files: name the folder of their index (--index)")
-    own = name.rstrip("/") if Path(name).exists() else name.removeprefix("hub:").replace("/", "--")  # a Hub data set
-    folder = Path(name) if text is None else Path(index or f"{own}.index")
+    folder = Path(name) if text is None else index or default_index(name)
+    field = text_field or field_of(folder)
     embedder = None if model is None else str(model)
     if embedder is not None:
         find_folder(embedder)
@@ -566,11 +568,11 @@ def find_index(
         check_language(language)
         from biphase.embedding.index import build_index, open_index, rebuild_index
     if not has_index:
-        opened = build_index(name, embedder or "", folder, text_field, language)
+        opened = build_index(name, embedder or "", folder, field, language)
     elif rebuild:
-        opened = rebuild_index(name, embedder, folder, text_field, language)
+        opened = rebuild_index(name, embedder, folder, field, language)
     else:
-        opened = open_index(folder, embedder, text, text_field, language)
+        opened = open_index(folder, embedder, text, field, language)
     if not are_names(source):
         remove_earlier_texts(Path(name))
     return opened

@@ -34,6 +34,7 @@ from biphase.corpus.tokenizer import load_auto_tokenizer
 from biphase.embedding import model as embedders
 from biphase.embedding.pairs import hash_text
 from biphase.embedding.passages import (
+    INDEX_REMEDY,
     LINES,
     PASSAGE_WORDS,
     PASSAGES,
@@ -42,6 +43,7 @@ from biphase.embedding.passages import (
     place_of,
     read_texts,
     root_of,
+    tell_text,
     write_passages,
 )
 from biphase.embedding.questions import ANSWER_COLUMNS, By, Filter, Request, UserQuestion, read_request
@@ -123,13 +125,13 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str,
     """Open an index. If `text` is given, update it first if it has changed or its language is not `language`. Raises
     `InputError` for another model, field or way to cut, and for another language without `text`."""
     # 1. The present state of its model and its text.
-    remedy = "delete the index and build it again"
-    with reading(path / "index.json", remedy):
+    with reading(path / "index.json", INDEX_REMEDY):
         stamp = stamp_of(path / "index.json")
-    refuse_damaged(path, remedy)
-    manifest = read_json_as(path / "index.json", IndexManifest, remedy)
+    refuse_damaged(path, INDEX_REMEDY)
+    manifest = read_json_as(path / "index.json", IndexManifest, INDEX_REMEDY)
     model_path = model or model_of(manifest)
     name = text or manifest.text
+    named = tell_text(name, path)
     text_hash = manifest.text_hash
     if text or (not manifest.sources and (Path(name).exists() or glob(name, recursive=True))):
         try:
@@ -139,31 +141,33 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str,
                 raise
             console.err.print(f"{error}: {path} answers as it was built")
     # 2. Differences that only a rebuild removes.
-    difference = None
+    difference, instead = None, ""
     if manifest.model and embedders.hash_embedder(model_path) != manifest.model_hash:
         other_model = "which has changed since" if model in (None, manifest.model) else f"not by {model}"
         difference = f"by {manifest.model}, {other_model}"
     elif text and manifest.text_field != text_field:
         difference = f"of the field '{manifest.text_field}', not of '{text_field}'"
+        instead = "leave --text-field out, or "
     elif manifest.cutting != cutting_hash():
         difference = "of passages that were cut in another way"
     if difference is not None:
-        remedy = tell_rebuild(model_path if manifest.model else "") + ("" if text else f" from its text, {name}")
-        raise InputError(f"{path} was made {difference}: {remedy}")
+        remedy = tell_rebuild(model_path if manifest.model else "") + ("" if text else f" from its text, {named}")
+        raise InputError(f"{path} was made {difference}: {instead}{remedy}")
     # 3. Differences that an update removes.
     is_other_language = language not in (None, manifest.language)
     if is_other_language and not text:
         message = f"{path} has the words of language '{manifest.language}', not of '{language}'"
-        raise InputError(f"{message}: search its text, {manifest.text}, with that language")
+        raise InputError(f"{message}: search its text, {named}, with that language")
     lacks_vectors = model is not None and not manifest.model
     if lacks_vectors and not text:
-        raise InputError(f"{path} has no embeddings: search its text, {manifest.text}, with {model}, which adds them")
+        raise InputError(f"{path} has no embeddings: search its text, {named}, with {model}, which adds them")
     index = Index(path, manifest, model_path, stamp)
     has_changed = text_hash != manifest.text_hash
-    if text and (has_changed or is_other_language or lacks_vectors):
+    has_moved = text is not None and not manifest.sources and place_of(text) != place_of(manifest.text)
+    if text and (has_changed or has_moved or is_other_language or lacks_vectors):
         return build_index(text, model_path, path, text_field, language, index)
     if has_changed:
-        console.err.print(f"{name} has changed since {path} was built: search {name}, and the index follows")
+        console.err.print(f"{name} has changed since {path} was built: search {named}, and the index follows")
     return index
 
 
@@ -174,7 +178,7 @@ def is_here(model: str) -> bool:
 
 def rebuild_index(text: str, model: str | None, path: Path, text_field: str, language: str | None) -> Index:
     """Build an index again. It keeps its model and its language unless others are given."""
-    manifest = read_json_as(path / "index.json", IndexManifest, "delete the index and build it again")
+    manifest = read_json_as(path / "index.json", IndexManifest, INDEX_REMEDY)
     model = model or model_of(manifest)
     if model:
         find_folder(model)  # it may be gone
@@ -494,9 +498,9 @@ def settle_by(index: Index, files: IndexFiles, by: By | None) -> By:
     if not index.manifest.model:
         if by in (None, "bm25"):
             return "bm25"
-        text = index.manifest.text
+        named = tell_text(index.manifest.text, index.folder)
         raise InputError(
-            f"{index.folder} has no embeddings: search its text, {text}, with an embedding model (--model)"
+            f"{index.folder} has no embeddings: search its text, {named}, with an embedding model (--model)"
         )
     found_share = index.manifest.found_share
     if by == "bm25" or found_share >= LEAST_FOUND or files.words is None:

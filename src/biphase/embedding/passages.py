@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,10 +25,11 @@ from biphase.config import plain_value
 from biphase.corpus.forms import Row
 from biphase.corpus.text import Document, TextSource, cut_words, join_words, read_documents
 from biphase.errors import first_of
-from biphase.files import MARK, content_hash, file_hash, reading
+from biphase.files import MARK, content_hash, file_hash, read_json_as, reading
 from biphase.tasks.bm25 import searched_words
 
 PASSAGES, LINES = "passages.jsonl", "lines.npy"
+INDEX_REMEDY = "delete the index and build it again"
 KEPT_TEXTS = re.compile(r"texts-([0-9a-f]{12})\.jsonl")
 """The name of a copy of texts in memory, with the beginning of its hash (`corpus.text.keep_rows`)."""
 ID_FIELDS = ("id", "_id")
@@ -48,6 +50,23 @@ def is_index(folder: Path) -> bool:
     """Tell whether a folder is a search index, perhaps a damaged one, and not documents with an index.json of their
     own."""
     return (folder / "index.json").exists() and any((folder / name).exists() for name in (PASSAGES, MARK))
+
+
+def default_index(text: str) -> Path:
+    """Name the index of a text that is given none: beside it, or in this folder for a data set of the Hub."""
+    own = text.rstrip("/") if Path(text).exists() else text.removeprefix("hub:").replace("/", "--")
+    return Path(f"{own}.index")
+
+
+def field_of(index: Path) -> str:
+    """Return the text field of an index; `text` if there is no index yet."""
+    record = read_json_as(index / "index.json", dict[str, Any], INDEX_REMEDY) if is_index(index) else {}
+    return str(record.get("text_field", "text"))
+
+
+def tell_text(text: str, index: Path) -> str:
+    """Write the text of an index as a command takes it, with the folder of the index if that is not the default."""
+    return text if default_index(text).resolve() == index.resolve() else f"{text} --index {index}"
 
 
 def document_of(passage: Row) -> str:
