@@ -33,6 +33,7 @@ from biphase.studies.folder import (
     drop_checkpoints,
     find_record,
     reach_step,
+    read_runs,
     read_state,
     refuse_other_data,
     refuse_other_text,
@@ -250,6 +251,27 @@ def test_a_rate_at_the_edge_of_its_grid_is_told_in_a_line(fill: Any) -> None:
     (line,) = told([1e-3, 2e-3, 4e-3])
     assert line.endswith("outside it: on genre, the highest (4e-3) was chosen for 1m-mlm40-400 in 2 of 2 runs.")
     assert told([8e-3]) == []
+
+
+def test_only_the_links_inside_folders_of_wandb_are_left_alone(tmp_path: Path) -> None:
+    """W&B links its latest run and logs below each training, and the study goes on after it."""
+    plan = make_plan()
+    for place in ("runs/1m-mlm40-400-12345678", "scores/1m-mlm40-400/tracking/genre-12345678"):
+        inside = tmp_path / place / "wandb" / "offline-run-1"
+        inside.mkdir(parents=True)
+        (inside.parent / "latest-run").symlink_to(inside)
+        (inside / "debug-core.log").symlink_to(tmp_path / "cache.log")
+    assert read_runs(plan, claim_study_folder(tmp_path, plan.study)).records == {}
+    for linked in ("runs/1m-25-75-400-12345678/wandb", "scores/wandb"):
+        (tmp_path / linked).parent.mkdir(exist_ok=True)
+        (tmp_path / linked).symlink_to(tmp_path / "runs")
+        with pytest.raises(InputError, match=f"{linked} is a link"):
+            read_runs(plan, tmp_path)
+        (tmp_path / linked).unlink()
+    (tmp_path / "scores" / "wandb").mkdir()
+    (tmp_path / "scores" / "wandb" / "genre").symlink_to(tmp_path)
+    with pytest.raises(InputError, match="scores/wandb/genre is a link"):
+        read_runs(plan, tmp_path)
 
 
 def test_a_checkpoint_is_waited_for_only_while_it_is_made(tmp_path: Path) -> None:

@@ -132,9 +132,13 @@ def drop_checkpoints(folder: Path, plan: Plan) -> None:
 
 
 def refuse_links_in(folder: Path) -> None:
-    """Raise `InputError` for a link anywhere in a study's folder, which may come from somebody else."""
+    """Raise `InputError` for a link anywhere in a study's folder, which may come from somebody else. Pass over the
+    links that W&B makes inside its own folders, of runs and of cells: biphase neither reads nor deletes anything
+    there."""
     for parent, folders, files in os.walk(folder):  # passes over what another process removes meanwhile
         refuse_links(*(Path(parent, name) for name in (*folders, *files)))
+        if len(Path(parent).relative_to(folder).parts) > 1:
+            folders[:] = [name for name in folders if name != "wandb"]
 
 
 def claim_study_folder(path: Path, study: Study) -> Path:
