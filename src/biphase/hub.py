@@ -79,15 +79,15 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
         revision = named or None
     path = Path(id)
     refuse_missing(id, kind)
-    from huggingface_hub import snapshot_download, try_to_load_from_cache
+    from huggingface_hub import snapshot_download
 
     named = f"{id} at revision {revision}" if revision else id
     problem = f"{kind} {named} is not a folder here and cannot be fetched from the Hub"
     here = {folder.name: folder for parent in (Path("runs"), Path()) for folder in parent.glob("*/")}
     close = get_close_matches(path.name, here, n=1)
     with told_by_hub(problem, f"did you mean '{here[close[0]]}'?" if close else "give a folder, or try again"):
-        files = [try_to_load_from_cache(id, name, revision=revision) for name in KNOWN_FILES]
-        cached = next((Path(file).parent.name for file in files if isinstance(file, str)), None)
+        held = find_cached(id, revision)
+        cached = held.name if held else None
         if cached is None and path.parent.name and path.parent.is_dir():
             raise NotADirectoryError(f"{path.parent} is a folder here, and only that was looked into")
         patterns = {"allow_patterns": FILES[kind], "ignore_patterns": SKIPPED_FILES[kind]}
@@ -101,6 +101,15 @@ def fetch_model(id: str, revision: str | None = None, kind: Literal["model", "to
     if revision != folder.name:
         console.err.print(f"{kind} {id}: commit {folder.name}")
     return folder
+
+
+def find_cached(id: str, revision: str | None) -> Path | None:
+    """Return the folder of a Hub repository in the cache, named by its commit, without asking the Hub; None if it is
+    not there. Raises `ValueError` for a name that is no Hub id."""
+    from huggingface_hub import try_to_load_from_cache
+
+    files = [try_to_load_from_cache(id, name, revision=revision) for name in KNOWN_FILES]
+    return next((Path(file).parent for file in files if isinstance(file, str)), None)
 
 
 def refuse_missing(name: str, kind: str = "model") -> None:

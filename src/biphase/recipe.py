@@ -106,6 +106,11 @@ class Init(Strict):
             raise ValueError("lora adds new adapters, which have no moments yet; say carry_optimizer: false")
         return self
 
+    @property
+    def reference(self) -> str | None:
+        """The `model` with its revision, as `MODEL@REVISION`; None for weights of another origin."""
+        return f"{self.model}@{self.revision}" if self.revision else self.model
+
 
 class MixturePart(Strict):
     """One text of a mixture."""

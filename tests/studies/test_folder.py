@@ -19,6 +19,8 @@ from biphase.errors import BusyError, InputError, StoppedError
 from biphase.files import RECORD_HASH, locked, read_json, write_hashed
 from biphase.finetuning.config import settle_config
 from biphase.finetuning.scores import ScoreSet, read_score
+from biphase.hub import model_fingerprint
+from biphase.recipe import Init
 from biphase.report.contrasts import difference
 from biphase.report.page import tell_cost
 from biphase.report.results import tell_edges
@@ -32,10 +34,12 @@ from biphase.studies.folder import (
     claim_study_folder,
     drop_checkpoints,
     find_record,
+    find_weights,
     reach_step,
     read_runs,
     read_state,
     refuse_other_data,
+    refuse_other_models,
     refuse_other_text,
     refuse_unlike_validation,
 )
@@ -409,6 +413,55 @@ def test_losses_over_other_numbers_of_tokens_are_not_compared(tmp_path: Path, mo
         worker.run_study(after, tmp_path, Engine(workers=0))
     with pytest.raises(InputError, match=told):
         report.report_study(after, tmp_path, tmp_path / "report", ())
+
+
+def test_a_study_that_began_with_other_weights_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one starting model, in a folder or in the Hub's cache. The page tells it, too."""
+    model = tmp_path / "decoder"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    arms = [TREE["arms"][0] | {"models": ["ours"]}]
+    plan = make_plan(models=[{"name": "ours", "model": str(model)}], arms=arms)
+    first, second = plan.runs
+    made = model_fingerprint(str(model), model)
+
+    def state_of(**parents: str | None) -> StudyState:
+        record = TrainedRecord("made-12345678", "key", 1.0, "placeless")
+        names = {"one": first, "two": second}
+        records = {names[which]: replace(record, parent=parent) for which, parent in parents.items()}
+        return StudyState(plan, tmp_path, records, {name: {400} for name in records})
+
+    for whole in (state_of(one=None), state_of(one=made), state_of(one=made, two=made), state_of(one=None, two=made)):
+        refuse_other_models(whole)
+        assert not any("weights of" in note for note in list_notes(whole, {}))
+    (model / "config.json").write_text('{"hidden_size": 8}')
+    monkeypatch.setattr(worker, "read_state", lambda *_: state_of(one=made))
+    told = rf"the weights of .*decoder changed \(run {first} began with {made[:8]}, "
+    with pytest.raises(InputError, match=told + r"now it has \w{8}\): restore the first ones, or choose another"):
+        worker.run_study(plan, tmp_path, Engine(workers=0))
+    refuse_other_models(state_of(one=made, two=made))  # nothing is left to train
+    with pytest.raises(InputError, match=rf"run {second} began with bbbbbbbb\)"):
+        refuse_other_models(both := state_of(one=made, two="b" * 64))
+    (note,) = (note for note in list_notes(both, {}) if "weights of" in note)
+    assert "the same weights of " in note and f"bbbbbbbb ({second})" in note
+    (model / "config.json").rename(tmp_path / "config.json")
+    model.rmdir()
+    refuse_other_models(state_of(one=made))
+
+
+def test_the_commit_in_the_cache_is_that_of_a_starting_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    def look(id: str, name: str, revision: str | None) -> str:
+        asked.append((id, revision))
+        return str(tmp_path / "abc" / name)
+
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", look)
+    for init in (Init(model="org/net"), Init(model="org/net@main"), Init(model="org/net", revision="main")):
+        assert find_weights(init) == model_fingerprint(init.model or "", tmp_path / "abc")
+    assert [*dict.fromkeys(asked)] == [("org/net", None), ("org/net", "main")]
+    monkeypatch.undo()
+    assert find_weights(Init(model=str(tmp_path / "gone"))) is None
 
 
 def test_a_mixture_needs_the_set_with_its_validation_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

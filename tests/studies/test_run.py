@@ -27,6 +27,7 @@ from biphase.engine.units import Engine
 from biphase.errors import BusyError, InputError, StoppedError
 from biphase.files import file_hash, hash_below, locked, read_json, write_hashed, write_json
 from biphase.finetuning.config import PROTOCOL
+from biphase.hub import model_fingerprint
 from biphase.pretraining import loop
 from biphase.recipe import Checkpoints
 from biphase.report.results import LOSS
@@ -148,6 +149,8 @@ def test_runs_of_a_short_model_have_samples_of_its_length(plan: Plan, tmp_path: 
     runs = [Run(trained_folder(place, name)) for name in short.runs]
     assert [read_recipe(run).data.max_sample_tokens for run in runs] == [32, 32]
     assert "data position" in read_checkpoint_manifest(runs[1].steps / "4").carried
+    record = find_record(place, short.runs["short-clm-4"])
+    assert record and record.parent == model_fingerprint(str(tmp_path / "llama"), tmp_path / "llama")
     made = [line for line in list_texts(read_runs(short, place)) if line.startswith("biphase tokenizer")]
     assert made == [f"biphase tokenizer from {tmp_path / 'llama'} --out tokenizer"]
 

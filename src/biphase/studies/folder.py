@@ -9,6 +9,7 @@ whose cells are all scored may be deleted; they are not trained again.
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,8 @@ from biphase.files import is_locked, read_hashed, read_json_as, refuse_links, re
 from biphase.finetuning.config import LATER_PROTOCOLS, PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.scores import Score, ScoreSet, read_scores
 from biphase.finetuning.words import WORD_SCORES
+from biphase.hub import find_cached, model_fingerprint
+from biphase.recipe import Init
 from biphase.run import Run, open_run, read_checkpoint_manifest, read_metrics, read_recipe, whole_steps
 from biphase.studies.plan import Plan, PlannedRun, StudyCell, train_name
 from biphase.studies.spec import EMBED, Study, find_data_dirs
@@ -54,6 +57,9 @@ class TrainedRecord:
     validation_text: str = ""
     """The fingerprint of the set with its validation text; empty during the training, and in the records of earlier
     versions."""
+    parent: str | None = None
+    """The content hash of the checkpoint or model that it began with; None for random weights, during the training, and
+    in the records of earlier versions."""
     untimed: tuple[str, ...] = ()
     """The folders of runs that began without a clock; their `seconds` are too few."""
     models: Mapping[int, tuple[str, int]] = field(default_factory=dict)
@@ -322,6 +328,35 @@ def refuse_unlike_validation(state: StudyState) -> None:
             )
             remedy = f"say validation.tokens: {made} in its recipe, or delete {run.path} to train it again"
             raise InputError(f"{unlike}: {remedy}")
+
+
+def refuse_other_models(state: StudyState) -> None:
+    """Raise `InputError` for a starting model with other weights than a run of the study began with: in another run, or
+    here if a run is still to begin with it. A missing model passes."""
+    runs, begun = state.plan.runs, defaultdict[str, dict[str, str]](dict)
+    for name, record in state.records.items():
+        if (model := runs[name].recipe.init.reference) and record.parent:
+            begun[model].setdefault(record.parent, f"run {name} began with")
+    inits = [run.recipe.init for name, run in runs.items() if name not in state.trained]
+    for model, init in {init.reference: init for init in inits}.items():
+        if model in begun and (held := find_weights(init)):
+            begun[model].setdefault(held, "now it has")
+    for model, weights in begun.items():
+        if len(weights) > 1:
+            told = ", ".join(f"{told} {content[:8]}" for content, told in weights.items())
+            remedy = "restore the first ones, or choose another folder for the study"
+            raise InputError(f"the weights of {model} changed ({told}): {remedy}")
+
+
+def find_weights(init: Init) -> str | None:
+    """Return the fingerprint of a starting model in a folder or in the Hub's cache; None if it is not here."""
+    source = init.model or ""
+    folder = Path(source) if Path(source).is_dir() else None
+    if folder is None:
+        id, _, revision = (init.reference or "").partition("@")
+        with suppress(ValueError):  # the path of a missing folder is no Hub id
+            folder = find_cached(id, revision or None)
+    return model_fingerprint(source, folder) if folder else None
 
 
 def refuse_other_data(state: StudyState) -> None:

@@ -380,6 +380,9 @@ def tell_unlike(state: StudyState) -> Iterator[str]:
     for name, last in state.environments.items():
         for made in (*last.get("earlier", ()), last):
             groups["trained", ""].append((name, {"precision": made.get("precision", ""), **describe_place(made)}))
+    for name, record in state.records.items():
+        if (start := state.plan.runs[name].recipe.init.reference) and record.parent:
+            groups["trained", ""].append((name, {f"weights of {start}": record.parent[:8]}))
     for model, own in state.scores.items():
         for score in own.scores:
             facts = {key: value for key, value in score.settings.items() if key not in (*TASK_SETTINGS, "weights")}
@@ -487,7 +490,7 @@ def list_texts(state: StudyState) -> Iterator[str]:
     for name, record in state.records.items():
         texts |= dict.fromkeys(zip(state.plan.runs[name].recipe.data.sets, record.text or (), strict=False))
     inits = [(path, run.recipe.init) for run in state.plan.runs.values() for path in run.recipe.data.sets]
-    models = {path: init.model + (f"@{init.revision}" if init.revision else "") for path, init in inits if init.model}
+    models = {path: init.reference for path, init in inits if init.reference}
     for path, content in texts:
         if find_text(path) != content:
             yield f"# trained on {path}: fingerprint {content[:16]}"

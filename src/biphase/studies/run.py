@@ -46,6 +46,7 @@ from biphase.studies.folder import (
     read_runs,
     read_state,
     refuse_other_data,
+    refuse_other_models,
     refuse_other_text,
     refuse_unlike_validation,
 )
@@ -92,17 +93,17 @@ def train_unit(plan: Plan, run: str, folder: Path, processes: int, scored_models
         with keep_time(clock, before) as so_far:
             path = train(recipe, runs).path if processes == 1 else train_by_torchrun(recipe, runs, processes)
         timed = so_far()
-        # The last checkpoint's manifest has the fingerprints of the shard sets.
+        # The last checkpoint's manifest has the fingerprints of the shard sets and of the starting model.
         steps = whole_steps(Run(path))
         manifest = read_checkpoint_manifest(Run(path).steps / str(steps[-1]), check_files=False) if steps else None
-        text = manifest.texts if manifest else None
+        text, parent = (manifest.texts, manifest.parent) if manifest else (None, None)
         models = dict(before.models) if before.folder == path.name else {}  # its checkpoints may have been deleted
         for model in plan.models:
             if model.run == run and model.step in steps:
                 identity = identify(f"{path}@{model.step}")
                 models[model.step] = identity.hash, identity.max_length
         held_out = manifest.validation_text if manifest else ""
-        record = replace(timed, folder=path.name, text=text, validation_text=held_out, models=models)
+        record = replace(timed, folder=path.name, text=text, validation_text=held_out, parent=parent, models=models)
         write_hashed(clock, to_jsonable_python(record))
         clock.replace(trained / f"{run}.json")
     last = f", {duration(record.seconds - before.seconds)} of it since the restart" if before.seconds else ""
@@ -201,8 +202,8 @@ def run_study(plan: Plan, folder: Path, engine: Engine, processes: int = 1, only
     failures. A failure blocks only the units that need the failed one.
 
     With `processes` above 1, torchrun trains each run on that number of devices of its machine. Raises `InputError`
-    like `refuse_other_text`, `refuse_unlike_validation` and `choose_units`, for changed data of tasks
-    (`refuse_other_data`), and for missing shards and folders of models.
+    like `refuse_other_text`, `refuse_unlike_validation`, `refuse_other_models` and `choose_units`, for changed data of
+    tasks (`refuse_other_data`), and for missing shards and folders of models.
     """
     # 1. All units of the plan, and the units that are done.
     state = read_state(plan, folder)
@@ -211,6 +212,7 @@ def run_study(plan: Plan, folder: Path, engine: Engine, processes: int = 1, only
         declare(plan, folder)
     refuse_other_text(state)
     refuse_unlike_validation(state)
+    refuse_other_models(state)
     refuse_other_data(state)
     # 2. Check the data of all tasks and the name of the unit before hours of training.
     if only != TRAINING and len(units) > len(done):
