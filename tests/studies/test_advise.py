@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import random
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -472,6 +473,20 @@ def test_a_parquet_file_of_one_row_group_is_judged_by_the_rows_read(
     pd.DataFrame({"text": texts}).to_parquet(tmp_path / "one.parquet")
     monkeypatch.setattr("biphase.studies.advise.SAMPLED_BYTES", 100_000)
     assert measure_text(tmp_path).text_bytes == pytest.approx(sum(map(len, texts)), rel=0.05)
+
+
+@pytest.mark.parametrize("ending", [".csv", ".csv.gz"])
+def test_a_table_is_judged_by_the_part_of_its_file_that_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """It holds other columns too, a character may have two bytes, and one of a packed file is less than a byte."""
+    draw = random.Random(1)
+    rows = [{"key": draw.randbytes(60).hex(), "text": "".join(draw.choices("абвг\n", k=120))} for _ in range(4000)]
+    table = tmp_path / f"a{ending}"
+    pd.DataFrame(rows).to_csv(table, index=False)
+    monkeypatch.setattr("biphase.studies.advise.SAMPLED_BYTES", 400_000)
+    monkeypatch.setattr("biphase.corpus.rows.BUFFER_BYTES", 1 << 14)
+    assert measure_text(table).text_bytes == pytest.approx(sum(len(row["text"].encode()) for row in rows), rel=0.1)
 
 
 def test_long_sources_are_judged_by_their_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

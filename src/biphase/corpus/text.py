@@ -161,8 +161,7 @@ class Document:
     id: str
     text: str
     num_bytes: int = field(default=0, compare=False)
-    """The bytes of its file read so far. For a .csv, the Hub and values in memory: the characters of the texts so
-    far."""
+    """The bytes of its file read so far. For the Hub and values in memory: the characters of the texts so far."""
     columns: Row = field(default_factory=dict, compare=False)
     """The single values in the other columns of its row, on request."""
 
@@ -469,8 +468,7 @@ def read_fields(
     elif kind_of(Path(source.name)) == "parquet":
         rows = read_table(source.path, () if with_columns else names, id_fields)
     elif kind_of(Path(source.name)) == "csv":
-        placed, mark = mark_numbers(*open_table(source.path, DEFAULT_FORM, is_csv=True)), ":"
-        rows = ((int(place.rpartition(":")[2]), row, 0) for place, row in placed)
+        rows, mark = read_csv(source.path), ":"
     else:
         rows, mark = read_json_lines(source.path), ":"
     num_chars = 0
@@ -490,6 +488,16 @@ def read_fields(
         name = document_id(source, f"{mark}{number}") if id is None else str(id)
         columns = other_columns(row, (*names, *id_fields)) if with_columns else {}
         yield Document(name, text, num_bytes or num_chars, columns)
+
+
+def read_csv(path: Path) -> Iterator[tuple[int, Row, int]]:
+    """Stream the rows of a table, each with the number of its first line and the bytes of the file read so far."""
+    lines, line, num_bytes = read_text_lines(path), 0, 0
+    for place, row in mark_numbers(*open_table(path, DEFAULT_FORM, is_csv=True)):
+        number = int(place.rpartition(":")[2])
+        while line < number:
+            line, _, num_bytes = next(lines)
+        yield number, row, num_bytes
 
 
 def other_columns(row: Row, names: Sequence[str]) -> Row:
