@@ -16,6 +16,7 @@ from biphase.config import parse_config
 from biphase.console import duration
 from biphase.engine.units import Engine
 from biphase.errors import BusyError, InputError, StoppedError
+from biphase.exporting.push import without_folders
 from biphase.files import RECORD_HASH, locked, read_json, write_hashed
 from biphase.finetuning.config import settle_config
 from biphase.finetuning.scores import ScoreSet, read_score
@@ -27,7 +28,9 @@ from biphase.report.results import tell_edges
 from biphase.run import Run, whole_steps
 from biphase.studies import folder, report
 from biphase.studies import run as worker
+from biphase.studies.bundle import hide_folders
 from biphase.studies.cost import list_costs, measure_sizes
+from biphase.studies.declarations import hash_settings
 from biphase.studies.folder import (
     StudyState,
     TrainedRecord,
@@ -42,10 +45,11 @@ from biphase.studies.folder import (
     refuse_other_models,
     refuse_other_text,
     refuse_unlike_validation,
+    study_text,
 )
 from biphase.studies.plan import Plan, StudyCell, plan_study
 from biphase.studies.report import arm_of_model, collect_results, list_notes
-from biphase.studies.spec import Study
+from biphase.studies.spec import Study, load_study
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import find_task
 
@@ -462,6 +466,32 @@ def test_the_commit_in_the_cache_is_that_of_a_starting_model(monkeypatch: pytest
     assert [*dict.fromkeys(asked)] == [("org/net", None), ("org/net", "main")]
     monkeypatch.undo()
     assert find_weights(Init(model=str(tmp_path / "gone"))) is None
+
+
+@pytest.mark.parametrize("differs", ["text", "model"])
+def test_paths_with_one_last_name_stay_apart_in_an_archive(differs: str, tmp_path: Path) -> None:
+    """Else arms would become the same model, or one the branch of another. The page shows them as before, and an
+    archive of an unpacked archive is the same."""
+    arm = TREE["arms"][0] | {"curricula": ["mlm40"]}
+    groups, models = [arm | {"group": name, "budgets": [100 * num]} for num, name in ((2, "web"), (1, "books"))], []
+    for group in groups:
+        if differs == "text":
+            text = {"data": {"shards": f"/scratch/{group['group']}/shards"}}
+            group |= {"name": group["group"] + "-{model}-{curriculum}-{budget}", "recipe": text}
+        else:
+            group["models"] = [group["group"]]
+            models.append({"name": group["group"], "model": f"../exp/{group['group']}/decoder"})
+    plan = make_plan(
+        arms=groups, models=models, evaluation=TREE["evaluation"] | {"data_dirs": {"genre": "/home/ann/g"}}
+    )
+    (tmp_path / "study.yaml").write_text(hidden := hide_folders(study_text(plan.study)))
+    again = plan_study(load_study(tmp_path / "study.yaml"))
+    facts = [[(run.name, run.parent, run.first, run.last) for run in one.runs.values()] for one in (plan, again)]
+    assert facts[0] == facts[1] and len(facts[0]) == 2
+    assert hash_settings(plan) == hash_settings(again)
+    assert without_folders(hidden) == without_folders(study_text(plan.study)) and hide_folders(hidden) == hidden
+    assert "./g\n" in hidden and not re.search("/ann|/scratch|/exp|/web|/books", hidden)
+    assert hide_folders("/x/shards beside ./shards") == "../1/shards beside ./shards"
 
 
 def test_a_mixture_needs_the_set_with_its_validation_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

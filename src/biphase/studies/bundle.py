@@ -5,13 +5,14 @@ study-NAME/  study.yaml  bundle.json  hypotheses.json  failed/  own-tasks/NAME.y
              scores/MODEL/TASK-HASH16/{score.json, validation.npz, test.npz}
 
 The archive has no weights, predictions or shards; the records and bundle.json state the facts about them that a report
-needs. Of a path on this machine it has only the last name. Equal folders give archives with equal bytes. An archive
-holds plain files below one folder, nothing else.
+needs. Of a path on this machine it has only the last name, and a number if another path shares that name. Equal folders
+give archives with equal bytes. An archive holds plain files below one folder, nothing else.
 """
 
 import gzip
 import json
 import lzma
+import re
 import shutil
 import subprocess
 import tarfile
@@ -26,7 +27,7 @@ from pydantic_core import to_jsonable_python
 from biphase import __version__, files
 from biphase.console import err
 from biphase.errors import SOURCE, InputError
-from biphase.exporting.push import without_folders
+from biphase.exporting.push import LOCAL_PATH, PARENT_PATH, without_folders
 from biphase.report.formats import show_count
 from biphase.run import Run
 from biphase.studies.cost import measure_sizes
@@ -124,7 +125,7 @@ def write_records(state: StudyState, staged: Path, commands: Sequence[str]) -> P
             (staged / "own-tasks").mkdir(exist_ok=True)
             shutil.copyfile(file, staged / beside)
     tree = move_tasks(state.plan.study.model_dump(mode="json"), lambda name: moved.get(name, name))
-    files.write_text(staged / "study.yaml", without_folders(study_text(state.plan.study.model_validate(tree))))
+    files.write_text(staged / "study.yaml", hide_folders(study_text(state.plan.study.model_validate(tree))))
     plan = plan_study(load_study(staged / "study.yaml"))
     (staged / "trained").mkdir(exist_ok=True)
     for name, record in state.records.items():
@@ -139,6 +140,26 @@ def write_records(state: StudyState, staged: Path, commands: Sequence[str]) -> P
     tree = to_jsonable_python(BundleRecord(__version__, find_commit(), sizes, tuple(made)))
     files.write_hashed(staged / BUNDLE, json.loads(without_folders(json.dumps(tree, ensure_ascii=False))))
     return plan
+
+
+OWN_PATH = re.compile(f"{LOCAL_PATH.pattern}|{PARENT_PATH.pattern}")
+
+
+def hide_folders(text: str) -> str:
+    """Return the text of a study with the last name of each path that only its author has, as `without_folders` does.
+    Paths that share their last name get a number, because arms may differ in nothing else: /en/shards and /de/shards
+    become ../1/shards and ../2/shards, of which a page shows ./shards as of the first two."""
+    sharing = dict[str, dict[str, int]]()
+    for match in OWN_PATH.finditer(text):
+        paths = sharing.setdefault(without_folders(match[0]), {})
+        paths.setdefault(match[0], len(paths) + 1)
+
+    def rename(match: re.Match[str]) -> str:
+        hidden = without_folders(match[0])
+        is_alone = len(sharing[hidden]) == 1 and not re.search(rf"(?<![\w./-]){re.escape(hidden)}(?![\w./-])", text)
+        return hidden if is_alone else f"../{sharing[hidden][match[0]]}/{hidden[2:]}"
+
+    return OWN_PATH.sub(rename, text)
 
 
 def find_commit() -> str:
