@@ -132,6 +132,19 @@ def test_results_are_kept_in_the_form_of_mteb(encoder_folder: Path, beir: Path, 
     found = json.loads((tmp_path / "scores" / "zero-shot" / "encoder" / "beir.json").read_text())
     assert found["task_name"] == "beir"
     assert found["scores"]["test"][0]["main_score"] == found["scores"]["test"][0]["ndcg_at_10"]
+    # Another model and other data by the same names replace no result; the same ones do.
+    file, arms = beir / "qrels" / "test.tsv", tmp_path / "scores" / "zero-shot"
+    other = tmp_path / "other" / "encoder"
+    model = SentenceTransformer(str(encoder_folder))
+    model[0].model.get_input_embeddings().weight.data.add_(1.0)  # type: ignore[union-attr, operator]
+    model.save_pretrained(str(other))
+    for name, num_kept in ((encoder_folder, 1), (other, 2), (other, 2)):
+        run_zero_shot([str(name)], [f"zero-shot:{beir}"], tmp_path / "scores")
+        assert len([*(arms / "encoder").iterdir()]) == len([*(arms / "encoder + BM25").iterdir()]) == num_kept
+    assert found in [json.loads(path.read_text()) for path in (arms / "encoder").iterdir()]
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
+    run_zero_shot([str(other)], [f"zero-shot:{beir}"], tmp_path / "scores")
+    assert len([*(arms / "encoder").iterdir()]) == 3 and len([*(arms / "BM25").iterdir()]) == 2
     with pytest.raises(InputError, match="needs fine-tuning"):
         run_zero_shot([str(encoder_folder)], [f"zero-shot:{beir}", "snli"], tmp_path / "scores")
     with pytest.raises(InputError, match="judged texts: beir is named twice"):

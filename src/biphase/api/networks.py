@@ -19,7 +19,7 @@ from biphase.embedding.questions import By, read_request
 from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names
 from biphase.encoder.models import find_folder, stamp_model, unreplaced
 from biphase.errors import InputError, clipped, refuse_doubles, told_as
-from biphase.files import read_json, refuse_filled, refuse_foreign, write_json
+from biphase.files import content_hash, read_json, refuse_filled, refuse_foreign, write_json
 from biphase.hub import fetch_model
 from biphase.machine import needs_extra
 from biphase.presets import find_preset
@@ -442,25 +442,33 @@ def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refu
     embedders = {model: load_embedder(model) for model in models}
     judged = [(dataset, partial(evaluation.score_arms, embedders)) for dataset in datasets]
     judged += [(dataset, partial(evaluation.score_index, searcher)) for dataset, searcher in questions]
+    hashes = evaluation.hash_arms(models, searchers)
     scores: ZeroShot = defaultdict(dict)
     for dataset, score_set in judged:
         found = score_set(dataset)
         scores[dataset.name] |= found
         for arm, values in found.items():
-            keep_result(out, arm, dataset.name, evaluation.to_mteb(dataset, values))
+            keep_result(out, arm, dataset.name, evaluation.to_mteb(dataset, values, hashes.get(arm, "")))
     for name in published:
         for model, embedder in embedders.items():
             with needs_extra("embeddings", "mteb tasks"):
                 result, main_score = evaluation.run_mteb(embedder, name)
-            keep_result(out, model, result["task_name"], result)
+            made_of = {"model": hashes[model], "data": name.partition("=")[2] or result["dataset_revision"]}
+            keep_result(out, model, result["task_name"], result | {"made_of": made_of})
             scores[name][model] = {"main_score": main_score}
     return dict(scores)
 
 
-def keep_result(out: Path, model: str, task: str, result: object) -> None:
+def keep_result(out: Path, model: str, task: str, result: dict[str, Any]) -> None:
+    """Write a result. An earlier one of another model or other data by these names gets another name."""
     folder = out / "zero-shot" / Path(model).name
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{task}.json", result)
+    path = folder / f"{task}.json"
+    if path.exists() and (earlier := read_json(path)).get("made_of") != result["made_of"]:
+        kept = path.with_name(f"{task}-{content_hash(earlier)[:8]}.json")
+        path.replace(kept)
+        console.err.print(f"{path} had the scores of another model or other data; these are in {kept.name} now")
+    write_json(path, result)
 
 
 def search(

@@ -19,12 +19,13 @@ from sentence_transformers.util import pairwise_cos_sim
 from biphase import console
 from biphase.corpus.text import sample_language
 from biphase.embedding.index import Searcher
-from biphase.embedding.model import embed_texts, encoder_of, find_similar
+from biphase.embedding.model import embed_texts, encoder_of, find_similar, hash_embedder
 from biphase.embedding.pairs import UnclearPairsError, read_pairs
 from biphase.embedding.passages import document_of, read_passages
 from biphase.embedding.questions import By, Request, UserQuestion
 from biphase.embedding.recipe import PairSource, set_name
 from biphase.errors import InputError, told_as
+from biphase.files import content_hash
 from biphase.finetuning.metrics import Judgement, judge_ranking, score_rows
 from biphase.tasks.bm25 import fuse_with_words, index_bm25, query_bm25, stems_of
 from biphase.tasks.families import KINDS
@@ -181,8 +182,24 @@ def retrieval_scores(dataset: JudgedSet, hits_of_queries: Iterable[Sequence[tupl
     return {name: means[name] for name in ("ndcg_at_10", "mrr_at_10", "recall_at_10", "recall_at_100")}, rows
 
 
-def to_mteb(dataset: JudgedSet, scores: dict[str, float]) -> dict[str, Any]:
-    """Arrange scores as in MTEB's result files."""
+def hash_judged(dataset: JudgedSet) -> str:
+    """Hash the texts and judgements of a set."""
+    return content_hash([dataset.documents, dataset.queries, dataset.relevance, dataset.pairs])
+
+
+def hash_arms(models: Iterable[str], searchers: Iterable[Searcher]) -> dict[str, str]:
+    """Hash what `score_arms` and `score_index` score, by the names of their scores; BM25 alone has none."""
+    hashes = dict[str, str]()
+    for model in models:
+        hashes |= dict.fromkeys((model, f"{model} + BM25"), hash_embedder(model))
+    for index in (searcher.index for searcher in searchers):
+        arms = (f"{index.folder.name}, {by}" for by in get_args(By))
+        hashes |= dict.fromkeys(arms, content_hash(index.manifest.model_dump()))
+    return hashes
+
+
+def to_mteb(dataset: JudgedSet, scores: dict[str, float], model_hash: str) -> dict[str, Any]:
+    """Arrange scores as in MTEB's result files, with the hashes of the model and the data."""
     main = scores[dataset.metric]
     if dataset.pairs:
         scores = {f"cosine_{metric}": value for metric, value in scores.items()} | scores
@@ -193,6 +210,7 @@ def to_mteb(dataset: JudgedSet, scores: dict[str, float]) -> dict[str, Any]:
         "kg_co2_emissions": None,
         "mteb_version": None,
         "scores": {"test": [scores | {"main_score": main, "hf_subset": "default", "languages": []}]},
+        "made_of": {"model": model_hash, "data": hash_judged(dataset)},
     }
 
 

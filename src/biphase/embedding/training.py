@@ -38,7 +38,7 @@ from biphase.config import parse_config
 from biphase.corpus.tokenizer import misreading_class
 from biphase.device import choose_device, choose_dtype, describe_machine, prefetch
 from biphase.embedding import model as embedders
-from biphase.embedding.evaluation import read_judged_set, score_arms, score_bm25, score_embedder
+from biphase.embedding.evaluation import hash_judged, read_judged_set, score_arms, score_bm25, score_embedder
 from biphase.embedding.pairs import Pairs, check_paths, check_stage, hash_pairs, read_pairs, tell_read
 from biphase.embedding.recipe import LOSSES, EmbeddingRecipe, EmbeddingStage
 from biphase.encoder.attention import explain_computing
@@ -561,7 +561,6 @@ def score_embedding(
         metrics, rows = score_embedder(embedder, dataset)
         evaluated = time.perf_counter() - started
         by_words = {BM25: score_bm25(dataset)["ndcg_at_10"]} if dataset.documents else {}
-        contents = [dataset.documents, dataset.queries, dataset.relevance, dataset.pairs]
         score = Score(
             protocol=PROTOCOL,
             cell=hashes[name],
@@ -570,7 +569,7 @@ def score_embedding(
             task=name,
             trained_on=trained_on,
             source=paths[name],
-            data_hash=files.content_hash([files.content_hash(contents), trained_hashes]),
+            data_hash=files.content_hash([hash_judged(dataset), trained_hashes]),
             metric=dataset.metric,
             config=config,
             metrics=dict.fromkeys(EVALUATED_SPLITS, metrics | by_words),
