@@ -79,7 +79,7 @@ class Init(Strict):
     a masked language model, which stays one (BERT, RoBERTa, XLM-R, ModernBERT, …)."""
     revision: str | None = None
     """With `model`: a commit, tag or branch of the Hub id. Without it, biphase takes the commit in the cache, else the
-    newest. The commit is part of the run's identity."""
+    newest, and writes it into the run's config.yaml. The commit is part of the run's identity."""
     new_head: bool = False
     """With `model`: give a language model head to a network that lacks one, such as an embedding model. The head is
     tied to the embeddings if the network's class ties them, else drawn from `seed`."""

@@ -136,6 +136,17 @@ def test_a_hub_model_is_its_commit(
     assert found[0] != found[1]
     with pytest.raises(InputError, match=r"model some/decoder at revision v2 is not a folder here and cannot be"):
         adapt(revision="v2")
+    # An unfinished run is not begun anew at another commit, as after the cache was emptied.
+    (repository / "refs" / "main").write_text(commits[0])
+    recipe = tiny_recipe(*only("mlm", 3), "init={model: some/decoder}")
+    begun = train_until(1, recipe, tmp_path / "parts")
+    (repository / "refs" / "main").write_text(commits[1])
+    told = rf"^{begun} began with another commit of some/decoder than b{{40}}: say init.revision=a{{40}} to continue"
+    with pytest.raises(InputError, match=told):
+        train(recipe, tmp_path / "parts")
+    named = tiny_recipe(*only("mlm", 3), f"init={{model: some/decoder, revision: {commits[0]}}}")
+    assert train(named, tmp_path / "parts").path == begun
+    assert train(recipe, tmp_path / "parts").path != begun, "a finished run stands in nobody's way"
 
 
 MASKED_FAMILIES = {

@@ -30,7 +30,7 @@ from biphase.flops import FlopCount, update_flops
 from biphase.hub import load_model_config, model_fingerprint, position_limit
 from biphase.pretraining import optimizer
 from biphase.pretraining.checkpoint import load_optimizer, save_checkpoint
-from biphase.pretraining.start import ORIGIN, Start, begin_with_model, find_branch
+from biphase.pretraining.start import ORIGIN, Start, begin_with_model, find_branch, refuse_other_commit
 from biphase.recipe import Recipe
 from biphase.run import CheckpointManifest, Run, claim_run, read_checkpoint_manifest, read_own_name, whole_steps
 
@@ -65,7 +65,8 @@ def open_job(
 ) -> Job:
     """Open the recipe's run under `root`, named by everything that decides its weights. Writes nothing and loads no
     weights. Every process must call it; all raise `InputError` if they open different runs, for a run that was begun or
-    trained in another precision than `auto` means here, and for one that was validated on other text.
+    trained in another precision than `auto` means here, that was validated on other text, or that began with another
+    commit of the Hub model.
 
     Args:
         text: the opened texts of `data`, if the caller has them.
@@ -101,6 +102,8 @@ def open_job(
             remedy = f"continue it on a device like its first or with compute.precision={other}, or "
             remedy += f"train another with compute.precision={own}" if begun.is_done else "delete it"
             raise InputError(f"{problem}: {remedy}")
+    if recipe.init.revision != init.revision:  # a commit that the user has not named
+        world.on_first(partial(refuse_other_commit, recipe, run, text.fingerprint, origin.parent))
     refuse_other_validation_text(run, recipe, text.main, world)
     return Job(recipe, run, world, text, origin)
 

@@ -45,7 +45,7 @@ class Start:
 
 def begin_with_model(recipe: Recipe, shards: ShardSet, folder: Path | None = None) -> tuple[Recipe, Start]:
     """Return the start at the recipe's `init.model`, and the recipe. Shorten samples to the model's positions unless
-    the recipe sets their length.
+    the recipe sets their length. Name the commit of a Hub model if the recipe does not.
 
     Raises `InputError` for a model whose tokenizer is not that of the shards. Prints a line if the folder has no
     tokenizer to compare.
@@ -58,6 +58,8 @@ def begin_with_model(recipe: Recipe, shards: ShardSet, folder: Path | None = Non
     config = load_model_config(folder)
     recipe = fit_samples(recipe, count_positions(config))
     parent = model_fingerprint(source, folder)
+    if revision is None and "@" not in source and not Path(source).is_dir():
+        recipe = recipe.model_copy(update={"init": recipe.init.model_copy(update={"revision": folder.name})})
     tokenizer, manifest = find_tokenizer(folder, str(folder)), shards.manifest
     if tokenizer is not None:
         content = tokenizer_hash(tokenizer)
@@ -119,3 +121,19 @@ def find_branch(recipe: Recipe, text: TrainingText, root: Path, run_from: Callab
         model_folder=str(folder / "model"),
         optimizer_folder=folder if recipe.init.carry_optimizer else None,
     )
+
+
+def refuse_other_commit(recipe: Recipe, run: Run, data_fingerprint: str, parent: str | None) -> None:
+    """Raise `InputError` if `run` does not exist, but an unfinished run of this recipe and text, which began with
+    another commit of the Hub model, as if the cache that had it was emptied."""
+    for path in [] if run.path.exists() else sorted(run.path.parent.glob(f"{recipe.name}-????????")):
+        begun = Run(path)
+        if begun.is_done or not (steps := whole_steps(begun)):
+            continue
+        made = read_recipe(begun)
+        if (made.init.model, made.identity("", None, "")) == (recipe.init.model, recipe.identity("", None, "")):
+            manifest = read_checkpoint_manifest(begun.steps / str(steps[-1]), check_files=False)
+            if manifest.data_fingerprint == data_fingerprint and manifest.parent != parent:
+                unlike = f"{path} began with another commit of {recipe.init.model} than {recipe.init.revision}"
+                remedy = f"say init.revision={made.init.revision or 'COMMIT'} to continue it, or delete it"
+                raise InputError(f"{unlike}: {remedy}")
