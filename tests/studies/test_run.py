@@ -29,7 +29,7 @@ from biphase.files import file_hash, hash_below, locked, read_json, write_hashed
 from biphase.finetuning.config import PROTOCOL
 from biphase.hub import model_fingerprint
 from biphase.pretraining import loop
-from biphase.recipe import Checkpoints
+from biphase.recipe import Checkpoints, Init, Recipe
 from biphase.report.results import LOSS
 from biphase.run import Run, read_checkpoint_manifest, read_recipe
 from biphase.studies import report
@@ -382,8 +382,10 @@ def test_only_recorded_runs_have_a_loss_in_the_end(plan: Plan, finished: Path, t
     assert tell_losses() == ({*plan.arms}, {*plan.arms})
     (place / "trained" / f"{name}.json").unlink()
     assert tell_losses() == ({*plan.arms} - {name},) * 2
+    assert name not in read_state(plan, place).begun, "its training has all its steps before it"
     (place / "runs" / state.records[name].folder / "done.json").unlink()
     assert tell_losses() == ({*plan.arms}, {*plan.arms} - {name})
+    assert read_state(plan, place).begun[name] == 12
 
 
 def test_status_of_a_finished_study(plan: Plan, finished: Path) -> None:
@@ -468,7 +470,10 @@ def test_the_command_for_shards_has_all_their_options(plan: Plan, corpus: Any, t
     assert shlex.split(command)[-4:] == words
 
 
-def test_a_study_is_evidence_for_advice(plan: Plan, finished: Path, tmp_path: Path) -> None:
+def test_a_study_is_evidence_for_advice(
+    plan: Plan, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless its arms adapt a model, which says nothing about random weights."""
     found = read_evidence(finished)
     assert [item.curriculum for item in found] == ["clm", "50/50", "mlm40"], "what continues another arm says nothing"
     scores = read_state(plan, finished).scores
@@ -485,6 +490,15 @@ def test_a_study_is_evidence_for_advice(plan: Plan, finished: Path, tmp_path: Pa
     empty = claim_study_folder(tmp_path / "empty", plan.study)
     with pytest.raises(InputError, match="no curriculum with a score on every task yet"):
         read_evidence(empty)
+    arms = {name: replace(arm, recipe=given(arm.recipe)) for name, arm in plan.arms.items()}
+    monkeypatch.setattr(report, "plan_study", lambda study: replace(plan, arms=arms))
+    with pytest.raises(InputError, match=r"for a network from random weights; finish it .*, or leave the study out"):
+        read_evidence(finished)
+
+
+def given(recipe: Recipe) -> Recipe:
+    """Return a recipe that begins with a model instead."""
+    return recipe.model_copy(update={"init": Init(model="org/decoder")})
 
 
 BOTH = ("tiny-50-50-12", "ratio", "standard")

@@ -281,8 +281,11 @@ def read_state(plan: Plan, folder: Path) -> StudyState:
     state = replace(state, environments=environments)
     # 3. The steps of runs that have begun.
     for name in plan.runs.keys() - state.trained:
+        record = state.records.get(name)
         for path in folder.glob(f"runs/{name}-????????"):
-            if (path / "config.yaml").exists() and (rows := read_metrics(open_run(path), "train")):
+            # A run that is done without a record had another recipe.
+            is_other = Run(path).is_done and (record is None or path.name != record.folder)
+            if not is_other and (path / "config.yaml").exists() and (rows := read_metrics(open_run(path), "train")):
                 state.begun[name] = max(rows[-1]["step"], state.begun.get(name, 0))
     return state
 

@@ -173,8 +173,8 @@ def measure_example_variances(plan: Plan, folder: Path) -> dict[str, float]:
 
 def read_evidence(folder: Path) -> list[Evidence]:
     """Compare the curricula of the study in a folder by their mean test score in % over all tasks, for the network with
-    the most curricula, at its largest budget. Leave out arms that lack a score on some task, arms whose recipe is not
-    the usual one of their network, and curricula without a short form. Raises `InputError` if no curriculum is left."""
+    the most curricula, at its largest budget. Leave out adapted models, arms that lack a score on some task or whose
+    recipe is not their network's usual one, and curricula without a short form. Raises `InputError` if none is left."""
     if not (folder / "study.yaml").exists():
         raise InputError(f"{folder} is not the folder of a study: it has no study.yaml; give the folder of `study run`")
     plan = plan_study(load_study(folder / "study.yaml"))
@@ -186,12 +186,13 @@ def read_evidence(folder: Path) -> list[Evidence]:
     for arm in plan.of_first_seed.arms.values():
         is_usual = arm.recipe_key == plan.usual_recipes.get((arm.model, False), arm.recipe_key)
         terms: Terms = [(1 / len(tasks), scores[arm.name, task]) for task in tasks if (arm.name, task) in scores]
-        is_alike = arm.parent is None and not arm.settings and is_usual
+        is_alike = arm.parent is None and arm.recipe.init.model is None and not arm.settings and is_usual
         if is_alike and arm.curriculum not in tables and len(terms) == len(tasks) > 0:
             spot = arm.model, arm.recipe.tokens_before(arm.recipe.num_steps)
             by_spot.setdefault(spot, {}).setdefault(arm.curriculum, terms)
     if not by_spot:
-        raise InputError(f"{folder} has no curriculum with a score on every task yet; finish it with study run")
+        lack = "no curriculum with a score on every task yet for a network from random weights"
+        raise InputError(f"{folder} has {lack}; finish it with study run, or leave the study out")
     network, tokens = max(by_spot, key=lambda spot: (len(by_spot[spot]), spot[1]))
     facts: dict[str, Any] = {"tokens": tokens, "mask": plan.study.mask_probability}
     return [replace(item, **facts) for item in weigh_evidence(by_spot[network, tokens])]
@@ -351,8 +352,8 @@ class BundleRecord:
 
 def read_bundle(folder: Path) -> BundleRecord | None:
     """Read the record in the folder of an unpacked archive; return None for any other folder."""
-    remedy = "unpack the archive again"
-    return read_hashed(folder / BUNDLE, BundleRecord, remedy) if (folder / BUNDLE).exists() else None
+    path = folder / BUNDLE
+    return read_hashed(path, BundleRecord, "unpack the archive again") if path.exists() else None
 
 
 def list_notes(state: StudyState, sizes: Mapping[str, RunSize]) -> Iterator[str]:
@@ -416,7 +417,6 @@ def report_study(plan: Plan, folder: Path, out: Path, commands: Sequence[str]) -
         picture = pool.submit(plan_svg, replace(plan, cells=()))  # while this process reads scores
         state = read_state(plan, folder)
         refuse_unlike_validation(state)
-        failures = state.read_failures()
         bundle = read_bundle(folder)
         sizes = measure_sizes(plan) | (dict(bundle.sizes) if bundle else {})
         results = with_averages(collect_results(plan, state.scores, sizes))
@@ -446,7 +446,7 @@ def report_study(plan: Plan, folder: Path, out: Path, commands: Sequence[str]) -
             plan_svg=picture.result(),
             losses=losses,
             files=files,
-            missing=list(map(without_folders, list_missing(state, failures, losses))),
+            missing=list(map(without_folders, list_missing(state, state.read_failures(), losses))),
             notes=list(map(without_folders, [*plan.study.notes, *list_notes(state, sizes)])),
             costs=list_costs(state, sizes),
         )
@@ -595,7 +595,6 @@ def list_missing(
         if not failure.is_blocked:
             yield f"Failed: {failure.unit}: {failure.reason}"
     for scores in state.scores.values():
-        diverged = [score for score in scores.scores if score.diverged]
-        if diverged:
+        if diverged := [score for score in scores.scores if score.diverged]:
             points = ", ".join(f"{s.task} at {s.config.learning_rate:g} seed {s.config.seed}" for s in diverged)
             yield f"{diverged[0].model}: training diverged on {points}."

@@ -96,14 +96,15 @@ def train_unit(plan: Plan, run: str, folder: Path, processes: int, scored_models
         # The last checkpoint's manifest has the fingerprints of the shard sets and of the starting model.
         steps = whole_steps(Run(path))
         manifest = read_checkpoint_manifest(Run(path).steps / str(steps[-1]), check_files=False) if steps else None
-        text, parent = (manifest.texts, manifest.parent) if manifest else (None, None)
+        found: dict[str, Any] = {}
+        if manifest is not None:
+            found = {"text": manifest.texts, "validation_text": manifest.validation_text, "parent": manifest.parent}
         models = dict(before.models) if before.folder == path.name else {}  # its checkpoints may have been deleted
         for model in plan.models:
             if model.run == run and model.step in steps:
                 identity = identify(f"{path}@{model.step}")
                 models[model.step] = identity.hash, identity.max_length
-        held_out = manifest.validation_text if manifest else ""
-        record = replace(timed, folder=path.name, text=text, validation_text=held_out, parent=parent, models=models)
+        record = replace(timed, folder=path.name, models=models, **found)
         write_hashed(clock, to_jsonable_python(record))
         clock.replace(trained / f"{run}.json")
     last = f", {duration(record.seconds - before.seconds)} of it since the restart" if before.seconds else ""
