@@ -238,7 +238,7 @@ def test_one_number_for_all_has_no_correlation(write_cell: Callable[..., Path]) 
     for gold in (1.0, 4.0):
         lines[0]["gold"] = lines[1]["gold"] = gold
         folder = write_cell("m", "rated", test=0.0, metric="spearman", lines=lines, name=f"gold-{gold:.0f}")
-        told = [*tell_alone(result_of(read_score(folder)), ())]
+        told = [*tell_alone(result_of(read_score(folder)), (), ())]
         said = "degenerate: this model predicts the same for all test examples, so its spearman means nothing"
         assert told == ([f"{said} (0 if undefined)"] if gold == 1 else []), "its labels are all the same"
 

@@ -117,7 +117,7 @@ def finetune(
     [plan] = plan_cells(str(model), [task], config, folders)
     from biphase.finetuning.defaults import fill_in_length, fill_in_rate
     from biphase.finetuning.fit import fit_cells
-    from biphase.finetuning.frozen import score_frozen, tell_frozen_score
+    from biphase.finetuning.frozen import FROZEN_SCORES, score_frozen
     from biphase.finetuning.keeping import keep_anew, plan_to_keep
 
     out = Path(scores)
@@ -127,8 +127,7 @@ def finetune(
         words = score_words(plan.train, plan.evaluation, [plan.config], out / WORD_SCORES)
         for line in (*tell_trained(plan.model, plan.evaluation, plan.config), *map(tell_word_score, words)):
             console.err.print(line)
-        if (frozen := score_frozen(plan, out)) is not None:
-            console.err.print(tell_frozen_score(frozen))
+        frozen = score_frozen(plan, words, out / FROZEN_SCORES)
         plan = fill_in_rate(plan, config.model_fields_set, out)
         is_old = plan.is_finished(out)
         [score] = fit_cells([plan], out) if keep is None else [keep_anew(plan, out, Path(keep))]
@@ -156,9 +155,7 @@ def result_of(score: Score) -> Result:
     return Result(arm, "", score.task, "standard", samples, seeds=seeds, examples=kept, measure=score.metric)
 
 
-def tell_score(
-    score: Score, keep: Path | str | None, is_old: bool, words: Sequence[Score], frozen: Score | None
-) -> None:
+def tell_score(score: Score, keep: Path | str | None, is_old: bool, *baselines: Sequence[Score]) -> None:
     """Print the score, overall, per class and beside both baselines, and the folders written."""
     console.out.print(score.headline() + (" · finished before" if is_old else ""))
     of_model = ""
@@ -167,11 +164,8 @@ def tell_score(
     console.err.print(f"{score.folder}: scores and predictions{of_model}")
     if (report := read_report(score)) is not None:
         print_report(report, score.never_predicted.get("test", {}))
-    for sentence in [] if score.diverged else verdicts.tell_alone(result_of(score), words):
+    for sentence in [] if score.diverged else verdicts.tell_alone(result_of(score), *baselines):
         console.out.prose(sentence)
-    if frozen is not None and not score.diverged:
-        beside = verdicts.beside_words(result_of(score), [frozen], 1)[1]
-        console.out.prose(f"Without fine-tuning: {beside.told}")
 
 
 def is_folder(data: Any) -> bool:

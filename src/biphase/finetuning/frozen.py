@@ -11,7 +11,7 @@ Letters: N examples, D width, C classes or 1 for a number.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from biphase.console import duration
+from biphase.console import duration, err, track
 from biphase.device import choose_device, choose_dtype
 from biphase.errors import memory_told
 from biphase.files import content_hash, forget_claim, locked
-from biphase.finetuning.config import CellPlan
+from biphase.finetuning.config import PLACEMENT, CellPlan
 from biphase.finetuning.encoding import CellContext, TokenizedTexts
 from biphase.finetuning.encoding_cache import load_encoded
 from biphase.finetuning.heads import TaskNetwork, count_weights, open_encoder, place_backbone
@@ -35,7 +35,6 @@ from biphase.finetuning.words import (
     choose_outputs,
     fit_linear,
     list_seen,
-    reduce_config,
     write_baseline,
 )
 from biphase.hub import output_width
@@ -43,6 +42,7 @@ from biphase.tasks.spec import EVALUATED_SPLITS, EvaluatedSplit, Task
 
 FROZEN_SCORES = ".frozen"
 """The folder of these scores beside those of cells."""
+
 BASELINE_NAME = "frozen vectors + linear"
 VERSION = 1
 """A part of every name. Raise it when the same examples give other scores."""
@@ -56,34 +56,31 @@ STRENGTHS = (1e-3, 1e-2, 1e-1)
 
 
 @memory_told("lower microbatch_tokens (65,536 unless given)")
-def score_frozen(plan: CellPlan, out: Path) -> Score | None:
-    """Score a linear model on the frozen encoder's vectors beside a cell, once, and keep the result below `out`. None
-    for a family without a class, classes or a number for each text, for a small or frozen encoder, for random weights,
-    or if `words` is off."""
+def score_frozen(plan: CellPlan, words: Sequence[Score], out: Path) -> list[Score]:
+    """Score a linear model on the frozen encoder's vectors beside a cell and the scores of `words` alone, which tell
+    the examples that it reads. Print the score, which is computed once and kept below `out`. [] for tasks without a
+    class, classes or a number for each text, without words alone, and for small, frozen or random encoders."""
     config, kind = plan.config, plan.task.kind
-    has_vectors = kind.words and not (kind.is_search or kind.is_tagging)
-    if not (config.words and has_vectors) or config.frozen or config.weights == "random":
-        return None
-    encoder = open_encoder(plan.model)
-    if count_weights(encoder.backbone) < LEAST_PARAMETERS:
-        return None
+    if not (words and kind.is_of_texts) or config.frozen or config.weights == "random":
+        return []
     device = choose_device(config.device)
-    num_train = load_encoded(plan.train, encoder, config)[0]["train"].num_examples
-    read = {"max_length": config.max_length, "device": device.type, "microbatch_tokens": config.microbatch_tokens}
-    reduced = reduce_config(config, plan.task.metric, num_train).model_copy(update=read | {"frozen": True})
-    named = reduced.model_dump(mode="json", exclude={"microbatch_tokens"})
-    sources = plan.train.hash, plan.evaluation.hash
-    name = content_hash([VERSION, plan.model.hash, *sources, plan.task.metric, named])
-    beside = CellPlan(replace(plan.model, name=BASELINE_NAME), plan.task, plan.train, plan.evaluation, reduced, name)
-    with locked(out / ".locks" / beside.folder(out).name, wait=True):
-        if not beside.is_finished(out):
-            write_frozen(beside, encoder, device, beside.folder(out))
-        forget_claim(beside.folder(out))
-    return read_score(beside.folder(out))
-
-
-def tell_frozen_score(score: Score) -> str:
-    return f"{score.name}: {score.outcome} ({duration(score.seconds['train'])})"
+    settled = {name: getattr(config, name) for name in ("max_length", "judged_only", "precision", "microbatch_tokens")}
+    reduced = words[0].config.model_copy(update=settled | {"frozen": True, "device": device.type})
+    named = reduced.model_dump(mode="json", exclude=PLACEMENT)
+    name = [VERSION, plan.model.hash, plan.train.hash, plan.evaluation.hash, plan.task.metric, named]
+    model = replace(plan.model, name=BASELINE_NAME)
+    baseline = replace(plan, model=model, config=reduced, hash=content_hash(name))
+    folder = baseline.folder(out)
+    with locked(out / ".locks" / folder.name, wait=True):
+        if not baseline.is_finished(out):
+            encoder = open_encoder(plan.model)
+            if count_weights(encoder.backbone) < LEAST_PARAMETERS:
+                return []
+            write_frozen(baseline, encoder, device, folder)
+        forget_claim(folder)
+    score = read_score(folder)
+    err.print(f"{score.name}: {score.outcome} ({duration(score.seconds['train'])})")
+    return [score]
 
 
 def write_frozen(plan: CellPlan, encoder: Any, device: torch.device, folder: Path) -> None:
@@ -112,9 +109,10 @@ def write_frozen(plan: CellPlan, encoder: Any, device: torch.device, folder: Pat
 def embed_samples(network: Any, texts: TokenizedTexts, samples: np.ndarray, cell: CellContext) -> np.ndarray:
     """Average the encoder's outputs over the tokens of each of some samples, ascending: fp32, [N, D]."""
     vectors_ND = np.zeros((len(samples), output_width(network.backbone.config)), dtype=np.float32)
-    with torch.no_grad():
+    with torch.no_grad(), track(f"read {cell.task.name} without training", len(samples), "texts") as progress:
         for batch, output in texts.outputs(network, samples, cell):
             vectors_ND[np.searchsorted(samples, batch.samples)] = output.float().cpu().numpy()
+            progress.advance(len(batch.samples))
     return vectors_ND
 
 

@@ -482,15 +482,17 @@ def list_flaws(row: SummaryRow, where: str) -> Iterator[str]:
         yield f"never predicted: {where}: {first_of(never, 5)}"
 
 
-def tell_alone(score: Result, words: Sequence[Score]) -> Iterator[str]:
+def tell_alone(score: Result, words: Sequence[Score], frozen: Sequence[Score]) -> Iterator[str]:
     """Yield sentences on a single model: whether it predicts the same for all test examples, and its comparison with
-    words alone."""
+    words alone and with a linear model on the vectors of the frozen encoder."""
     if score.count_degenerate():
         is_correlation = score.measure in KINDS["regression"].metrics
         undefined = f", so its {score.measure} means nothing (0 if undefined)" if is_correlation else ""
         yield f"degenerate: this model predicts the same for all test examples{undefined}"
     for row in compare_words([score], words):
         yield row.sentence
+    for baseline in frozen:
+        yield f"Without fine-tuning: {beside_words(score, [baseline], 1)[1].told}"
 
 
 def print_comparison(comparisons: Sequence[TaskComparison]) -> None:
