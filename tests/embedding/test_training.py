@@ -622,6 +622,24 @@ def test_what_is_left_out_of_an_embedding_model_is_told(
     assert not capsys.readouterr().err
 
 
+def test_a_prompt_is_put_before_texts_by_its_name(
+    wide_teacher: Path, encoder_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As sentence-transformers does; a line says so if there are prompts and none is named."""
+    model = load_embedder(str(wide_teacher))
+    for name, text in (("query", "asked: a text"), ("document", "said: a text")):
+        capsys.readouterr()
+        vectors = biphase.encode(model, ["a text"], device="cpu", prompt_name=name)
+        assert "prompt" not in capsys.readouterr().err
+        np.testing.assert_allclose(vectors, biphase.encode(model, [text], device="cpu"), atol=1e-5)
+        told = " ".join(capsys.readouterr().err.split())
+        assert "texts are embedded without a prompt; the model has some (prompt_name: 'query' or 'document')" in told
+    with pytest.raises(InputError, match="prompt_name is 'passage': the model's prompts are query, document"):
+        biphase.encode(model, ["a text"], device="cpu", prompt_name="passage")
+    with pytest.raises(InputError, match="the model has no prompts: leave it out"):
+        biphase.encode(encoder_folder, ["a text"], device="cpu", prompt_name="query")
+
+
 @pytest.mark.parametrize("name", ["2_Dense", "dense"])
 def test_a_teacher_that_has_changed_is_another(wide_teacher: Path, name: str) -> None:
     place = place_dense(wide_teacher, name) / "model.safetensors"

@@ -313,6 +313,7 @@ def encode(
     *,
     device: str = "auto",
     precision: Literal["auto", "bf16", "fp32"] = "fp32",
+    prompt_name: str | None = None,
 ) -> "np.ndarray":
     """Embed texts as fp32 [texts, width]: as a `SentenceTransformer` does, else by the mean over each text's tokens,
     which attend both ways. Texts are packed, not padded. A text with more tokens than the network has positions is cut,
@@ -323,9 +324,10 @@ def encode(
         device: The device; auto uses a GPU if there is one.
         precision: The type of the arithmetic. `auto` chooses bf16 on devices with units for it; its embeddings have a
             cosine of 0.9999 with those in fp32 (all-MiniLM-L6-v2).
+        prompt_name: The name of one of the model's prompts, such as query or document, to put before each text.
 
     Raises:
-        InputError: no model, a table or a mapping in place of texts, or an item that is no text, with its index.
+        InputError: no model, no such prompt, a table or a mapping as texts, or an item that is no text, with its index.
     """
     model = load(model) if isinstance(model, str | Path) else model
     if not hasattr(model, "backbone") and not hasattr(model, "encode"):
@@ -338,12 +340,15 @@ def encode(
     if hasattr(model, "backbone"):
         from biphase.finetuning.heads import encode_packed
 
+        if prompt_name is not None:
+            raise InputError(f"prompt_name is '{prompt_name}', and the model has no prompts: leave it out")
         return encode_packed(model, texts, torch_device, dtype)
-    from biphase.embedding.model import embed_in, width_of
+    from biphase.embedding.model import check_prompt, embed_in, width_of
 
+    check_prompt(model, prompt_name)
     settings = {"batch_size": getattr(model[0], "inference_batch_size", 32), "show_progress_bar": False}
     model = model.to(torch_device)
-    vectors = embed_in(model, dtype, model.encode, texts, convert_to_tensor=True, **settings)
+    vectors = embed_in(model, dtype, model.encode, texts, convert_to_tensor=True, prompt_name=prompt_name, **settings)
     return vectors.reshape(len(texts), width_of(model)).cpu().numpy()
 
 

@@ -294,6 +294,16 @@ def embed_in(model: Any, dtype: torch.dtype, encode: Encode, texts: Sequence[str
     return nn.functional.normalize(vectors, dim=-1) if is_rounded and isinstance(model[-1], Normalize) else vectors
 
 
+def check_prompt(model: SentenceTransformer, prompt_name: str | None) -> None:
+    """Raise `InputError` if a model has no prompt of that name. Print a line if it has some, and texts get none."""
+    named = [name for name, text in model.prompts.items() if text]
+    if prompt_name is not None and prompt_name not in model.prompts:
+        raise InputError(f"prompt_name is '{prompt_name}': the model's prompts are {', '.join(model.prompts)}")
+    if named and prompt_name is None and model.default_prompt_name is None:
+        names = " or ".join(f"'{name}'" for name in named)
+        console.err.print(f"texts are embedded without a prompt; the model has some (prompt_name: {names})")
+
+
 def encode_batch(encode: Encode, texts: Sequence[str]) -> Tensor:
     """Embed texts, on the device of the model."""
     return encode(texts, batch_size=ENCODE_TEXTS, convert_to_tensor=True, show_progress_bar=False)
