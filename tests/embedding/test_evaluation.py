@@ -31,7 +31,7 @@ from biphase.cli.meant import find_meant
 from biphase.cli.show import print_passages
 from biphase.embedding import model as embedders
 from biphase.embedding.evaluation import read_judged_set, score_arms, score_bm25, score_embedder
-from biphase.embedding.index import Searcher
+from biphase.embedding.index import Searcher, load_ranker
 from biphase.embedding.model import embed_pieces, load_embedder
 from biphase.embedding.questions import By, Filter, parse_filter, read_questions
 from biphase.errors import InputError
@@ -992,6 +992,28 @@ def test_a_question_beside_an_update_is_answered_by_one_index(
                 assert ask().equals(old)
         assert not other.exists()
         shutil.rmtree(f"{replaced}.old")
+
+
+def test_threads_that_ask_first_load_a_model_once(
+    encoder_folder: Path, papers: Path, ranker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search(papers, "flow", model=encoder_folder)
+    loaded: list[str] = []
+
+    def slowly(load: Any) -> Any:
+        def load_slowly(name: str) -> Any:
+            loaded.append(name)
+            time.sleep(0.5)  # so that all threads have asked
+            return load(name)
+
+        return load_slowly
+
+    monkeypatch.setattr(embedders, "load_for_inference", slowly(embedders.load_for_inference))
+    monkeypatch.setattr("biphase.embedding.index.load_ranker", slowly(load_ranker))
+    searcher = open_index(f"{papers}.index")
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda question: searcher.search(question, by="both", rerank=ranker), 4 * ["flow"]))
+    assert sorted(loaded) == sorted([str(encoder_folder), str(ranker)])
 
 
 RUN = "torch.distributed.run.main"

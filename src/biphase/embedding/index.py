@@ -12,14 +12,15 @@ Letters: Q questions, N passages, D width.
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache, partial
+from functools import cache, lru_cache, partial
 from glob import glob
 from itertools import compress, islice
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -68,6 +69,7 @@ from biphase.tasks.bm25 import (
 if TYPE_CHECKING:
     import pandas
 
+Loaded = TypeVar("Loaded")
 VECTORS, WORDS = "embeddings.npy", "words"
 RERANKED_PASSAGES = 10
 """The number of passages that a cross-encoder reads with the question, or more if the user asks for more."""
@@ -365,6 +367,17 @@ def open_files(index: Index) -> IndexFiles:
     return files
 
 
+def load_once(load: Callable[..., Loaded]) -> Callable[..., Loaded]:
+    """Let several threads load a model once, not each a copy of its own."""
+    cached, lock = cache(load), Lock()
+
+    def load_or_wait(*names: str) -> Loaded:
+        with lock:
+            return cached(*names)
+
+    return load_or_wait
+
+
 class Searcher:
     """An open index whose files and models stay in memory. It answers from the state of the index that it opened, and
     several threads may ask it at the same time."""
@@ -374,12 +387,8 @@ class Searcher:
         self.index, self.files = index, files
         self.settle_by = cache(partial(settle_by, index, files))
         self.check_passages = lru_cache(maxsize=8)(partial(check_passages, index, files))
-        self.load_ranker = cache(load_ranker)
-
-    @cached_property
-    def embedder(self) -> SentenceTransformer:
-        """The model of the index."""
-        return self.index.embedder or load_index_model(self.index)
+        self.load_embedder = load_once(lambda: index.embedder or load_index_model(index))
+        self.load_ranker = load_once(load_ranker)
 
     def search(
         self,
@@ -459,7 +468,7 @@ class Searcher:
 
     def embed(self, questions: Sequence[UserQuestion]) -> torch.Tensor:
         """Embed questions, [Q, D]."""
-        encode = embedders.fast_encoder_of(self.embedder, "query")
+        encode = embedders.fast_encoder_of(self.load_embedder(), "query")
         return embedders.encode_batch(encode, [question.text for question in questions]).cpu()
 
     def rank(self, request: Request, by: By, num_hits: int, queries_QD: torch.Tensor | None = None) -> list[list[Hit]]:
@@ -474,7 +483,7 @@ class Searcher:
         searched = None if is_searched_N is None else np.flatnonzero(is_searched_N)
         vectors_ND = torch.from_numpy(files.vectors_ND)
         num_nearest = num_hits if by == "embeddings" else max(num_hits, FUSED_PASSAGES)
-        nearest_Q = embedders.find_similar(self.embedder, queries_QD, vectors_ND, num_nearest, searched)
+        nearest_Q = embedders.find_similar(self.load_embedder(), queries_QD, vectors_ND, num_nearest, searched)
         if by == "embeddings":
             return nearest_Q
         return fuse_with_words(files.words, texts, nearest_Q, num_hits, find_words, is_searched_N)
