@@ -120,6 +120,17 @@ def test_other_columns_of_a_csv(tmp_path: Path) -> None:
     ]
 
 
+def test_other_columns_leave_out_bytes_and_empty_cells(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet")
+    table = pa.table({"text": ["one"], "picture": [b"\x00" * 9], "tag": [""]})
+    pa.parquet.write_table(table, tmp_path / "d.parquet")
+    (tmp_path / "d.csv").write_text("text,tag,note\none, ,new\n")
+    for name, columns in (("d.parquet", {"tag": ""}), ("d.csv", {"note": "new"})):
+        [source] = find_text_sources([tmp_path / name])
+        assert [document.columns for document in read_documents(source, with_columns=True)] == [columns]
+
+
 def test_an_empty_id_is_none(tmp_path: Path) -> None:
     rows = [
         {"id": "", "text": "a"},

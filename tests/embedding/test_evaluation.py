@@ -709,6 +709,32 @@ def test_large_integers_keep_their_digits(tmp_path: Path) -> None:
     assert len(search(file, "flow", where=f"key>={2**53}.0")) == 3 and len(search(file, "flow", where="n=1e0")) == 3
 
 
+def test_a_text_equals_no_other_text_of_the_same_number(tmp_path: Path) -> None:
+    """Versions and codes are texts; a plain number in a cell of a table is a number. An empty cell is no value."""
+    pytest.importorskip("bm25s")
+    cells = ["7", "7.0", "007", "1.10", "1e3", "1_0", "nan", ""]
+    rows = [{"text": "A flow.", "n": cell, "id": index} for index, cell in enumerate(cells)]
+    written = write_rows(tmp_path / "texts.jsonl", [*rows, {"text": "A flow.", "n": 7, "id": 8}])
+    table = tmp_path / "texts.csv"
+    table.write_text("text,n,id\n" + "".join(f"A flow.,{cell},{index}\n" for index, cell in enumerate(cells)))
+    for source, where, expected in (
+        (written, "n=7", {0, 8}),
+        (table, "n=7", {0, 1}),
+        (table, "n!=7", {2, 3, 4, 5, 6}),
+        (written, "n=1.1", set()),
+        (table, "n=1.1", {3}),
+        (table, "n=007", {2}),
+        (written, "n=1000", set()),
+        (table, "n=1000", set()),
+        (table, "n=10", set()),
+        (table, "n=nan", {6}),
+        (written, "n!=nan", {0, 1, 2, 3, 4, 5, 7, 8}),
+        (table, "n>=7", {0, 1, 2, 4, 5}),
+    ):
+        found = search(source, "flow", where=where, top=9)
+        assert {int(id[:-2]) for id in found["id"]} == expected, (source.name, where)
+
+
 def test_a_column_of_questions_is_no_question(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a document, as in tables of frequent questions; not every document has one."""
     pytest.importorskip("bm25s")

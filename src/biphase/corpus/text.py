@@ -458,7 +458,7 @@ def read_fields(
     source: TextSource, text_field: str, id_fields: Sequence[str], with_columns: bool
 ) -> Iterator[Document]:
     """Stream the documents in the rows of a source, each under its id, else file and line (or row)."""
-    mark = ": row "
+    mark, is_table = ": row ", source.path is not None and kind_of(Path(source.name)) == "csv"
     template = text_field.replace("\\n", "\n") if "{" in text_field else ""
     names = template_columns(template) or (text_field,)
     if source.path is None and source.rows is None:
@@ -467,7 +467,7 @@ def read_fields(
         rows = ((number, row, 0) for number, row in enumerate(rows_in_memory(source.rows, text_field)))
     elif kind_of(Path(source.name)) == "parquet":
         rows = read_table(source.path, () if with_columns else names, id_fields)
-    elif kind_of(Path(source.name)) == "csv":
+    elif is_table:
         rows, mark = read_csv(source.path), ":"
     else:
         rows, mark = read_json_lines(source.path), ":"
@@ -487,6 +487,8 @@ def read_fields(
         id = next((id for id in (find_field(row, name) for name in id_fields) if not is_missing(id)), None)
         name = document_id(source, f"{mark}{number}") if id is None else str(id)
         columns = other_columns(row, (*names, *id_fields)) if with_columns else {}
+        if is_table:  # an empty cell is a missing value
+            columns = {name: value for name, value in columns.items() if not is_missing(value)}
         yield Document(name, text, num_bytes or num_chars, columns)
 
 
@@ -501,12 +503,12 @@ def read_csv(path: Path) -> Iterator[tuple[int, Row, int]]:
 
 
 def other_columns(row: Row, names: Sequence[str]) -> Row:
-    """Return the single values of a row in other columns than these, by their plain names. Numbers have decimal
-    points."""
+    """Return the single values of a row in other columns than these, by their plain names, without bytes. Numbers have
+    decimal points."""
     own_names = {own_name(row, name) for name in names}
     columns = {}
     for name, value in row.items():
-        if name not in own_names and value is not None and not isinstance(value, list | dict):
+        if name not in own_names and value is not None and not isinstance(value, list | dict | bytes):
             columns[plain_name(name)] = value.replace(",", ".") if isinstance(value, CommaNumber) else value
     return columns
 

@@ -30,6 +30,7 @@ from transformers import AutoModelForSequenceClassification
 from biphase import console
 from biphase.config import Strict
 from biphase.corpus.forms import Row
+from biphase.corpus.rows import kind_of
 from biphase.corpus.text import TextSource, cut_words, find_text_sources, join_words, sample_language
 from biphase.corpus.tokenizer import load_auto_tokenizer
 from biphase.embedding import model as embedders
@@ -105,6 +106,8 @@ class IndexManifest(Strict):
     """The language whose stems and stop words BM25 uses; empty for plain words."""
     columns: tuple[str, ...] = ()
     """The columns of the documents beside their text."""
+    has_cells: bool = False
+    """Whether a column may be one of a .csv, where numbers are texts."""
     found_share: float = 1.0
     """The share of passages that embeddings find by their own words (`share_found`)."""
 
@@ -244,6 +247,7 @@ def build_index(
             sources=[source.record_name for source in sources if source.path is None],
             language=language,
             columns=columns,
+            has_cells=any(source.path is not None and kind_of(Path(source.name)) == "csv" for source in sources),
             found_share=found_share,
         )
         write_json(part / "index.json", manifest.model_dump())
@@ -541,7 +545,8 @@ def check_passages(index: Index, files: IndexFiles, filters: Sequence[Filter]) -
             names = clipped(", ".join(index.manifest.columns)) or "none"
             raise InputError(f"where: there is no column '{wanted.column}'; the columns are: {names}")
     rows = (files.read(row).get("columns", {}) for row in range(len(files.offsets_N)))
-    return np.array([all(wanted.holds(row) for wanted in filters) for row in rows])
+    has_cells = index.manifest.has_cells
+    return np.array([all(wanted.holds(row, has_cells=has_cells) for wanted in filters) for row in rows])
 
 
 def rank_again(ranker: CrossEncoder, name: str, question: str, passages: Sequence[Row]) -> list[Row]:

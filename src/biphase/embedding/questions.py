@@ -22,6 +22,8 @@ ANSWER_COLUMNS = ("question_id", "question", "by", "rank", "score", "id", "text"
 """The columns of an answer that do not come from its document. A document's own columns of these names are not
 shown."""
 
+PLAIN = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?")
+"""A number in a table. Others, such as 007 and 1e3, may be codes."""
 SIGNS: dict[str, Callable[[Any, Any], bool]] = {">=": ge, "<=": le, "!=": ne, "=": eq, ">": gt, "<": lt}
 
 
@@ -33,9 +35,10 @@ class Filter:
     sign: str
     value: str
 
-    def holds(self, row: Row) -> bool:
+    def holds(self, row: Row, *, has_cells: bool = False) -> bool:
         """Tell whether a row has the column and meets the filter. Compare two numbers as numbers, and anything else
-        as texts, which can only be equal or not."""
+        as texts, which can only be equal or not. A text that is a number equals another as a text, or in a table
+        (`has_cells`) as a number if both are plain."""
         if self.column not in row:
             return False
         value = row[self.column]
@@ -43,11 +46,14 @@ class Filter:
         # The columns of an index have decimal points (`other_columns` in `corpus/text.py`).
         is_comma = number is not None and COMMA_NUMBER.fullmatch(self.value)
         wanted = exact_number(self.value.replace(",", ".") if is_comma else self.value)
-        if number is not None and wanted is not None:
+        is_equality = self.sign in ("=", "!=")
+        written = (value, self.value.replace(",", ".")) if has_cells and isinstance(value, str) else ()
+        is_text = isinstance(value, str) and not (written and all(PLAIN.fullmatch(each.strip()) for each in written))
+        if number is not None and wanted is not None and not (is_equality and is_text):
             return SIGNS[self.sign](number, wanted)
         is_truth = isinstance(value, bool)  # true or false, however it is written
         text, wanted_text = (str(value).lower(), self.value.lower()) if is_truth else (str(value), self.value)
-        return self.sign in ("=", "!=") and SIGNS[self.sign](text, wanted_text)
+        return is_equality and SIGNS[self.sign](text, wanted_text)
 
 
 def exact_number(value: Any) -> float | None:
