@@ -603,6 +603,22 @@ def test_a_teacher_reads_repeated_rows_once(make: Make, wide_teacher: Path, tmp_
     assert len(Dataset.from_file(str(tmp_path / "taught-0.arrow"))) == num_rows < len(taught) / 2
 
 
+def test_a_teacher_takes_no_memory_of_the_device_while_its_stage_trains(
+    make: Make, wide_teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is on the recipe's device while it reads the texts, and on the CPU before and after."""
+    recipe = make("stages.0.loss=distill", f"stages.0.teacher={wide_teacher}", "stages.0.projection=true")
+    _, model = training.open_models(recipe)
+    teacher, moves = load_embedder(str(wide_teacher)), list[str]()
+    monkeypatch.setattr(encode, "load_embedder", lambda _: teacher)
+    monkeypatch.setattr(encode, "teach_once", lambda table, *_: moves.append("taught") or table)
+    monkeypatch.setattr(teacher, "to", lambda device: moves.append(str(device)) or teacher)
+    monkeypatch.setattr(training, "choose_device", lambda name: f"the recipe's {name}")
+    [run] = training.open_stages(recipe, model)
+    training.stage_tables(replace(run, folder=tmp_path))
+    assert moves == ["cpu", "the recipe's cpu", "taught", "cpu"]
+
+
 def test_what_is_left_out_of_an_embedding_model_is_told(
     make: Make, wide_teacher: Path, encoder_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -104,7 +104,7 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
             # 3. The stages.
             model.to(device)
             records = run_stages(stage_runs, send)
-            cosines = layer_cosines(model[0], before[0])
+            cosines = layer_cosines(model[0], before.to(device)[0])
             if recipe.merge:
                 merge_weights(model[0], before[0], recipe.merge)
             # 4. Scores, and facts for the card.
@@ -126,9 +126,9 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
 
 
 def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
-    """Make the model before training (random weights come from the recipe's seed), and a copy to train. Raises
-    `InputError` for a network or a tokenizer that sentence-transformers would compute or read differently, and token
-    embeddings that cannot be scaled."""
+    """Make the model before training (random weights come from the recipe's seed), which waits on the CPU, and a copy
+    to train. Raises `InputError` for a network or a tokenizer that sentence-transformers would compute or read
+    differently, and token embeddings that cannot be scaled."""
     console.err.print(f"loading {recipe.model}")
     torch.manual_seed(recipe.seed)
     before: Any = embedders.make_embedder(
@@ -145,15 +145,15 @@ def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
     model = copy.deepcopy(before)
     if recipe.token_embedding_rms is not None:
         embedders.scale_token_embeddings(model[0], recipe.token_embedding_rms, whiten=recipe.whiten_token_embeddings)
-    return before, model
+    return before.to("cpu"), model
 
 
 def open_stages(recipe: EmbeddingRecipe, model: SentenceTransformer) -> list["StageRun"]:
-    """Load all teachers, read all sources and try each loss, so that mistakes appear before anything trains. The stages
-    get their folders later, because the sources decide them."""
+    """Load all teachers, which wait on the CPU, read all sources and try each loss, so that mistakes appear before
+    anything trains. The stages get their folders later, because the sources decide them."""
     width = embedders.width_of(model)
     names = dict.fromkeys(stage.teacher for stage in recipe.stages)
-    teachers: dict[str | None, Any] = {name: name and embedders.load_embedder(name) for name in names}
+    teachers: dict[str | None, Any] = {name: name and embedders.load_embedder(name).to("cpu") for name in names}
     for stage in recipe.stages:
         dimension = width if stage.teacher is None else embedders.width_of(teachers[stage.teacher])
         if dimension != width and not stage.projection:
@@ -265,7 +265,9 @@ def stage_tables(run: "StageRun") -> "Tables":
             # The teacher reads rows that are repeated once.
             is_repeated = whole > 0 and stage.hard_negatives is None
             once = table.select(range(num_rows)) if is_repeated else table
-            table = embedders.teach_once(once, run.teacher, stage.name, run.folder / f"taught-{index}.arrow")
+            teacher = run.teacher.to(choose_device(run.recipe.device))
+            table = embedders.teach_once(once, teacher, stage.name, run.folder / f"taught-{index}.arrow")
+            teacher.to("cpu")  # the steps need the memory of the device
             if is_repeated:
                 table = table.select([*range(num_rows)] * int(whole) + np.flatnonzero(is_drawn).tolist())
         tables[f"source_{index}"] = pairs.kind, table
