@@ -56,6 +56,18 @@ def test_seeds_in_place_of_rates_are_proposed() -> None:
     assert f"{proposed[0]} points on genre" in alone and int(proposed[1]) < 70 and "tuned before" not in alone
 
 
+def test_a_plan_that_can_detect_nothing_says_so() -> None:
+    """Two seeds and twenty hypotheses leave a test without power, and more fine-tunings do not help."""
+    says = [{"name": f"h{n}", "says": "s", "holds": ["40/60 - mlm > 0 on genre"]} for n in range(20)]
+    words = ["pretraining_seeds=2", "evaluation.seeds=1", "evaluation.learning_rates=[1e-3,2e-3,4e-3]"]
+    tree = load_study(STUDIES / "demo.yaml", words).model_dump() | {"hypotheses": says}
+    study = parse_config(Study, tree, origin="test")
+    text = " ".join(told(plan_study(study)).split())
+    assert re.search(r"can detect no difference on genre [^:]* and uner_en_ewt [^:]*, however large \(80% power", text)
+    assert "as many fine-tunings find no difference on genre (1,200 examples) either" in text
+    assert "inf" not in re.findall(r"\w+", text)
+
+
 def test_tuned_rates_are_counted_and_leave_nothing_to_choose() -> None:
     """Where every arm has a tuned rate, the plan has the power of a study with one rate."""
     changes = ["evaluation.learning_rates=[1e-3,2e-3,4e-3]"]

@@ -297,16 +297,25 @@ def describe_power(plan: Plan, evaluation: Evaluation, begun: Begun) -> Iterator
     for who, noise in USUAL_NOISE.items() if ends else ():
         designs = [Design(tested, seeds, num_rates, *size, noise, num_arms, level) for size, _ in ends]
         sizes = zip(designs, ends, strict=True)
-        found = [f"{100 * design.smallest_difference:.1f} points on {name}" for design, (_, name) in sizes]
+        found = {name: 100 * design.smallest_difference for design, (_, name) in sizes}
+        unfound = [name for name, points in found.items() if math.isinf(points)]
+        told_points = [f"{points:.1f} points on {name}" for name, points in found.items() if name not in unfound]
         moved = f"{100 * noise[0]:g} points between pretraining seeds and {100 * noise[1]:g} between fine-tuning seeds"
-        yield f"can detect differences of about {show_list(found)} ({told}) if scores vary by {moved}, as in {who}"
+        variation = f"({told}) if scores vary by {moved}, as in {who}"
+        if told_points:
+            yield f"can detect differences of about {show_list(told_points)} {variation}"
+        if unfound:
+            yield f"can detect no difference on {show_list(unfound)}, however large {variation}"
         if num_rates > 1:
             tuned = replace(designs[0], num_rates=1, num_seeds=seeds * num_rates)
             gap = tuned.smallest_difference
             power = f"{tuned.find_power(gap):.0%} instead of {designs[0].find_power(gap):.0%}"
             declared = "tuned before and declared as `evaluation.tuned_rates`"
             more = f"with one rate for each arm and task, {declared}, and {tuned.num_seeds} fine-tuning seeds"
-            yield f"{more}, as many fine-tunings find {100 * gap:.1f} points on {ends[0][1]} in {power}"
+            if math.isinf(gap):
+                yield f"{more}, as many fine-tunings find no difference on {ends[0][1]} either"
+            else:
+                yield f"{more}, as many fine-tunings find {100 * gap:.1f} points on {ends[0][1]} in {power}"
     if looks:
         levels = [f"{spend_error(seen, most):.2g} at {seen[-1]}" for seen in looks]
         earlier = [*map(str, looks[0][:-1])]
