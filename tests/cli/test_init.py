@@ -144,6 +144,21 @@ def test_a_study_of_tasks_and_text_that_are_here() -> None:
     assert "data_dirs: {own: data}" in Path("one.yaml").read_text()
 
 
+@pytest.mark.parametrize(
+    ("given", "folders"),
+    [
+        ({"data_dir": ["tasks/pos_ewt.yaml=mine"]}, {"tasks/pos_ewt.yaml": "mine"}),
+        ({"data_dir": ["genre=mine"]}, {"tasks/pos_ewt.yaml": "data/pos", "genre": "mine"}),
+        ({"tasks": "uner_en_ewt,genre"}, {}),
+        ({"tasks": "uner_en_ewt,genre", "data_dir": ["genre=mine"]}, {"genre": "mine"}),
+    ],
+)
+def test_the_folders_of_a_bundled_study_change_with_its_tasks(given: dict[str, Any], folders: dict[str, str]) -> None:
+    init_study("price", shards="s", out=Path("mine.yaml"), **given)
+    evaluation = load_study(Path("mine.yaml")).evaluation
+    assert evaluation is not None and evaluation.data_dirs == folders
+
+
 def test_a_study_by_flags() -> None:
     with pytest.raises(InputError, match="' ,' has nothing but commas"):
         init_study("demo", shards="s", model="3m", tasks=" ,", out=Path("mine.yaml"))

@@ -26,7 +26,7 @@ from biphase.run import find_checkpoint, is_run_folder, name_run, split_referenc
 from biphase.tasks.families import KINDS, Family, ProblemType
 from biphase.tasks.own import describe_data, form_of
 from biphase.tasks.sources import name_data_dirs
-from biphase.tasks.spec import Task
+from biphase.tasks.spec import Task, find_task
 
 BUNDLED_NAMES = {
     kind: sorted(path.stem for path in (BUNDLED / kind).glob("*.yaml")) for kind in ("recipes", "studies", "tasks")
@@ -153,10 +153,14 @@ def init_study(
             changes["evaluation.per_task"] = {task: settings[task] for task in settings if task in names}
     if shards and has_shards(Path(shards)) and "planning" in tree:  # the shards have a vocabulary size of their own
         changes["planning"] = {key: value for key, value in tree["planning"].items() if key != "vocab_size"}
-    text = with_values(text, changes)
     pairs = parse_data_dirs(data_dir or (), names)
-    name_data_dirs(pairs, names, "--data-dir")
-    if pairs:
+    given = name_data_dirs(pairs, names, "--data-dir")
+    if study.evaluation and (own := study.evaluation.data_dirs):
+        kept = {find_task(task).name for task in names} - given.keys()
+        folders_kept = {task: folder for task, folder in own.items() if find_task(task).name in kept}
+        changes["evaluation.data_dirs"] = folders_kept | dict(pairs)
+    text = with_values(text, changes)
+    if pairs and "evaluation.data_dirs" not in changes:
         folders = write_value(dict(pairs))
         text = re.sub(r"(?m)^( +)tasks: .*\n", lambda line: f"{line[0]}{line[1]}data_dirs: {folders}\n", text)
     plan_study(parse_config(Study, parse_yaml(text), origin=str(out)))
