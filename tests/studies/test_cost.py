@@ -76,6 +76,15 @@ def test_lengths_and_vocabulary_are_read_from_shards_that_are_here(corpus: Any) 
     assert [shape for shape, _ in measure_sizes(small_plan("nowhere", {})).values()] == [None], "a report does without"
 
 
+def test_the_lengths_of_all_pretraining_seeds_are_measured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each seed has its own order of the samples, which does not change them."""
+    plan = plan_study(load_study(STUDIES / "demo.yaml", ["pretraining_seeds=3"]))
+    assert len({run.recipe.data.order_seed for run in plan.runs.values()}) == 3
+    asked: list[Data] = []
+    monkeypatch.setattr(cost, "find_lengths", lambda data, planning: asked.append(data) or find_lengths(data, planning))
+    assert len(measure_sizes(plan)) == 6 and len(asked) == 1
+
+
 def small_plan(shards: str, planning: dict[str, Any]) -> Plan:
     tree = {
         "name": "small",

@@ -110,23 +110,21 @@ def test_what_embedding_costs_is_counted_where_it_can_be(tree: dict[str, Any], t
     pairs = 300
     limited = first["data"][0] | {"limit": pairs}
     for stages, counted in (
-        ([first], (2, 16)),  # 2 steps of 8
+        ([first], (2, 16, [])),  # 2 steps of 8
         (
             [first | {"max_steps": None, "epochs": 3, "data": [limited]}, texts],
-            (math.ceil(3 * pairs / 8) + 3, 3 * pairs + 50),
+            (math.ceil(3 * pairs / 8) + 3, 3 * pairs + 50, []),
         ),
-        ([texts | {"data": [{"from_text": "corpus/"}]}], None),
+        ([first, texts | {"data": [{"from_text": "corpus/"}]}], (2 + 1000, 16 + 1000 * 20, ["texts"])),
     ):
         tree["evaluation"]["embed"]["recipe"]["stages"] = stages
         plan = plan_study(parse_config(Study, tree, origin="test"))
         assert plan.study.evaluation and plan.study.evaluation.embed
         assert count_embedded(plan.study.evaluation.embed) == counted
-        assert any("since neither max_steps nor a limit" in line for line in estimate(plan).assumptions) == (
-            counted is None
-        )
-        if counted:
-            cell = cell_costs(plan, measure_sizes(plan))
-            assert next(cell)[:2] == (counted[0], counted[1] * 120)
+        guess = "embedding: 1,000 updates in texts, without max_steps or limits of data"
+        assert (guess in estimate(plan).assumptions) == bool(counted[2])
+        cell = cell_costs(plan, measure_sizes(plan))
+        assert next(cell)[:2] == (counted[0], counted[1] * 120)
 
 
 def test_mistakes_in_its_recipe_are_told_before_anything_trains(tree: dict[str, Any], tmp_path: Path) -> None:

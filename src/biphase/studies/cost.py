@@ -204,7 +204,8 @@ def measure_sizes(plan: Plan) -> dict[str, RunSize]:
         data = recipes[name].data
         init, vocab_size = run.recipe.init, vocab_size_of(data.shards, planning)
         own = None if run.parent else model_shape(init, read_config_here(init.model), vocab_size)
-        sizes[name] = sizes[run.parent][0] if run.parent else own, lengths_of(data, planning)  # parents come first
+        one_order = data.model_copy(update={"order_seed": 0})  # no length depends on it
+        sizes[name] = sizes[run.parent][0] if run.parent else own, lengths_of(one_order, planning)  # parents come first
     return sizes
 
 
@@ -233,6 +234,8 @@ def measure_training(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunS
 MOST_COUNTED_BYTES = 10_000_000
 """The largest total size of a task's files at which a plan counts the examples."""
 CHARACTERS_PER_TOKEN = 4
+GUESSED_UPDATES = 1000
+"""The updates of a stage of embedding training that states neither its updates nor its pairs."""
 
 
 def task_size(name: str, folders: Mapping[str, str]) -> TaskSize:
@@ -289,8 +292,8 @@ def list_assumptions(plan: Plan, sizes: Mapping[str, RunSize], machine: Machine 
             sized["rounded sizes of the published data" if task.size else own].append(task.name)
         sources = [f"{origin} of {show_list(tasks)}" for origin, tasks in sized.items()]
         yield f"fine-tuning: {'; '.join(sources) or 'the sizes of typical data'}, at the same efficiency"
-        if evaluation.embed is not None and count_embedded(evaluation.embed) is None:
-            yield "embedding: 1,000 updates per stage, since neither max_steps nor a limit of its sources is given"
+        if evaluation.embed is not None and (guessed := count_embedded(evaluation.embed)[2]):
+            yield f"embedding: {GUESSED_UPDATES:,} updates in {show_list(guessed)}, without max_steps or limits of data"
 
 
 def tell_memory(model: str, shape: Shape, recipe: Recipe, is_on_cpu: bool) -> str:
@@ -448,16 +451,14 @@ def list_groups(
         runs = [run for run in plan.runs.values() if run.group == group]
         row: dict[str, Any] = {"group": group, "models": len(arms)}
         row["steps_alone"] = sum(arm.recipe.num_steps for arm in arms)
-        row["steps"] = sum(run.steps for run in runs)
-        row["tokens"] = float(sum(run.tokens for run in runs))
+        row |= {"steps": sum(run.steps for run in runs), "tokens": float(sum(run.tokens for run in runs))}
         row["flops"] = float(sum(flops for run in runs for flops in spent[run.name].values()))
         yield row
     if plan.cells:
         costs = [*cell_costs(plan, sizes)]
         steps = sum(cost.steps for cost in costs)
         row = {"group": "evaluation", "models": len(plan.models), "steps_alone": steps, "steps": steps}
-        row["tokens"] = sum(cost.tokens for cost in costs)
-        row["flops"] = sum(cost.flops for cost in costs)
+        row |= {"tokens": sum(cost.tokens for cost in costs), "flops": sum(cost.flops for cost in costs)}
         yield row
 
 
@@ -492,24 +493,23 @@ def cell_costs(plan: Plan, sizes: Mapping[str, RunSize]) -> Iterator[CellCost]:
 
 def embed_cost(shape: Shape | None, cell: StudyCell, embed: EmbedEvaluation) -> CellCost:
     """Estimate the cost of one embedding model. Its loss embeds each text twice."""
-    size, usual = KINDS["retrieval"].size, cell.config.max_steps
-    steps, pairs = count_embedded(embed) or (usual, usual * cell.config.batch_size)
+    size, (steps, pairs, _) = KINDS["retrieval"].size, count_embedded(embed)
     tokens = float(pairs * size.example_tokens)
     per_token = shape.flops.token(keys=size.example_tokens, targets=0) if shape else 0.0
     return CellCost(steps, tokens, per_token * (4 * tokens + len(cell.evaluates) * size.evaluated_tokens) / 3)
 
 
-def count_embedded(embed: EmbedEvaluation) -> tuple[int, float] | None:
+def count_embedded(embed: EmbedEvaluation) -> tuple[int, float, list[str]]:
     """Return upper limits of the updates of all stages and of their pairs, by `max_steps` or by the `limit` of sources;
-    None if some stage has neither."""
-    updates, trained = 0, 0.0
+    and the names of the stages that have neither, each of which counts `GUESSED_UPDATES`."""
+    updates, trained, guessed = 0, 0.0, list[str]()
     for stage in embed.settle().stages:
         num_pairs = sum(source.weight * (source.limit or math.inf) for source in stage.data)
         stage_updates = min(stage.max_steps or math.inf, stage.epochs * num_pairs / stage.batch_size)
         if stage_updates == math.inf:
-            return None
+            stage_updates, guessed = GUESSED_UPDATES, [*guessed, stage.name]
         updates, trained = updates + math.ceil(stage_updates), trained + stage_updates * stage.batch_size
-    return updates, trained
+    return updates, trained, guessed
 
 
 def cell_cost(shape: Shape | None, cell: StudyCell, context: int, folders: Mapping[str, str]) -> CellCost:
