@@ -171,4 +171,4 @@ def test_fine_tuning_tells_what_the_frozen_encoder_reaches(
     printed = capsys.readouterr()
     assert [model for model, _ in read_scores(tmp_path).cells] == [str(model_folder)]
     assert "own · frozen vectors + linear: accuracy validation" in " ".join(printed.err.split())
-    assert "Without fine-tuning: " in printed.out
+    assert "Beside its vectors before training: " in printed.out

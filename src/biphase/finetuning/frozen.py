@@ -1,9 +1,9 @@
 """A cell → the score of a linear model on the vectors that its encoder gives texts before any training.
 
-This is the second baseline of a fine-tuned model, beside words alone. It costs one reading of the texts. Where it
-scores as high, `encode` and a linear model are enough, and nothing needs to be fine-tuned. The linear model reads the
-same examples as the cell, at most `MOST_EXAMPLES`, and chooses its regularization on validation. The result has the
-form of a cell:
+This is the second baseline of a fine-tuned model, beside words alone. It costs one reading of the texts by the network,
+and the linear fits. Where it scores as high, `encode` and a linear model are enough, and nothing needs to be
+fine-tuned. The linear model reads the same examples as the cell, at most `MOST_EXAMPLES`, and chooses its
+regularization on validation. The result has the form of a cell:
 
     SCORES/.frozen/TASK-HASH/  score.json  validation.jsonl  test.jsonl  validation.npz  test.npz  losses.json
 
@@ -49,8 +49,9 @@ VERSION = 1
 LEAST_PARAMETERS = 5_000_000
 """The weights of an encoder, without embeddings, from which its vectors are a baseline. Smaller ones stay far behind
 words alone."""
-MOST_EXAMPLES = 20_000
-"""The training examples that the linear model reads; drawn, if the cell has more."""
+MOST_EXAMPLES, MOST_LABELS = 20_000, 200_000
+"""The training examples that the linear model reads, and the product of their number and that of sets' classes, each of
+which has a regression of its own. Examples are drawn if the cell has more."""
 STRENGTHS = (1e-3, 1e-2, 1e-1)
 """The values of C, the inverse of the regularization of standardized features, among which validation chooses."""
 
@@ -90,8 +91,9 @@ def write_frozen(plan: CellPlan, encoder: Any, device: torch.device, folder: Pat
     splits, left_out = load_encoded(plan.evaluation, encoder, config)
     train = load_encoded(plan.train, encoder, config)[0]["train"]
     seen = list_seen(train, cell)
-    if len(seen) > MOST_EXAMPLES:
-        seen = np.sort(np.random.default_rng(config.seed).choice(seen, MOST_EXAMPLES, replace=False))
+    num_regressions = len(plan.task.classes) if plan.task.kind.has_label_sets else 1
+    if len(seen) > (most := min(MOST_EXAMPLES, MOST_LABELS // num_regressions)):
+        seen = np.sort(np.random.default_rng(config.seed).choice(seen, most, replace=False))
     network = TaskNetwork(place_backbone(encoder, device), cell, has_head=False)
     train_ND = embed_samples(network, train.texts, seen, cell)
     mean_D, scale_D = train_ND.mean(0), np.maximum(train_ND.std(0), 1e-6)

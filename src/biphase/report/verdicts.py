@@ -492,7 +492,7 @@ def tell_alone(score: Result, words: Sequence[Score], frozen: Sequence[Score]) -
     for row in compare_words([score], words):
         yield row.sentence
     for baseline in frozen:
-        yield f"Without fine-tuning: {beside_words(score, [baseline], 1)[1].told}"
+        yield f"Beside its vectors before training: {beside_words(score, [baseline], 1)[1].told}"
 
 
 def print_comparison(comparisons: Sequence[TaskComparison]) -> None:

@@ -342,7 +342,7 @@ def refuse_other_models(state: StudyState) -> None:
             begun[model].setdefault(record.parent, f"run {name} began with")
     inits = [run.recipe.init for name, run in runs.items() if name not in state.trained]
     for model, init in {init.reference: init for init in inits}.items():
-        if model in begun and (held := find_weights(init)):
+        if model and model in begun and (held := find_weights(init)):
             begun[model].setdefault(held, "now it has")
     for model, weights in begun.items():
         if len(weights) > 1:
