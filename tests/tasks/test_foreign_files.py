@@ -575,12 +575,19 @@ def test_drawn_questions_that_share_contexts_with_train_are_told(
         drawn: Any = load_examples(find_source(task, tmp_path), judged_only=False)
         said = " ".join(capsys.readouterr().err.split())
         contexts = {split: {one.context for one in part} for split, part in drawn.splits.items()}
-        for split in ("validation", "test"):
-            shared = contexts[split] & contexts["train"]
-            told = f"{len(shared)} of {len(contexts[split])} contexts of {split} are in train too; say `group: context`"
-            assert (told in said) == bool(shared) == (group is None)
+        shared = {split: len(contexts[split] & contexts["train"]) for split in ("validation", "test")}
+        counts = ", ".join(f"{both} of {len(contexts[split])} contexts of {split}" for split, both in shared.items())
+        told = f"{counts} are in train too; say `group: context` to have whole contexts held out"
+        assert (told in said) == all(shared.values()) == any(shared.values()) == (group is None)
         names[group] = {one.group for one in drawn.test}
     assert names["title"] <= {str(n) for n in range(10)}
+    (tmp_path / "test.json").write_text(json.dumps({"data": data[:1]}))
+    for group, way in {None: "say `group: context` and leave `test` out", "title": "leave `test` out"}.items():
+        files = [{"train": "train.json", "test": "test.json"}]
+        load_examples(
+            find_source(Task.model_validate({"name": "mine", "files": files, "group": group} | keys), tmp_path), False
+        )
+        assert f"are in train too; {way} to have whole" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_streamed_data_set_has_its_names_of_classes() -> None:
@@ -597,7 +604,7 @@ def test_a_table_has_fewer_choices_where_its_last_columns_are_empty(tmp_path: Pa
     keys = {"family": "multiple_choice", "template": "{question} {choice}", "choices": names, "classes": names}
     task = task_of(**keys, files=[{"train": "train.csv"}])
     header, full = "question,A,B,C,D,label\n", "q,w,x,y,z,D\n" * 30
-    (tmp_path / "train.csv").write_text(f"{header}q,x,y,,,B\n{full}")
+    (tmp_path / "train.csv").write_text(f"{header}q,x,y, ,,B\n{full}")
     data: Any = load_examples(find_source(task, tmp_path), judged_only=False)
     texts = {tuple(text for text, _ in one.texts) for split in data.splits.values() for one in split}
     assert texts == {("q x", "q y"), ("q w", "q x", "q y", "q z")}

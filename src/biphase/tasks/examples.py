@@ -165,8 +165,7 @@ class LabelledText:
     texts: tuple[FilledText, ...]
     """One text, or in multiple choice one for each choice of a question."""
     label: int | float | tuple[int, ...]
-    """The index of a class or of the right choice; by the task's `problem_type` a score, or the indices of several
-    classes."""
+    """The index of a class or of the right choice; by the task's `problem_type` a score, or indices of classes."""
     group: str = ""
     """The value of `Task.group`."""
 
@@ -229,7 +228,7 @@ def load_examples(source: TaskSource, judged_only: bool, most_evaluated: int | N
         if task.kind.is_answering:  # answers are compared by id
             refuse_doubles(f"{source.name}: {split}: the question", [example.id for example in examples[split]])
     draw_splits(source, examples, most_evaluated)
-    tell_groups(task, examples)
+    tell_groups(source, examples)
     splits = {split: tuple(examples[split]) for split in spec.TASK_SPLITS}
     return TaskData(task, **splits, left_out=left_out, num_copies=num_copies)
 
@@ -324,20 +323,21 @@ def group_of(task: spec.Task, location: str, row: Row) -> str:
     return re.sub(r"^([+-]?\d+)\.0$", r"\1", read_label(value))
 
 
-def tell_groups(task: spec.Task, examples: dict[spec.TaskSplit, list[AnyExample]]) -> None:
-    """Print the number of groups in each split, and how many of them are in train too. Questions without groups have
-    their contexts instead, of which only those in two splits are printed."""
+def tell_groups(source: TaskSource, examples: dict[spec.TaskSplit, list[AnyExample]]) -> None:
+    """Print the number of groups in each split, and how many of them are in train too, with the remedy. Questions
+    without groups have their contexts instead, of which only those in two splits are printed."""
+    task, kind = source.task, "groups" if source.task.group else "contexts"
     if task.group is None and (not task.kind.is_answering or spec.is_own_task(task)):
         return
     groups = {split: {one.group if task.group else input_of(one)[1] for one in examples[split]} for split in examples}
-    kind, remedy = ("groups", "") if task.group else ("contexts", "say `group: context` and ")
     if task.group:
         counts = ", ".join(f"{len(groups[split]):,} in {split}" for split in spec.TASK_SPLITS)
         err.print(f"{task.name}: groups by '{task.group}': {counts}")
-    for split in spec.EVALUATED_SPLITS:
-        if shared := groups[split] & groups["train"]:
-            sentence = f"{len(shared):,} of {len(groups[split]):,} {kind} of {split} are in train too"
-            err.print(f"{task.name}: {sentence}; {remedy}leave `{split}` out to have whole {kind} held out")
+    if shared := {split: ids for split in spec.EVALUATED_SPLITS if (ids := groups[split] & groups["train"])}:
+        counts = ", ".join(f"{len(ids):,} of {len(groups[split]):,} {kind} of {split}" for split, ids in shared.items())
+        given = [f"`{split}`" for split in shared if split in source.splits]
+        ways = ["say `group: context`"] * (not task.group) + [f"leave {' and '.join(given)} out"] * bool(given)
+        err.print(f"{task.name}: {counts} are in train too; {' and '.join(ways)} to have whole {kind} held out")
 
 
 def classes_of(example: AnyExample) -> tuple[int, ...]:
@@ -451,14 +451,15 @@ def read_choices(task: spec.Task, location: str, row: Row) -> tuple[tuple[Filled
     """Fill the template with each choice of a row. Returns also the row's own names of them: ARC has {text: […], label:
     […]}, with labels A, B, … in some rows and 1, 2, … in others."""
     columns = [column(location, row, name) for name in task.choices]
-    while len(columns) > 2 and columns[-1] in (None, ""):  # a question may have fewer choices than others
+    while len(columns) > 2 and is_missing(columns[-1]):  # a question may have fewer choices than others
         columns.pop()
     texts: Any = columns[0] if len(columns) == 1 else columns
     texts, names = (texts.get("text"), texts.get("label")) if isinstance(texts, dict) else (texts, None)
     if not isinstance(texts, list) or len(texts) < 2 or not all(isinstance(text, str) and text for text in texts):
         raise InputError(f"{location}: {excerpt(texts)} are not two or more choices, texts that are not empty")
     choices = tuple(fill_row(task, location, row | {"choice": text}) for text in texts)
-    return choices, tuple(map(str, names[: len(texts)])) if isinstance(names, list) and len(names) >= len(texts) else ()
+    has_names = isinstance(names, list) and len(names) >= len(texts)
+    return choices, tuple(map(str, names[: len(texts)])) if has_names else ()
 
 
 def fill_row(task: spec.Task, location: str, row: Row) -> FilledText:
@@ -585,9 +586,8 @@ def make_question(task: spec.Task, location: str, row: Row) -> Question | None:
         lack = "context" if question.strip() else "question"
         raise InputError(f"{location}: '{id}' has an empty {lack}: fill it in, or remove the row")
     locate = partial(find_answer, f"{location}: question '{id}'", context)
-    gold: list[Answer] = []
-    if not row.get("is_impossible"):
-        gold = read_spans(location, "answers", column(location, row, "answers", LABEL_REMEDY))
+    is_answered = not row.get("is_impossible")
+    gold = read_spans(location, "answers", column(location, row, "answers", LABEL_REMEDY)) if is_answered else []
     if "candidates" not in row:
         return Question(id, question, context, tuple(dict.fromkeys(locate(*answer) for answer in gold)))
     candidates = {locate(text, start) for text, start in read_spans(location, "candidates", row["candidates"])}
