@@ -12,11 +12,11 @@ import pytest
 
 from biphase.corpus.rows import rows_of_file
 from biphase.errors import InputError
-from biphase.files import file_hash
+from biphase.files import content_hash
 from biphase.tasks.examples import TaggedWords, load_examples, read_spans_of_characters, tag_spans
 from biphase.tasks.own import describe_data, write_task
-from biphase.tasks.sources import find_source
-from biphase.tasks.spec import find_task
+from biphase.tasks.sources import definition, find_source, list_readings
+from biphase.tasks.spec import TASK_SPLITS, FileLayout, Hub, Splits, Task, find_task
 
 TEXT = "Marie Curie, née à Varsovie, vécut à Paris."
 SPANS = [(0, 11, "person"), (19, 27, "place"), (37, 42, "place")]
@@ -94,21 +94,27 @@ def test_invisible_signs_end_no_word() -> None:
         assert "".join(word.rpartition("/")[0] for word in words) == re.sub(r"[ \u200b]", "", text[:end])
 
 
-def test_only_files_of_texts_with_invisible_signs_have_another_hash(tmp_path: Path) -> None:
-    """Earlier versions divided their words there; lists of words, and all other texts, are read as ever."""
-    file, data = write_task([{"text": f"{TEXT} {number}", "label": SPANS} for number in range(20)], tmp_path, "own")
-    task, path = find_task(file), Path(data) / "train.jsonl"
-    plain = path.read_text()
-    hashes = {}
-    for name, rows in {
-        "plain": plain,
-        "joined": plain.replace("Curie", "Cu\u200drie"),
-        "escaped": plain.replace("Curie", "Cu\\u200drie"),
-        "words": json.dumps({"tokens": ["Cu\u200drie"], "label": ["O"]}) + "\n",
-    }.items():
-        path.write_text(rows)
-        hashes[name] = find_source(task, data).hashes["train"] == [file_hash(path)]
-    assert hashes == {"plain": True, "joined": False, "escaped": False, "words": True}
+def test_data_that_may_be_texts_with_spans_has_another_hash(tmp_path: Path) -> None:
+    """Earlier versions divided words at invisible signs, also of the Hub's rows. Files of columns, and the data of
+    biphase's own tasks, are read as ever. A broken row is told when rows are read."""
+    keys = {"family": "token_classification", "metric": "f1", "classes": ["O", "B-x"]}
+    for name in ("a.conll", "a.jsonl"):
+        (tmp_path / name).write_text("{broken")
+    layouts = {name: FileLayout(train=name) for name in ("a.conll", "a.jsonl")}
+    layouts["columns"] = layouts["a.jsonl"].model_copy(update={"format": "columns"})
+    hub = Hub(id="a/b", revision="0" * 40, splits=Splits(train="train"))
+    is_other = {}
+    for name, form in {**layouts, "hub": hub, "own": layouts["a.jsonl"]}.items():
+        forms: dict[str, Any] = {"hub": form} if isinstance(form, Hub) else {"files": (form,)}
+        task = Task.model_validate({"name": "wnut17" if name == "own" else "mine"} | keys | forms)
+        source = find_source(task, None if isinstance(form, Hub) else tmp_path)
+        layout = form.model_dump(mode="json", exclude=set() if name == "hub" else {*TASK_SPLITS, "corpus", "queries"})
+        before = [definition(task), layout] + [source.hashes] * (name != "hub")
+        is_other[name] = source.hash != content_hash(before)
+    assert is_other == {"a.conll": False, "a.jsonl": True, "columns": False, "hub": True, "own": False}
+    form = layouts["a.jsonl"]
+    asked: Any = {"family": "question_answering", "metric": "f1", "template": "{question} {context}", "files": (form,)}
+    assert [bool(list_readings(Task(name=name, **asked), form)) for name in ("mine", "squad")] == [True, False]
 
 
 def span(start: int, end: int, **others: Any) -> dict[str, Any]:

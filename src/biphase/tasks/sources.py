@@ -5,10 +5,8 @@ messages. Code of a Hub repository is never run.
 """
 
 import itertools
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from glob import glob
 from pathlib import Path
 from string import Formatter
@@ -31,7 +29,6 @@ from biphase.corpus.rows import (
     rows_of_file,
     saved_tables,
 )
-from biphase.corpus.text import JOINERS
 from biphase.errors import InputError, refuse_unknown
 from biphase.files import content_hash, hash_path, reading
 from biphase.hub import load_rows, pin_commit
@@ -100,7 +97,7 @@ def find_source(task: spec.Task, data_dir: str | Path | None) -> TaskSource:
         names = parts_of(task, layout)
         files = {part: find_files(folder, file_name) for part, file_name in names.items()}
         if all(files.values()):
-            hashes = {part: [hash_reading(task, layout, path) for path in paths] for part, paths in files.items()}
+            hashes = {part: [hash_rows(path) for path in paths] for part, paths in files.items()}
             return TaskSource(task, name, hash_source(task, layout, hashes), layout, files, hashes)
         needed.append(" + ".join(names.values()))
     raise InputError(f"{folder}: task '{task.name}' needs {' or '.join(needed)} there")
@@ -147,10 +144,27 @@ def find_task_sources(name: str, data_dirs: DataDirs) -> tuple[TaskSource, TaskS
 
 def hash_source(task: spec.Task, form: spec.FileLayout | spec.Hub, hashes: PartHashes) -> str:
     """Hash a task's definition and the bytes of its files, or the commit of its Hub data."""
+    content: list[Any] = [definition(task), *list_readings(task, form)]
     if isinstance(form, spec.Hub):
-        return content_hash([definition(task), form.model_dump(mode="json")])
+        return content_hash([*content, form.model_dump(mode="json")])
     layout = form.model_dump(mode="json", exclude={*spec.TASK_SPLITS, "corpus", "queries"})
-    return content_hash([definition(task), layout, hashes])
+    return content_hash([*content, layout, hashes])
+
+
+def list_readings(task: spec.Task, form: spec.FileLayout | spec.Hub) -> list[str]:
+    """List what tells apart a user's data that is read in another way than earlier versions read it: rows that may be
+    running texts with spans, as files of columns are not, and answers."""
+    if spec.is_own_task(task) or not (task.kind.is_tagging or task.kind.is_answering):
+        return []
+    if task.kind.is_answering:
+        return ["answers have the marks of their last letters"]
+    places = form.named.values() if isinstance(form, spec.FileLayout) else ()
+    formats = {getattr(form, "format", None) or ending_of(Path(place)) for place in places}
+    return [] if formats and formats <= WORD_LISTS else ["invisible signs end no word"]
+
+
+WORD_LISTS = {"columns", "conllu", ".conll", ".conllu"}
+"""Formats and endings of files whose rows are always lists of words."""
 
 
 def hash_rows(path: Path) -> str:
@@ -161,27 +175,6 @@ def hash_rows(path: Path) -> str:
         with reading(file):
             hashes.append(hash_path(file))
     return content_hash(hashes) if path.is_dir() else hashes[0]
-
-
-def hash_reading(task: spec.Task, layout: spec.FileLayout, path: Path) -> str:
-    """Hash a file. The hash of a file whose rows are read in another way than earlier versions read them is another:
-    where words of running text have joiners inside, at which they were divided."""
-    file_hash = hash_rows(path)
-    is_tagged = task.kind.is_tagging and not spec.is_own_task(task)
-    if is_tagged and has_joined_texts(path, file_hash, layout.model_dump_json(), task.words):
-        return content_hash([file_hash, "joiners are inside words"])
-    return file_hash
-
-
-@lru_cache
-def has_joined_texts(path: Path, _hash: str, layout: str, words: str) -> bool:
-    """Tell whether a file has running texts, not lists of words, with joiners or zero-width spaces."""
-    form = spec.FileLayout.model_validate_json(layout)
-    rows = (row | renamed(row, form.rename) for _, row in rows_of_file(path, form, words))
-    return any(words not in row and JOINED.search(str(row.get("text"))) for row in rows)
-
-
-JOINED = re.compile(rf"[{JOINERS}\u200b]")
 
 
 def training_source(source: TaskSource) -> TaskSource:
