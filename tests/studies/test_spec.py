@@ -182,7 +182,7 @@ def test_a_task_is_not_called_as_reports_call_means_and_losses(name: str, tmp_pa
     files = "files: [{train: train.tsv, validation: dev.tsv, test: test.tsv}]"
     facts = f"family: sequence_classification, metric: accuracy, classes: [a, b], {files}"
     path.write_text(f'{{name: {name}, label: label, template: "{{text}}", {facts}}}', encoding="utf-8")
-    with pytest.raises(InputError, match=f"evaluation: reports call a mean or a loss {name}, so rename the task"):
+    with pytest.raises(InputError, match=f"^evaluation: task {name}: reports use this name for .*; rename the task$"):
         run_all_checks(make_study(f"evaluation.tasks=[sst2, {path}]"))
 
 

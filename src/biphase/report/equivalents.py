@@ -470,9 +470,8 @@ def price_sentence(price_list: PriceList) -> str:
     unit, ends = f"of its {AXES[first.axis]}", show_ends(first)
     where = f"on average over {len(cells)} tasks" if len(cells) > 1 else f"on {cells[0].dataset}"
     notes = ["declared in the study's hypotheses"] if price_list.declared else []
-    notes.append(
-        f"interval over {show_noise(first.noise)}" if first.noise else f"no interval: one {price_list.over[:-1]}"
-    )
+    single = f"one {price_list.over[:-1]}"
+    notes.append(f"interval over {show_noise(first.noise)}" if first.noise else f"no interval: {single}")
     if price_list.over == "seeds" and "pretraining seeds" not in first.noise:
         notes.append("each model was pretrained once")
     if price_list.declared and len({cell.family for cell in cells}) > 1:
@@ -540,8 +539,9 @@ def price_tables(price_list: PriceList) -> list[Table]:
     """Make a table of shares by the mean, with a row for each arm; and a table of shares by family and task."""
     baseline, label = price_list.baseline, price_list.label
     counted = {equivalent.axis for price in price_list.prices for equivalent in price.mean}
-    axes, parts = [axis for axis in AXES if axis in counted], [*price_list.prices[0].by_part]
-    size, mask, has_steps = baseline[0].size, baseline[0].mask_percent, bool(baseline[0].objective)
+    axes = [axis for axis in AXES if axis in counted]
+    parts = [*price_list.prices[0].by_part]
+    has_steps, mask = bool(baseline[0].objective), baseline[0].mask_percent
     # 1. A row for each arm in both tables, and a CSV record for each of the arm's shares.
     rows, rows_by_part = [], []
     records: list[Sequence[object]] = [PRICE_COLUMNS]
@@ -565,11 +565,11 @@ def price_tables(price_list: PriceList) -> list[Table]:
     rule = read_words()["prices_rule"].format(where=where, over=over, repeats=price_list.over)
     rule += once * (price_list.over == "seeds" and "pretraining seeds" not in noise)
     # 3. The tables.
-    name = f"compute-equivalents-{size or 'methods'}"
+    name = f"compute-equivalents-{baseline[0].size or 'methods'}"
     title = f"Compute-equivalents: baseline {label} with {len(baseline)} budgets"
     if has_steps:
         budgets = show_list([show_steps(arm.pretrain_steps) for arm in baseline])
-        title = f"Compute-equivalents, {size}: baseline {label} alone with {budgets} steps"
+        title = f"Compute-equivalents, {baseline[0].size}: baseline {label} alone with {budgets} steps"
     known = ("steps", RELATIVE) if has_steps else ()
     rule += f" {read_words()['flops_rule']}" if has_steps else ""
     heads = (*known, with_unit("score", price_list.unit), *(f"share of {AXES[axis]}" for axis in axes))

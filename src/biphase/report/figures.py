@@ -133,7 +133,8 @@ def choose_gaps(results: ResultSet, setup: str, objectives: Sequence[str]) -> li
     arms = sorted(results.select(setup=setup).arms, key=lambda arm: (clm_percent(arm), num_parameters(arm.size)))
     mlm = defaultdict[Any, Arms](tuple)
     for arm in arms:
-        mlm[training_of(arm)] += (arm,) if arm.objective == "mlm" else ()
+        if arm.objective == "mlm":
+            mlm[training_of(arm)] += (arm,)
     pairs = [(arm, *mlm[training_of(arm)]) for arm in arms if arm.objective in objectives]
     return [pair for pair in pairs if len(pair) == 2]
 

@@ -61,7 +61,8 @@ def read_tables(source: Any, rename: Mapping[str, str]) -> Iterator[PlacedRow]:
     named twice, and for a renamed one that no row has."""
     placed: Iterator[tuple[dict[str, str], PlacedRow]]
     if are_names(source):
-        paths, metrics = [Path(source)] if isinstance(source, str | Path) else [*map(Path, source)], dict[str, str]()
+        paths = [Path(source)] if isinstance(source, str | Path) else [*map(Path, source)]
+        metrics = dict[str, str]()
         read = ((path, folder_rows(path) if path.is_dir() else file_rows(path, metrics)) for path in paths)
         placed = (({"method": path.stem} if len(paths) > 1 else {}, row) for path, rows in read for row in rows)
     else:

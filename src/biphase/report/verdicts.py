@@ -381,7 +381,8 @@ def ranked_names(pairs: Sequence[TaskComparison]) -> list[str]:
 def pair_table(pairs: Sequence[TaskComparison], results: ResultSet) -> Table:
     """Make a table with a row for every pair, or for neighbours in rank if there are more than `MOST_PAIRS`.
     Differences of scores without a unit are no points."""
-    rows, names, measure = [], ranked_names(pairs), "points" if results.unit else "difference"
+    rows, names = [], ranked_names(pairs)
+    measure = "points" if results.unit else "difference"
     records: list[Sequence[object]] = [("a", "b", measure, *PAIR_COLUMNS)]
     for pair in pairs:
         a, b, gap = pair.a.arm.name, pair.b.arm.name, pair.difference

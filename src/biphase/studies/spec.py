@@ -465,7 +465,7 @@ def check_evaluation(evaluation: Evaluation) -> None:
     trained = trainings(evaluation)
     names = [find_task(task).name for task in evaluation.tasks]
     if taken := RESERVED_NAMES.intersection(names):
-        raise InputError(f"evaluation: reports call a mean or a loss {min(taken)}, so rename the task of this name")
+        raise InputError(f"evaluation: task {min(taken)}: reports use this name for a mean or a loss; rename the task")
     for key, values in (("task", names), ("rate", evaluation.learning_rates), ("seed", evaluation.seeds_of(0))):
         refuse_doubles(f"evaluation: {key}", values)
     for task in trained:
