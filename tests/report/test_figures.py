@@ -350,6 +350,34 @@ def test_arms_that_share_a_place_on_the_axis_are_series_of_their_own() -> None:
     assert drawn_series("score-by-steps", arms) == {"MLM, 20 %": [50, 55], "MLM, 40 %": [60, 65]}
     twins = [replace(arm, mask_percent=40) for arm in arms]
     assert drawn_series("score-by-steps", twins) == {"MLM, mlm20": [50, 55], "MLM, mlm40": [60, 65]}
+    between = [*arms[:2], replace(arms[2], pretrain_steps=300)]
+    assert drawn_series("score-by-steps", between) == {"MLM, 20 %": [50, 55], "MLM, 40 %": [60]}
+    third = replace(twins[0], name="mlm30-600", pretrain_steps=600, parent="mlm30")
+    alone = drawn_series("score-by-steps", [*twins, third], 0.02)
+    assert alone == {"MLM, mlm20": [50, 51], "MLM, mlm40": [52, 53], "MLM": [54]}
+
+
+def test_one_twin_leaves_the_line_of_the_other_arms() -> None:
+    """On an axis of masks, and where continued training begins at a model without masks."""
+    base = ReportArm("", "objective", "1m", "mlm", None, 400)
+    arms = [replace(base, name=f"mlm{mask}", mask_percent=mask) for mask in (20, 30, 40)]
+    arms.append(replace(arms[1], name="twin"))
+    (panel,) = fill_panels("masking-ratio", with_averages(ResultSet([scored(arm) for arm in arms])))
+    assert {label: len(marks) for label, _, marks in panel.series} == {"1m": 2, "1m, mlm30": 1, "1m, twin": 1}
+    clm = ReportArm("clm", "cpt", "1m", "clm", None, 400)
+    later = [
+        replace(clm, name=f"clm-{mask}-{steps}", mask_percent=mask, cpt_steps=steps, parent="clm")
+        for mask, steps in ((20, 100), (20, 200), (40, 150), (40, 200))
+    ]
+    (panel,) = fill_panels("continued-steps", with_averages(ResultSet(list(map(scored, [clm, *later[:2]])))))
+    assert {label: len(marks) for label, _, marks in panel.series} == {"from CLM": 3}
+    (panel,) = fill_panels("continued-steps", with_averages(ResultSet(list(map(scored, [clm, *later])))))
+    told = {label: len(marks) for label, _, marks in panel.series}
+    assert told == {"from CLM": 1, "from CLM, 20 %": 2, "from CLM, 40 %": 2}
+
+
+def scored(arm: ReportArm) -> Result:
+    return Result(arm, "SC", "a", "standard", (0.5, 0.6))
 
 
 def test_parents_of_several_budgets_are_compared_budget_by_budget() -> None:

@@ -306,26 +306,35 @@ def list_series(row: FigureRow, rows: Sequence[Arms]) -> list[tuple[str, Look, l
     return [(*item, group) for item, group in zip(name_looks(groups, objectives), groups.values(), strict=True)]
 
 
-PARTS_OF_SERIES: tuple[Callable[[ReportArm], str], ...] = (
-    lambda arm: "",
-    lambda arm: arm.told_masks and f"{arm.told_masks} %",
-    lambda arm: arm.parent or arm.name,
-    lambda arm: arm.name,
-)
-"""The functions that name an arm's part of a series, from the coarsest to the finest."""
-
-
 def split_series(row: FigureRow, name: str, group: Sequence[Arms]) -> dict[str, list[Arms]]:
-    """Split a series in which several arms have one place on the axis, until no part has such arms. Rings may have
-    them, because no line joins these. Return the parts by their names."""
-    for part_of in PARTS_OF_SERIES:
-        parts = defaultdict[str, list[Arms]](list)
-        for arms in group:
-            parts[", ".join(filter(None, (name, part_of(arms[0]))))].append(arms)
-        places = Counter((part, getattr(arm, row.x)) for part, of_part in parts.items() for arm, *_ in of_part)
-        if row.kind == "rings" or max(places.values()) == 1:
-            break
+    """Split a series by masking ratio, unless that is the x axis, so that no line joins several. Then part the arms
+    that share a place on the axis with others: by parent, or else by name. Rings stay together, because no line joins
+    them. Return the parts by their names."""
+    if row.kind == "rings":
+        return {name: [*group]}
+    # An arm at 0 steps has no training of its own, so its mask is another one's.
+    ratios = {name_mask(arm) for arm, *_ in group if getattr(arm, row.x)} - {""}
+    parts = defaultdict[str, list[Arms]](list)
+    for arms in group:
+        mask = name_mask(arms[0]) if row.x != "mask_percent" and len(ratios) > 1 else ""
+        parts[", ".join(filter(None, (name, mask)))].append(arms)
+    for owner_of in (lambda arm: arm.parent or arm.name, lambda arm: arm.name):
+        finer = defaultdict[str, list[Arms]](list)
+        for whole, of_whole in parts.items():
+            owners = defaultdict[Any, set[str]](set)
+            for arm, *_ in of_whole:
+                owners[getattr(arm, row.x)].add(owner_of(arm))
+            apart = {owner for sharing in owners.values() if len(sharing) > 1 for owner in sharing}
+            for arms in of_whole:
+                owner = owner_of(arms[0])
+                finer[f"{whole}, {owner}" if owner in apart else whole].append(arms)
+        parts = finer
     return parts
+
+
+def name_mask(arm: ReportArm) -> str:
+    """Return the one masking ratio of an arm, as in `40 %`; empty without MLM, and for several ratios."""
+    return f"{arm.told_masks} %" if arm.mask_percent else ""
 
 
 def look_of(objective: str, rank: int = 0) -> Look:
