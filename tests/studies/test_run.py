@@ -442,7 +442,7 @@ def test_report(plan: Plan, finished: Path, tmp_path: Path) -> None:
         r"pip install torch==[\d.]+( --index-url https://download.pytorch.org/whl/\w+)?\n"
         r".*pip install . transformers==.*  # in a checkout of biphase .*\n"
         r".*# trained on .*: [\d,]+ documents, [\d,]+ tokens, fingerprint [0-9a-f]{16}; tokenizer [0-9a-f]{16}.*\n"
-        r"biphase tokenizer train train.jsonl --vocab-size \d+ --out tokenizer\n"
+        r"biphase tokenizer train train.jsonl --vocab-size \d+ --out tokenizer  # if it was trained on this text\n"
         r"biphase prepare train.jsonl --tokenizer tokenizer --out .* --validation validation.jsonl\n"
         r".*# ./words\d*: your copy of the data of wnut17.*\n"
         r"biphase study run study.yaml a.b=1\n",
@@ -468,6 +468,16 @@ def test_the_command_for_shards_has_all_their_options(plan: Plan, corpus: Any, t
     [command] = [line for line in commands if line.startswith("biphase prepare")]
     words = ["--validation-fraction", "0.0", "--text-field", options["text_field"]]
     assert shlex.split(command)[-4:] == words
+    # The sets of a mixture have one tokenizer, which only one text can have trained.
+    other = prepare([tmp_path / "train.jsonl"], corpus.tokenizer, tmp_path / "other", workers=1, text_field="title")
+    parts = ", ".join(f"{{path: {path}, weight: 1}}" for path in (made, other))
+    record = replace(record, text=tuple(read_shard_manifest(path).fingerprint for path in (made, other)))
+    mixed = changed(moved, f"recipe.data.mixture=[{parts}]")
+    commands = [*list_texts(StudyState(mixed, tmp_path, {"tiny-clm-12": record}))]
+    [trained] = [line for line in commands if line.startswith("biphase tokenizer")]
+    assert trained.endswith("--out tokenizer  # if it was trained on this text")
+    prepared = [line for line in commands if line.startswith("biphase prepare")]
+    assert len(prepared) == 2 and all(" --tokenizer tokenizer " in line for line in prepared)
 
 
 def test_a_study_is_evidence_for_advice(

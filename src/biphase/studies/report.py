@@ -423,9 +423,7 @@ def report_study(plan: Plan, folder: Path, out: Path, commands: Sequence[str]) -
         if not results.results:
             raise InputError(f"the study's folder {folder} has no finished score to report on yet")
         losses = read_losses(state)
-        measured = with_losses(plan, results, losses)
-        hypotheses, of_paper = measure_hypotheses(plan, measured)
-        verdicts = judge_paper(of_paper)
+        hypotheses, of_paper = measure_hypotheses(plan, with_losses(plan, results, losses))
         looks = count_looks(plan, folder, {one.key: one.num_seeds for one in hypotheses})
         digest, declared = tell_declaration(plan, folder) if plan.hypotheses else ("", [])
         hypotheses = [replace(one, looks=looks[one.key][0], scope=looks[one.key][1]) for one in hypotheses]
@@ -437,7 +435,7 @@ def report_study(plan: Plan, folder: Path, out: Path, commands: Sequence[str]) -
         page_text = PageText(
             title=plan.study.title or f"The study {plan.study.name}",
             question=plan.study.question,
-            verdicts=verdicts,
+            verdicts=judge_paper(of_paper),
             hypotheses=(findings, declared) if findings else None,
             declared=list_equivalents(plan),
             commands=[*chain(*map(as_published, bundle.commands))] if bundle else list_commands(state, commands),
@@ -485,8 +483,9 @@ def list_commands(state: StudyState, commands: Sequence[str]) -> list[str]:
 
 def list_texts(state: StudyState) -> Iterator[str]:
     """Yield the commands that make the shards of a study's runs, and a comment for each folder with the data of a task.
-    A missing shard set gets only a comment."""
-    texts: dict[tuple[str, str], None] = {}
+    A missing shard set gets only a comment. Each tokenizer is made once; shards do not record how, so one that no model
+    of the study has is marked as a guess."""
+    texts, tokenizers = dict[tuple[str, str], None](), dict[str, str]()
     for name, record in state.records.items():
         texts |= dict.fromkeys(zip(state.plan.runs[name].recipe.data.sets, record.text or (), strict=False))
     inits = [(path, run.recipe.init) for run in state.plan.runs.values() for path in run.recipe.data.sets]
@@ -504,10 +503,12 @@ def list_texts(state: StudyState) -> Iterator[str]:
             is_held_out = not (manifest.options.validation_fraction or shard.parts["train"].documents)
             sources[is_held_out] |= dict.fromkeys(shard.sources)
         train, held_out = (shlex.join(names) if len(names) < 5 else "TEXT" for names in sources.values())
-        trained = f"train {train} --vocab-size {manifest.vocab_size}"
-        made = f"from {shlex.quote(models[path])}" if path in models else trained
-        yield f"biphase tokenizer {made} --out tokenizer"
-        words = [f"biphase prepare {train} --tokenizer tokenizer --out {shlex.quote(path)}"]
+        if tokenizer not in tokenizers:
+            place = tokenizers[tokenizer] = f"tokenizer-{len(tokenizers) + 1}" if tokenizers else "tokenizer"
+            trained = f"train {train} --vocab-size {manifest.vocab_size}", "  # if it was trained on this text"
+            made, guess = (f"from {shlex.quote(models[path])}", "") if path in models else trained
+            yield f"biphase tokenizer {made} --out {place}{guess}"
+        words = [f"biphase prepare {train} --tokenizer {tokenizers[tokenizer]} --out {shlex.quote(path)}"]
         words += [f"--validation {held_out}"] if held_out else []
         unused = {"validation_fraction"} if held_out else set()
         for key, value in manifest.options.model_dump(exclude_defaults=True, exclude=unused).items():

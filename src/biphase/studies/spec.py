@@ -303,8 +303,9 @@ class Evaluation(config.Strict):
     tasks: tuple[str, ...] = ()
     learning_rates: tuple[Rate, ...] = ()
     tuned_rates: dict[str, dict[str, Rate]] = Field(default_factory=dict)
-    """Arm → task, as in `tasks` → its one learning rate, which an earlier run chose on validation. It replaces
-    `learning_rates`, which only the other arms and tasks need. All pretraining seeds of an arm have the same rate."""
+    """Arm → the task to train on (`msmarco` for `nq`, `xnli.yaml` for `xnli.yaml:de`) → its one learning rate, which an
+    earlier run chose on validation. It replaces `learning_rates`, which only the other arms and tasks need. All
+    pretraining seeds of an arm have the same rate."""
     seeds: Seeds = None
     """Fine-tuning seeds, the same for every pretraining seed. By default, each model has a single fine-tuning seed with
     the number of its pretraining seed, because the luck of a shared seed would look like an effect of the arm."""
