@@ -68,7 +68,7 @@ def open_update(job: PretrainingJob) -> tuple[Callable[..., Any], Callable[[int]
     flops = count_flops(network)
     model = parallelize(PackedModel(network), recipe.compute, world, compiles=compiles)
     model.train()
-    state = State(model, make_optimizers(recipe.optimizer, model), 0, 0, 0, 0, flops, compiling)
+    state = State(model, make_optimizers(recipe.optimizer, model), 0, 0, 0, flops, compiling)
 
     def update(microbatches: Any, step: int) -> None:
         loop.update(mine, state, microbatches, step)

@@ -194,8 +194,6 @@ class State:
     """A `PackedModel`, wrapped for its processes."""
     optimizers: list[torch.optim.Optimizer]
     tokens_seen: int
-    loaded_step: int
-    """The step of the checkpoint in which this state began; 0 for none."""
     saved_step: int
     """The step of the run's last whole checkpoint; 0 for none."""
     num_tokens: int
@@ -203,6 +201,8 @@ class State:
     flops: FlopCount
     compiling: str
     """A phrase that says whether the blocks are compiled, and why."""
+    loaded_step: int = 0
+    """The step of the checkpoint with which this state began; 0 for none."""
 
 
 def load_state(job: Job, run_step: int) -> State:
@@ -241,7 +241,7 @@ def load_state(job: Job, run_step: int) -> State:
         flops = flops.with_adapters(num_trained, is_tied=network.get_output_embeddings().weight.requires_grad)
     if start.optimizer_folder is not None:
         load_optimizer(start.optimizer_folder, optimizer.unwrap(model), optimizers, world)
-    return State(model, optimizers, start.tokens_seen, run_step, run_step, num_tokens, flops, compiling)
+    return State(model, optimizers, start.tokens_seen, run_step, num_tokens, flops, compiling, loaded_step=run_step)
 
 
 def refuse_other_weights(job: Job, run_step: int) -> None:

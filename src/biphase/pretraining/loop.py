@@ -110,9 +110,8 @@ def train_steps(job: Job, rest: Rest) -> int:
     recipe, world, stop = job.recipe, job.world, rest.stop
     # 3. Data: the batches of the steps, the held-out text, and the steps at which validation and checkpoints are due.
     batches, measure = open_batches(job)
-    kept = recipe.kept_steps if rest.is_logged else {stop}
-    validates_at = due_steps(kept, recipe.validation.every_steps, stop) if rest.is_logged else kept
-    saves_at = due_steps(kept, recipe.checkpoints.every_steps, stop)
+    validates_at = due_steps(recipe.kept_steps, recipe.validation.every_steps, stop) if rest.is_logged else {stop}
+    saves_at = due_steps(recipe.kept_steps if rest.is_logged else {stop}, recipe.checkpoints.every_steps, stop)
     # 4. Model and optimizers, in their state at the start.
     state = load_state(job, rest.begin)
     err.print(describe_start(job, state, batches))
