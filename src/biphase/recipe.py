@@ -202,8 +202,8 @@ class Validation(Strict):
     """The number of updates between validations. Validation also runs at each permanent checkpoint (the end of each
     phase, the beginning of the decay, `checkpoints.keep`). 0: only there."""
     tokens: PositiveCount = 1_000_000
-    """The most tokens of the validation split to use, always the same ones; with `packing: stream`, the same ones for
-    each `data.order_seed`."""
+    """The most tokens of the validation split to use, always the same ones. With `packing: stream`,
+    `data.order_seed` decides which."""
 
 
 class Checkpoints(Strict):

@@ -115,7 +115,7 @@ JOINERS = r"\u00ad\u061c\u200c-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufe
 them, so that a word of such signs would have no token."""
 INNER = f"{MARKS}{JOINERS}"
 WORD = re.compile(
-    rf"[{JOINERS}]*(?:[{UNSPACED}][{INNER}]*|[^\W{UNSPACED}](?:[^\W{UNSPACED}]|[{INNER}])*|[^\w\s\u200b][{INNER}]*)"
+    rf"[{JOINERS}]*(?:[{UNSPACED}][{INNER}]*|[^\W{UNSPACED}](?:[^\W{UNSPACED}]|[{INNER}])*|[^\w\s\u200b{JOINERS}][{INNER}]*)"
 )
 """A word of running text, a character of a script without spaces, or a sign of punctuation; each with its marks and
 joiners. The zero-width space divides words as a blank does."""

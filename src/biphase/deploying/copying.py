@@ -29,9 +29,7 @@ def copy_model(source: Path, folder: Path, complete: Callable[[Path], None]) -> 
         places.append((places[0].parents[1] / "blobs").resolve())
     check_tokenizer_files(source)  # before the copy, whose name a message would give
     if misread := tell_misreading(source, load_pretrained_tokenizer(source)):
-        err.print(
-            f"{source}: {misread}; golden vectors are computed with tokenizer.json, so `check` finds a difference"
-        )
+        err.print(f"{source}: {misread}; the golden vectors of `check` come from its tokenizer.json")
     mark = source / files.MARK
     kind = files.read_json_as(mark, files.FolderMark).biphase if mark.exists() else "model"
     with files.whole_folder(folder) as part:

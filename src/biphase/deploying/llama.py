@@ -13,7 +13,7 @@ from typing import Any
 from huggingface_hub import ModelCard
 from transformers import AutoModel, LlamaModel
 
-from biphase.encoder.network import load_weights
+from biphase.encoder.network import load_weights, save_network
 from biphase.errors import InputError
 from biphase.exporting.card import FLOOR, add_chapter, with_network
 from biphase.exporting.model import DIRECTION_KEY, NEEDS_VERSION, as_llama, set_direction
@@ -46,7 +46,8 @@ def become_llama(folder: Path) -> None:
     twin.config.use_cache = False
     for path in folder.glob("model*.safetensors*"):
         path.unlink()
-    twin.save_pretrained(folder)
+    twin.published_dropout = network.published_dropout
+    save_network(twin, folder)
     saved = read_json_as(folder / "config.json", dict[str, Any])
     rope = saved["rope_parameters"]  # TEI reads `rope_theta`, and ignores all types but the plain one
     theta = {"rope_theta": rope["rope_theta"]} if rope["rope_type"] == "default" else {}
