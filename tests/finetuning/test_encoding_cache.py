@@ -71,6 +71,17 @@ def test_a_text_is_tokenized_once(
         load_for(encoder, "snli", data_dirs, max_length=10)
 
 
+def test_candidates_of_another_bm25_have_another_name(
+    encoder: Encoder, data_dirs: Dirs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BIPHASE_CACHE", str(tmp_path))
+    for version in (3, 4):
+        monkeypatch.setattr(encoding_cache, "BM25_VERSION", version)
+        for ranking in ("embeddings", "pairs"):
+            load_for(encoder, "squad_retrieval", data_dirs, ranking=ranking)
+    assert len([*tmp_path.glob("encoded/squad_retrieval-*.safetensors")]) == 3
+
+
 @pytest.mark.parametrize("damage", ["changed", "cut"])
 def test_what_is_damaged_is_not_trained_on(
     encoder: Encoder, data_dirs: Dirs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str

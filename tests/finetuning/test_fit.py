@@ -203,6 +203,18 @@ def name_of(model: str, task: str, data_dirs: Dirs, **settings: object) -> str:
     return plan_cell(identify(model), *find_task_sources(task, data_dirs), config).hash
 
 
+def test_the_name_of_a_cell_follows_bm25_only_if_it_finds_candidates(
+    model_folder: Path, data_dirs: Dirs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = set[str]()
+    for version in (3, 4):
+        monkeypatch.setattr("biphase.finetuning.config.BM25_VERSION", version)
+        names |= {
+            name_of(str(model_folder), "squad_retrieval", data_dirs, ranking=by) for by in ("embeddings", "pairs")
+        }
+    assert len(names) == 3
+
+
 def test_the_name_of_a_cell(model_folder: Path, data_dirs: Dirs, tmp_path: Path) -> None:
     model = str(model_folder)
     name = name_of(model, "snli", data_dirs)

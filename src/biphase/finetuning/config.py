@@ -35,6 +35,10 @@ LATER_PROTOCOLS = dict.fromkeys(KINDS["regression"].metrics, PROTOCOL + 1)
 """The protocol of fine-tunings with one of these metrics, which changed once more: numbers are learned as standardized
 labels, and the last layer computes them in fp32. Embedding models learn no numbers, and have `PROTOCOL`."""
 
+BM25_VERSION = 3
+"""A part of the names of BM25's scores, and of cells and encodings with the candidates that BM25 finds. Raise it when
+BM25's words, scores or order change."""
+
 PLACEMENT = {"device", "microbatch_tokens", "keep_texts", "tracking", "words"}
 """Settings that decide where a cell runs, how fast, and what is stored with it, but not its scores."""
 
@@ -333,4 +337,6 @@ def plan_cell(model: Encoder, train: TaskSource, evaluation: TaskSource, config:
     config = settle_config(config, task, model.max_length)
     settings = config.model_dump(mode="json", exclude=PLACEMENT)
     name = [LATER_PROTOCOLS.get(task.metric, PROTOCOL), model.hash, train.hash, evaluation.hash, task.metric, settings]
+    if config.ranking == "pairs":
+        name.append(BM25_VERSION)
     return CellPlan(model, task, train, evaluation, config, content_hash(name))

@@ -21,7 +21,7 @@ from biphase import console
 from biphase.encoder.models import Encoder
 from biphase.errors import InputError
 from biphase.files import content_hash, locked, make_once, refuse_links
-from biphase.finetuning.config import FinetuneConfig
+from biphase.finetuning.config import BM25_VERSION, FinetuneConfig
 from biphase.finetuning.encoding import EncodedTask, HashedTokenizer
 from biphase.finetuning.families import family_module
 from biphase.tasks.examples import count_shared, load_examples
@@ -57,6 +57,8 @@ def load_encoded(source: TaskSource, encoder: Encoder, config: FinetuneConfig) -
         raise InputError(f"max_length {longest} leaves no room for text: give {least} or more")
     keys = ("max_length", "max_eval_examples", *task.kind.encoding_settings)
     settings = {name: getattr(config, name) for name in keys}
+    if settings.get("ranking") == "pairs":
+        settings["bm25"] = BM25_VERSION
     special = [tokenizer.opening, tokenizer.closing, tokenizer.between]
     key = content_hash([ENCODING, source.hash, [tokenizer.hash, *special], settings])
     path = cache_folder() / "encoded" / f"{task.name}-{key[:24]}.safetensors"

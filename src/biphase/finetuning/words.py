@@ -24,7 +24,7 @@ import numpy as np
 from biphase.console import duration, err
 from biphase.encoder.models import Encoder
 from biphase.files import content_hash, forget_claim, locked
-from biphase.finetuning.config import PROTOCOL, CellPlan, FinetuneConfig, settle_config
+from biphase.finetuning.config import BM25_VERSION, PROTOCOL, CellPlan, FinetuneConfig, settle_config
 from biphase.finetuning.metrics import Judgement, Rows
 from biphase.finetuning.scores import Score, read_score, read_scores, write_cell
 from biphase.tasks.examples import LabelledText, TaggedWords, inputs_of, load_examples
@@ -40,8 +40,8 @@ WORD_SCORES = ".words"
 """The folder of these scores beside those of cells."""
 SURE = 30.0
 """The log-odds of a class that all training examples have, or with a minus none."""
-BASELINE, OF_SEARCH = 1, 2
-"""A part of every name, and that of BM25. Raise it when the same examples give other scores."""
+BASELINE = 1
+"""A part of every name but those of BM25. Raise it when the same examples give other scores."""
 
 STRENGTHS = (0.1, 1.0, 10.0)
 """The values of C, the inverse of the regularization, among which validation chooses; the least of equal ones."""
@@ -69,7 +69,7 @@ def score_words(train: TaskSource, evaluation: TaskSource, configs: Iterable[Fin
         data = load(evaluation, *how)
         trained = data if task.kind.is_search or train.hash == evaluation.hash else load(train, *how)
         config = reduce_config(config, task.metric, len(trained.train))
-        baseline = OF_SEARCH if task.kind.is_search else BASELINE
+        baseline = BM25_VERSION if task.kind.is_search else BASELINE
         name = [baseline, train.hash, evaluation.hash, task.metric, config.model_dump(mode="json")]
         model = Encoder(task.kind.words, f"words {baseline}", max_length=0)
         plan = CellPlan(model, task, train, evaluation, config, content_hash(name))
