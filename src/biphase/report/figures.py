@@ -312,11 +312,12 @@ def split_series(row: FigureRow, name: str, group: Sequence[Arms]) -> dict[str, 
     them. Return the parts by their names."""
     if row.kind == "rings":
         return {name: [*group]}
-    # An arm at 0 steps has no training of its own, so its mask is another one's.
-    ratios = {name_mask(arm) for arm, *_ in group if getattr(arm, row.x)} - {""}
+    # An arm at 0 steps has no training of its own, so its ratio splits nothing.
+    mask_of = {arm: f"{arm.told_masks} %" if arm.mask_percent else "" for arm, *_ in group}
+    ratios = {mask for arm, mask in mask_of.items() if getattr(arm, row.x)} - {""}
     parts = defaultdict[str, list[Arms]](list)
     for arms in group:
-        mask = name_mask(arms[0]) if row.x != "mask_percent" and len(ratios) > 1 else ""
+        mask = mask_of[arms[0]] if row.x != "mask_percent" and len(ratios) > 1 else ""
         parts[", ".join(filter(None, (name, mask)))].append(arms)
     for owner_of in (lambda arm: arm.parent or arm.name, lambda arm: arm.name):
         finer = defaultdict[str, list[Arms]](list)
@@ -330,11 +331,6 @@ def split_series(row: FigureRow, name: str, group: Sequence[Arms]) -> dict[str, 
                 finer[f"{whole}, {owner}" if owner in apart else whole].append(arms)
         parts = finer
     return parts
-
-
-def name_mask(arm: ReportArm) -> str:
-    """Return the one masking ratio of an arm, as in `40 %`; empty without MLM, and for several ratios."""
-    return f"{arm.told_masks} %" if arm.mask_percent else ""
 
 
 def look_of(objective: str, rank: int = 0) -> Look:
