@@ -122,11 +122,9 @@ def collect_model(
     for task in sorted(scores.grids):
         name = next(model for model in scores.models if (model, task) in scores.cells)  # there is only one
         rivals = [score for score in peers if score.task == task]
-        for metric, is_papers_way in ((None, False), (PAPER_METRICS.get(families[task]), True)):
-            if is_papers_way and metric is None:
-                continue
+        for metric in dict.fromkeys((None, PAPER_METRICS.get(families[task]))):
             try:
-                result = select_rate(scores, name, task, metric, is_papers_way=is_papers_way, peers=rivals)
+                result = select_rate(scores, name, task, metric, is_papers_way=metric is not None, peers=rivals)
             except InputError:
                 continue  # the model diverged at all rates; the page lists its score as missing
             seeds = [-1 - s if pretraining_seed is None else pretraining_seed for s in result.seeds]
@@ -229,7 +227,7 @@ def arm_of_model(plan: Plan, model: EvaluatedModel, sizes: Mapping[str, RunSize]
     is_of_the_paper = is_masked_alike and has_paper_form(arm, scratch, continued)
     is_intermediate = model.kind == "intermediate"
     tokens, flops = measure_training(plan, model, sizes)
-    words: dict[str, Any] = {**tell_curriculum(phases), **tell_masking(continued or phases)}
+    words: dict[str, Any] = {**tell_masking(continued or phases), **tell_curriculum(phases)}
     return ReportArm(
         name=model.pooled_name,
         setup="efficiency" if is_intermediate else "objective" if is_of_the_paper else "other",
@@ -413,11 +411,11 @@ def report_study(plan: Plan, folder: Path, out: Path, commands: Sequence[str]) -
     `commands`: those that reproduce the results once the software is installed, in order. Paths of this machine become
     their last names.
     """
+    bundle = read_bundle(folder)
     with figure_pool() as pool:
         picture = pool.submit(plan_svg, replace(plan, cells=()))  # while this process reads scores
         state = read_state(plan, folder)
         refuse_unlike_validation(state)
-        bundle = read_bundle(folder)
         sizes = measure_sizes(plan) | (dict(bundle.sizes) if bundle else {})
         results = with_averages(collect_results(plan, state.scores, sizes))
         if not results.results:
