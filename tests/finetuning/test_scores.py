@@ -99,6 +99,18 @@ def test_a_score_without_a_hash_is_left_out(write_cell: WriteCell, scores_folder
     assert reason == "is damaged (it is not what was written, by its own hash); delete its folder and rerun"
 
 
+def test_no_score_is_read_inside_folders_of_wandb(write_cell: WriteCell, scores_folder: Path) -> None:
+    """They hold links. A model may have the name of the folder for tracking."""
+    cell = write_cell("m", name="genre")
+    write_cell("tracking", name="tracking/genre")
+    for out in (scores_folder, scores_folder / "m"):
+        inside = out / "tracking" / "genre-12345678" / "wandb" / "latest-run"
+        inside.mkdir(parents=True)
+        (inside / "score.json").symlink_to(cell / "score.json")
+    scores = read_scores(scores_folder)
+    assert (scores.models, scores.broken) == (("m", "tracking"), {}) and len(scores.scores) == 2
+
+
 def test_no_folder_and_no_scores(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is not a folder"):
         read_scores(tmp_path / "nowhere")

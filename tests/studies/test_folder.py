@@ -276,10 +276,12 @@ def test_only_the_links_inside_folders_of_wandb_are_left_alone(tmp_path: Path) -
         with pytest.raises(InputError, match=f"{linked} is a link"):
             read_runs(plan, tmp_path)
         (tmp_path / linked).unlink()
-    (tmp_path / "scores" / "wandb").mkdir()
-    (tmp_path / "scores" / "wandb" / "genre").symlink_to(tmp_path)
-    with pytest.raises(InputError, match="scores/wandb/genre is a link"):
-        read_runs(plan, tmp_path)
+    for inside in ("scores/wandb", "scores/1m-mlm40-400/wandb", "scores/1m-mlm40-400/genre-0/wandb"):
+        (tmp_path / inside).mkdir(parents=True)
+        (tmp_path / inside / "genre").symlink_to(tmp_path)
+        with pytest.raises(InputError, match=f"{inside}/genre is a link"):
+            read_runs(plan, tmp_path)
+        (tmp_path / inside / "genre").unlink()
 
 
 def test_a_checkpoint_is_waited_for_only_while_it_is_made(tmp_path: Path) -> None:

@@ -195,6 +195,8 @@ def read_score(folder: Path) -> Score:
 
 CELL_FOLDER = re.compile(r"-([0-9a-f]{16})$")
 """The end of the name of a cell's folder: the start of its hash."""
+TRACKED = re.compile(r"(^|/)tracking/[^/]+/wandb/")
+"""A folder that W&B makes in the tracking of a cell."""
 
 
 @dataclass(frozen=True)
@@ -236,14 +238,15 @@ def read_scores(folder: Path) -> ScoreSet:
     """Read all finished scores below `folder`, in the order of their paths.
 
     Damaged files, and scores without a finite value of their metric, go into `broken`. Folders whose names start with a
-    dot are unfinished, and are not read.
+    dot are unfinished, and are not read; nor are those that W&B makes in the tracking of a cell, which hold links.
     """
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give the one that the scores were written to")
     scores: list[Score] = []
     broken: dict[Path, str] = {}
     for path in sorted(folder.rglob("score.json")):
-        if any(name.startswith(".") for name in path.relative_to(folder).parts):
+        inside = path.relative_to(folder)
+        if any(name.startswith(".") for name in inside.parts) or TRACKED.search(inside.as_posix()):
             continue
         try:
             score = read_score(path.parent)

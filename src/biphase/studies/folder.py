@@ -9,6 +9,7 @@ whose cells are all scored may be deleted; they are not trained again.
 """
 
 import os
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
@@ -137,13 +138,17 @@ def drop_checkpoints(folder: Path, plan: Plan) -> None:
             remove_folder(open_run(folder / "runs" / record.folder).steps / str(step))
 
 
+MAKES_WANDB = re.compile(r"runs/[^/]+|scores/[^/]+/tracking/[^/]+")
+"""The folders of a study in which W&B makes its own: those of runs, and of the tracking of cells."""
+
+
 def refuse_links_in(folder: Path) -> None:
     """Raise `InputError` for a link anywhere in a study's folder, which may come from somebody else. Pass over the
     links that W&B makes inside its own folders, of runs and of cells: biphase neither reads nor deletes anything
     there."""
     for parent, folders, files in os.walk(folder):  # passes over what another process removes meanwhile
         refuse_links(*(Path(parent, name) for name in (*folders, *files)))
-        if len(Path(parent).relative_to(folder).parts) > 1:
+        if MAKES_WANDB.fullmatch(Path(parent).relative_to(folder).as_posix()):
             folders[:] = [name for name in folders if name != "wandb"]
 
 
