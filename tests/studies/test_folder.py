@@ -4,6 +4,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -419,6 +420,15 @@ def test_losses_over_other_numbers_of_tokens_are_not_compared(tmp_path: Path, mo
         worker.run_study(after, tmp_path, Engine(workers=0))
     with pytest.raises(InputError, match=told):
         report.report_study(after, tmp_path, tmp_path / "report", ())
+    # All of a text that does not exceed both numbers was measured either way.
+    monkeypatch.setattr(folder, "is_shard_set", lambda path: path == "shards")
+    state = replace(state, plan=after)
+    for num_tokens, text in ((1_000_000, "b"), (1_000_001, "b"), (1_000_000, "c")):
+        held = SimpleNamespace(splits={"validation": SimpleNamespace(tokens=num_tokens)}, fingerprint="b")
+        monkeypatch.setattr(folder, "read_shard_manifest", lambda _, held=held: held)
+        state.records[name] = replace(state.records[name], validation_text=text)
+        with nullcontext() if (num_tokens, text) == (1_000_000, "b") else pytest.raises(InputError, match=told):
+            refuse_unlike_validation(state)
 
 
 def test_a_study_that_began_with_other_weights_does_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

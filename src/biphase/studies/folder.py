@@ -326,11 +326,17 @@ def refuse_other_text(state: StudyState) -> None:
 
 def refuse_unlike_validation(state: StudyState) -> None:
     """Raise `InputError` for a trained run whose held-out loss, which a hypothesis compares, was measured on another
-    number of tokens than the plan's."""
+    number of tokens than the plan's. Two numbers that the validation text does not exceed mean all of it, and pass if
+    that text is here."""
     for name in sorted(state.plan.runs_compared_by_loss & state.records.keys()):
-        run = Run(state.folder / "runs" / state.records[name].folder)
-        made, planned = read_recipe(run).validation.tokens, state.plan.runs[name].recipe.validation.tokens
-        if made != planned:
+        record, recipe = state.records[name], state.plan.runs[name].recipe
+        run, shards = Run(state.folder / "runs" / record.folder), recipe.data.shards
+        made, planned = read_recipe(run).validation.tokens, recipe.validation.tokens
+        if made == planned:
+            continue
+        manifest = read_shard_manifest(Path(shards)) if is_shard_set(shards) else None
+        is_here = manifest is not None and manifest.fingerprint in (record.validation_text, *(record.text or ()))
+        if not (manifest and is_here and min(made, planned) >= manifest.splits["validation"].tokens):
             unlike = (
                 f"run {name} measured its loss on at most {made:,} validation tokens, and the study says {planned:,}"
             )
