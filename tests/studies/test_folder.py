@@ -465,6 +465,27 @@ def test_a_study_that_began_with_other_weights_does_not_go_on(tmp_path: Path, mo
     refuse_other_models(state_of(one=made))
 
 
+@pytest.mark.parametrize(
+    ("revision", "remedy"), [("a" * 40, f"say revision: {'a' * 40} for the model"), (None, "restore the first ones")]
+)
+def test_a_study_whose_hub_model_changed_goes_on_with_its_commit(
+    revision: str | None, remedy: str, tmp_path: Path
+) -> None:
+    """It is in the config.yaml of the run that began first."""
+    arms = [TREE["arms"][0] | {"models": ["ours"]}]
+    plan = make_plan(models=[{"name": "ours", "model": "org/net"}], arms=arms)
+    records = {}
+    for name, run in plan.runs.items():
+        number = len(records)
+        path = tmp_path / "runs" / f"{name}-12345678"
+        path.mkdir(parents=True)
+        made = run.recipe.model_copy(update={"init": Init(model="org/net", revision=None if number else revision)})
+        (path / "config.yaml").write_text(yaml.safe_dump(made.model_dump(mode="json")))
+        records[name] = TrainedRecord(path.name, "key", 1.0, "placeless", parent=f"{number}" * 64)
+    with pytest.raises(InputError, match=rf"net changed \(.* 0{{8}}, .* 1{{8}}\): {remedy}, or choose another folder"):
+        refuse_other_models(StudyState(plan, tmp_path, records, {name: {400} for name in records}))
+
+
 def test_the_commit_in_the_cache_is_that_of_a_starting_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[Any] = []
 

@@ -346,19 +346,27 @@ def refuse_unlike_validation(state: StudyState) -> None:
 
 def refuse_other_models(state: StudyState) -> None:
     """Raise `InputError` for a starting model with other weights than a run of the study began with: in another run, or
-    here if a run is still to begin with it. A missing model passes."""
+    here if a run is still to begin with it. For a model of the Hub, the message names the commit that the first run
+    began with. A missing model passes."""
     runs, begun = state.plan.runs, defaultdict[str, dict[str, str]](dict)
     for name, record in state.records.items():
         if (model := runs[name].recipe.init.reference) and record.parent:
-            begun[model].setdefault(record.parent, f"run {name} began with")
+            begun[model].setdefault(record.parent, name)
     inits = [run.recipe.init for name, run in runs.items() if name not in state.trained]
     for model, init in {init.reference: init for init in inits}.items():
         if model and model in begun and (held := find_weights(init)):
-            begun[model].setdefault(held, "now it has")
+            begun[model].setdefault(held, "")
     for model, weights in begun.items():
         if len(weights) > 1:
-            told = ", ".join(f"{told} {content[:8]}" for content, told in weights.items())
-            remedy = "restore the first ones, or choose another folder for the study"
+            changes = [f"run {by} began with" if by else "now it has" for by in weights.values()]
+            told = ", ".join(f"{change} {content[:8]}" for change, content in zip(changes, weights, strict=True))
+            first = next(iter(weights.values()))
+            commit = None
+            if not Path(runs[first].recipe.init.model or "").is_dir():
+                commit = read_recipe(Run(state.folder / "runs" / state.records[first].folder)).init.revision
+            is_known = commit is not None and re.fullmatch("[0-9a-f]{40}", commit)
+            remedy = f"say revision: {commit} for the model" if is_known else "restore the first ones"
+            remedy += ", or choose another folder for the study"
             raise InputError(f"the weights of {model} changed ({told}): {remedy}")
 
 
