@@ -262,10 +262,14 @@ def test_a_special_token_without_a_row_goes(tmp_path: Path) -> None:
     tokenizer.add_special_tokens({"extra_special_tokens": ["<image_soft_token>"]})
     tokenizer.backend_tokenizer.enable_padding(pad_id=rows, pad_token="<image_soft_token>")
     tokenizer.save_pretrained(source)
+    settings = json.loads((source / "tokenizer_config.json").read_text())
+    named = {"image_token": "<image_soft_token>", "model_specific_special_tokens": {"image": "<image_soft_token>"}}
+    (source / "tokenizer_config.json").write_text(json.dumps(settings | named))
     assert "<image_soft_token>" in (source / "tokenizer.json").read_text()
     folder = biphase.trim(source, TEXTS, tmp_path / "out")
     assert "<image_soft_token>" not in (folder / "tokenizer.json").read_text()
     old, new = (AutoTokenizer.from_pretrained(place) for place in (source, folder))
+    assert len(new) <= transformers.AutoConfig.from_pretrained(folder).vocab_size < len(old)
     for text in TEXTS:
         read = [tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) for tokenizer in (old, new)]
         assert read[0] == read[1]

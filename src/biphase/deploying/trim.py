@@ -240,6 +240,7 @@ def trim_tokenizer(part: Path, ids: dict[int, int]) -> None:
         vocab = model["vocab"] = {piece: ids[id] for piece, id in model["vocab"].items() if id in ids}
         if "merges" in model:
             model["merges"] = [pair for pair in model["merges"] if {*pair, "".join(pair)} <= vocab.keys()]
+    removed = {entry["content"] for entry in state["added_tokens"] if entry["id"] not in ids}
     state["added_tokens"] = [entry | {"id": ids[entry["id"]]} for entry in state["added_tokens"] if entry["id"] in ids]
     if (padding := state["padding"]) and padding["pad_id"] not in ids:
         state["padding"] = None  # its token has no row either
@@ -249,12 +250,25 @@ def trim_tokenizer(part: Path, ids: dict[int, int]) -> None:
         for other in part.glob(pattern):
             other.unlink()
     if (settings_path := part / "tokenizer_config.json").exists():
-        settings = read_json_as(settings_path, dict[str, Any])
+        settings = without_tokens(read_json_as(settings_path, dict[str, Any]), removed)
         if decoder := settings.get("added_tokens_decoder"):
             settings["added_tokens_decoder"] = {
                 str(ids[int(id)]): entry for id, entry in decoder.items() if int(id) in ids
             }
-            write_json(settings_path, settings)
+        write_json(settings_path, settings)
+
+
+def without_tokens(tree: Any, removed: Set[str]) -> Any:
+    """Copy a tokenizer's settings without the tokens that were removed, each named by a key or in a list, as text or as
+    an entry with `content`. Transformers would add them again."""
+
+    def is_kept(value: Any) -> bool:
+        content = value.get("content") if isinstance(value, dict) else value
+        return not (isinstance(content, str) and content in removed)
+
+    if isinstance(tree, dict):
+        return {key: without_tokens(value, removed) for key, value in tree.items() if is_kept(value)}
+    return [without_tokens(value, removed) for value in tree if is_kept(value)] if isinstance(tree, list) else tree
 
 
 def trim_weights(part: Path, ids: dict[int, int]) -> tuple[int, int]:
