@@ -99,24 +99,30 @@ def test_the_best_of_each_task_is_kept(
     assert value(next(s for s in by_rate[rate] if s["config"]["seed"] == record["config"]["seed"])) == best
     assert (kept / "a-wnut17" / "model.safetensors").exists()
     # The same call goes on: the best stays, a network of another of the cells is replaced, one of another grid stays,
-    # which may be better, and a foreign folder is refused.
+    # which may be better, and a foreign folder is refused. The last two are refused before anything trains.
     weights = kept / "a-wnut17" / "model.safetensors"
     stamp = weights.stat().st_mtime_ns
     code, _, err = call(models / "a", "batch_size=8", "device=cpu", "--keep", kept)
     assert code == 0 and "a-wnut17: already holds the best network" in err and weights.stat().st_mtime_ns == stamp
-    for other in ("another", next(score["cell"] for score in scores if score["cell"] != record["cell"])):
-        (kept / "a-wnut17" / "biphase.json").write_text(json.dumps(record | {"cell": other}))
-        write_mark(kept / "a-wnut17", "fine-tuned model")
-        code, _, err = call(models / "a", "batch_size=8", "device=cpu", "--keep", kept)
-        assert code == 0
-        if other == "another":
-            assert "a-wnut17: not replaced, it holds a network of none of these cells; choose" in err
-            assert weights.stat().st_mtime_ns == stamp
-    assert "a-wnut17: kept, learning rate" in err and weights.stat().st_mtime_ns > stamp
+    again = (models / "a", models / "b", "batch_size=8", "device=cpu", "--keep", kept)
+    other = "a-wnut17 holds a network of other settings or data"
+    for cell in ("another", ""):
+        (kept / "a-wnut17" / "biphase.json").write_text(json.dumps(record | {"cell": cell}))
+        code, _, err = call(*again)
+        assert code == 2 and f"{other}: give --keep another folder, or remove it" in err
+    assert weights.stat().st_mtime_ns == stamp and len([*(tmp_path / "scores").glob("*/score.json")]) == 4
+    cells = plan_cells(str(models / "a"), ["wnut17"], FinetuneConfig(**scores[0]["config"]), {"wnut17": words})
+    keep_best_networks({kept / "a-wnut17": cells}, tmp_path / "scores")
+    assert "a-wnut17: not replaced, it holds a network of other" in capsys.readouterr().err, "kept there meanwhile"
+    changed = record | {"cell": next(score["cell"] for score in scores if score["cell"] != record["cell"])}
+    (kept / "a-wnut17" / "biphase.json").write_text(json.dumps(changed))
+    write_mark(kept / "a-wnut17", "fine-tuned model")
+    code, _, err = call(models / "a", "batch_size=8", "device=cpu", "--keep", kept)
+    assert code == 0 and "a-wnut17: kept, learning rate" in err and weights.stat().st_mtime_ns > stamp
     assert json.loads((kept / "a-wnut17" / "biphase.json").read_text()) == record
     (kept / "b-wnut17").mkdir()
     (kept / "b-wnut17" / "notes.txt").touch()
-    code, _, err = call(models / "a", models / "b", "batch_size=8", "device=cpu", "--keep", kept)
+    code, _, err = call(*again)
     assert code == 2 and "b-wnut17 is not an empty folder" in err
     assert len(list((tmp_path / "scores").glob("*/score.json"))) == 4
     # Nothing is chosen from a part of the cells.
@@ -130,7 +136,11 @@ def test_the_best_of_each_task_is_kept(
     code, _, err = call("--keep", kept)
     assert code == 2 and "--keep needs a model to fine-tune, and does not go with --part" in err
     code, _, err = call(models / "a", "--engine", "ray", "--keep", kept)
-    assert code == 2 and "--keep trains on this machine: run the grid without it, then the same without --engine" in err
+    assert (
+        code == 2
+        and "--keep would train on this machine, not on the cluster: run the grid without --keep first;" in err
+    )
+    assert "the same command without --engine and with the cells' precision=…" in err
 
 
 def test_failed_cells_are_exit_code_two(call: Any, models: Path, tmp_path: Path) -> None:

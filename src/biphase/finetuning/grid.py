@@ -297,19 +297,23 @@ def fit_unit(
 BestCells = dict[Path, list[CellPlan]]
 """The cells of one model and task, by the folder for the best of them."""
 
+OTHER_GRID = "holds a network of other settings or data"
+
 
 def refuse_keep(grid: Grid, part: str | None, engine: EngineKind) -> None:
     """Raise `InputError` for a command that cannot keep networks, or would train them on another machine than cells."""
     if not grid.models or part is not None:
         raise InputError("`keep` needs a model to fine-tune, and does not go with `part`")
     if engine == "ray":
-        remedy = "run the grid without it, then the same without `engine`, with the precision=… of the cells, where"
-        raise InputError(f"`keep` trains on this machine: {remedy} it shall train; finished cells are not run again")
+        remedy = "run the grid without `keep` first; then, on the machine that shall train the kept networks, run"
+        same = "the same command without `engine` and with the cells' precision=…"
+        raise InputError(f"`keep` would train on this machine, not on the cluster: {remedy} {same}")
 
 
 def check_keep(trainings: Iterable[SharedTraining], folder: Path) -> BestCells:
     """Group the cells by their folder `folder/MODEL-TASK`. Raises `InputError`, before anything trains, for a folder
-    with other contents than a kept network, two models of one name, and a network that cannot be kept."""
+    with other contents than a kept network or with that of another grid, two models of one name, and a network that
+    cannot be kept."""
     from biphase.finetuning.heads import open_encoder
     from biphase.finetuning.keeping import check_keepable
 
@@ -325,6 +329,8 @@ def check_keep(trainings: Iterable[SharedTraining], folder: Path) -> BestCells:
         check_keepable(open_encoder(cells[0].model), cells[0].task, cells[0].config)
         if not (target / RECORD).is_file():
             refuse_filled(target)
+        if read_kept_cell(target) not in (None, *(cell.hash for cell in cells)):
+            raise InputError(f"{target} {OTHER_GRID}: give `keep` another folder, or remove it")
     return candidates
 
 
@@ -332,9 +338,9 @@ def keep_best_networks(candidates: BestCells, out: Path) -> None:
     """Train the best cell of each model and task again, and keep its network: the seed with the best validation score
     at the rate that validation chooses over all seeds.
 
-    Leave a folder with that network as it is, and one with the network of a cell that is none of these, which may be
-    better; replace a network of another of these cells, unless somebody changed its files. Keep nothing while cells of
-    the model and task are missing.
+    Leave a folder with that network as it is, and one in which another command has kept a network of none of these
+    cells meanwhile; replace a network of another of these cells, unless somebody changed its files. Keep nothing while
+    cells of the model and task are missing.
     """
     from biphase.finetuning.keeping import fit_and_keep
 
@@ -356,9 +362,7 @@ def keep_best_networks(candidates: BestCells, out: Path) -> None:
             err.print(f"{target}: already holds the best network")
             continue
         if kept is not None and kept not in scores:
-            err.print(
-                f"{target}: not replaced, it holds a network of none of these cells; choose another folder to keep"
-            )
+            err.print(f"{target}: not replaced, it {OTHER_GRID}; give --keep another folder")
             continue
         refuse_foreign(target, "fine-tuned model")  # before a training that could not be kept there
         fit_and_keep(best, out, target)
