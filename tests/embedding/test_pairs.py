@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import tracemalloc
 from itertools import islice
 from pathlib import Path
 
@@ -102,11 +103,24 @@ def test_a_negative_occurs_once_in_a_batch_too(tmp_path: Path, capsys: pytest.Ca
     assert [int(share) / 100 for share in told] == pytest.approx(shares, abs=0.03) and max(shares) < 0.99
     check_stage(EmbeddingStage(name="s", data=sources[1:], batch_size=16), pairs[1:])
     assert "of the rows" not in capsys.readouterr().err, "scored pairs alone may have a text twice"
-    (tmp_path / "triplets.jsonl").write_text("".join(json.dumps(row | {"negative": "None."}) + "\n" for row in rows))
-    with pytest.raises(
-        InputError, match=r"1 different texts as negative_1, too few for a batch of 16: .* without this"
-    ):
-        check_stage(EmbeddingStage(name="s", data=sources[:1], batch_size=16), [read_pairs(sources[0], 0)])
+    for given, told in (({"negative": "None."}, "negative"), ({"negative_2": "None."}, "negative_2")):
+        (tmp_path / "triplets.jsonl").write_text("".join(json.dumps(row | given) + "\n" for row in kept))
+        message = rf"1 different texts as {told}, too few for a batch of 16: lower batch_size, or name columns without"
+        with pytest.raises(InputError, match=message):
+            check_stage(EmbeddingStage(name="s", data=sources[:1], batch_size=16), [read_pairs(sources[0], 0)])
+
+
+def test_the_texts_of_a_table_are_compared_as_numbers_of_eight_bytes() -> None:
+    """One Python integer for each text of a large table would take several times that memory."""
+    num_rows = 100_000
+    table = to_arrow(((f"a {n}", f"b {n}") for n in range(num_rows)), ("anchor", "positive"))
+    tracemalloc.start()
+    try:
+        share = share_read(table, 1, 16)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert share == 1 and peak < 2 * num_rows * 60
 
 
 def test_a_table_of_few_texts_is_judged_in_time_that_grows_with_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -296,12 +296,15 @@ def check_stage(stage: EmbeddingStage, sources: Sequence[Pairs]) -> None:
     epoch must leave out rows."""
     for source, pairs in zip(stage.data, sources, strict=True):
         distinct = {f"pairs at weight {source.weight:g}": round(min(1, source.weight) * len(pairs.table))}
-        for name in pairs.table.column_names if pairs.kind == "pairs" else ():
-            distinct[f"texts as {name}" if "_" in name else f"{name}s"] = pc.count_distinct(pairs.table[name]).as_py()
+        names = pairs.table.column_names if pairs.kind == "pairs" else []
+        for name in names:
+            told = "negative" if name.startswith("negative") and len(names) == 3 else name
+            as_told = f"texts as {told}" if told.startswith("negative") else f"{told}s"
+            distinct[as_told] = pc.count_distinct(pairs.table[name]).as_py()
         fewest, num_distinct = min(distinct.items(), key=lambda item: item[1])
         if num_distinct < (stage.batch_size if pairs.kind == "pairs" else 2):
             message = f"{pairs.name} has {num_distinct:,} different {fewest}, too few for a batch of {stage.batch_size}"
-            remedy = "give more pairs" if "_" not in fewest else "name columns without this one"
+            remedy = "name columns without this one" if "as negative" in fewest else "give more pairs"
             raise InputError(f"stage {stage.name}: {message}: lower batch_size, or {remedy}")
         if any(other.kind == "pairs" for other in sources):  # then no batch has a text twice
             tell_read(stage, pairs.name, pairs.table, source.weight)
@@ -332,7 +335,7 @@ def share_read(table: pa.Table, weight: float, batch_size: int) -> float:
     for as large as the last.
     """
     pieces = table.drop_columns([name for name in table.column_names if name == "score"]).to_batches(PIECE_ROWS)
-    hashes = [[[hash(text) for text in column.to_pylist()] for column in piece.columns] for piece in pieces]
+    hashes = ([[hash(text) for text in column.to_pylist()] for column in piece.columns] for piece in pieces)
     texts_NC = np.concatenate([np.array(piece, dtype=np.int64).T for piece in hashes])
     draw = np.random.default_rng(0)
     rows_N = draw.permutation(np.resize(draw.permutation(len(texts_NC)), round(weight * len(texts_NC))))
