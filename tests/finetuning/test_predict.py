@@ -36,10 +36,18 @@ from biphase.finetuning.families.token_classification import (
 )
 from biphase.finetuning.grid import encode_unit
 from biphase.finetuning.heads import load_encoder
-from biphase.finetuning.kept import TRAINED_ROWS, find_kept, hash_inputs, open_rows, read_labelled, read_trained
+from biphase.finetuning.kept import (
+    TRAINED_ROWS,
+    find_kept,
+    hash_inputs,
+    open_rows,
+    read_labelled,
+    read_trained,
+    tell_trained,
+)
 from biphase.finetuning.predict import predict_placed
 from biphase.finetuning.scores import read_examples, read_score
-from biphase.tasks.examples import LabelledText, Question, TaggedWords, input_of, load_examples, tag_spans
+from biphase.tasks.examples import LabelledText, Question, TaggedWords, input_of, inputs_of, load_examples, tag_spans
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import Task, task_table
 from biphase.tasks.splits import draw_indices
@@ -146,6 +154,14 @@ def test_rows_that_trained_the_model_below_are_told_and_remembered(
     config = settle_config(FinetuneConfig(max_length=64), task_table()["snli"], 256)
     lines = encode_unit(str(kept), "snli", config, {"snli": data_dirs["snli"]})
     assert any(told in line for line in lines), "`evaluate` prints it"
+
+
+def test_retrieval_counts_no_inputs(model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path) -> None:
+    """Its queries alone are no inputs, and loading its documents to count them would take long."""
+    source, config = find_source(task_table()["squad_retrieval"], data_dirs["squad_retrieval"]), FinetuneConfig()
+    queries = inputs_of(load_examples(source), "test")
+    kept = keep_untrained(task_table()["snli"], model_folder, tmp_path / "kept", queries)
+    assert len(read_trained(kept)) and tell_trained(load_encoder(str(kept)), source, config) == []
 
 
 def test_words_as_scored_and_texts_as_words(

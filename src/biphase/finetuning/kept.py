@@ -114,9 +114,9 @@ def trained_before(model: Encoder, config: FinetuneConfig) -> np.ndarray:
 
 def tell_trained(model: Encoder, evaluation: TaskSource, config: FinetuneConfig) -> list[str]:
     """Say for validation and test how many of their inputs trained or validated the model that fine-tuning starts from;
-    [] if none did, as for a model that was not kept."""
+    [] if none did, as for a model that was not kept, and for retrieval: its queries are no inputs of another task."""
     trained_hashes = trained_before(model, config)
-    if not len(trained_hashes):
+    if evaluation.task.kind.is_search or not len(trained_hashes):
         return []
     lines, data = list[str](), load_examples(evaluation, bool(config.judged_only), config.max_eval_examples)
     for split in EVALUATED_SPLITS:
