@@ -215,8 +215,7 @@ def build_index(
             check_unreplaced(old)  # now, while no other call can write there
         # 1. Passages.
         model_hash, embedder = open_model(model) if model else ("", None)
-        before = old.folder if old else None
-        old_rows_N, columns, num_gone = write_passages(part, sources, text_field, root_of(text), before)
+        old_rows_N, columns, num_gone = write_passages(part, sources, text_field, root_of(text), old and old.folder)
         num_passages, num_new = len(old_rows_N), int((old_rows_N < 0).sum())
         if not num_passages:
             raise InputError(f"{text} holds no text to search")

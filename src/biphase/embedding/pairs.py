@@ -295,6 +295,10 @@ def check_stage(stage: EmbeddingStage, sources: Sequence[Pairs]) -> None:
     """Raise `InputError` if a source of a stage is too small for a batch or for hard negatives. Print a line if an
     epoch must leave out rows."""
     for source, pairs in zip(stage.data, sources, strict=True):
+        mined = stage.hard_negatives
+        if mined and len(pairs.table.columns) > 2:
+            has = f"{pairs.name} has scores or negatives of its own"
+            raise InputError(f"stage {stage.name}: {has}: leave hard_negatives out, or name two of its columns")
         distinct = {f"pairs at weight {source.weight:g}": round(min(1, source.weight) * len(pairs.table))}
         names = pairs.table.column_names if pairs.kind == "pairs" else []
         for name in names:
@@ -308,10 +312,6 @@ def check_stage(stage: EmbeddingStage, sources: Sequence[Pairs]) -> None:
             raise InputError(f"stage {stage.name}: {message}: lower batch_size, or {remedy}")
         if any(other.kind == "pairs" for other in sources):  # then no batch has a text twice
             tell_read(stage, pairs.name, pairs.table, source.weight)
-        mined = stage.hard_negatives
-        if mined and len(pairs.table.columns) > 2:
-            has = f"{pairs.name} has scores or negatives of its own"
-            raise InputError(f"stage {stage.name}: {has}: leave hard_negatives out, or name two of its columns")
         if mined and mined.first_rank + mined.number > min(mined.last_rank, num_distinct):
             message = f"ranks {mined.first_rank} to {mined.last_rank} of the {num_distinct:,} {fewest} of {pairs.name}"
             raise InputError(f"stage {stage.name}: hard_negatives: {message} do not hold {mined.number} negatives")

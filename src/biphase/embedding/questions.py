@@ -22,7 +22,7 @@ ANSWER_COLUMNS = ("question_id", "question", "by", "rank", "score", "id", "text"
 """The columns of an answer that do not come from its document. A document's own columns of these names are not
 shown."""
 
-PLAIN = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?")
+PLAIN_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?")
 """A number in a table. Others, such as 007 and 1e3, may be codes."""
 SIGNS: dict[str, Callable[[Any, Any], bool]] = {">=": ge, "<=": le, "!=": ne, "=": eq, ">": gt, "<": lt}
 
@@ -48,7 +48,9 @@ class Filter:
         wanted = exact_number(self.value.replace(",", ".") if is_comma else self.value)
         is_equality = self.sign in ("=", "!=")
         written = (value, self.value.replace(",", ".")) if has_cells and isinstance(value, str) else ()
-        is_text = isinstance(value, str) and not (written and all(PLAIN.fullmatch(each.strip()) for each in written))
+        is_text = isinstance(value, str) and not (
+            written and all(PLAIN_NUMBER.fullmatch(each.strip()) for each in written)
+        )
         if number is not None and wanted is not None and not (is_equality and is_text):
             return SIGNS[self.sign](number, wanted)
         is_truth = isinstance(value, bool)  # true or false, however it is written
