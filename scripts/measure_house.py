@@ -36,13 +36,13 @@ PATHS = {
 }
 """Path → the module and the function where it begins."""
 CAPS = {
-    "code": 27_670,
-    "modules": 147,
-    "import lines": 2_878,
+    "code": 28_290,
+    "modules": 148,
+    "import lines": 2_949,
     "longest function": 53,
-    "a recipe into train": 87,
-    "a cell into its score": 75,
-    "a plan into its page": 143,
+    "a recipe into train": 89,
+    "a cell into its score": 77,
+    "a plan into its page": 144,
 }
 """A feature may raise a cap in the commit that brings it, with the reason; it may not raise the depth of a path."""
 

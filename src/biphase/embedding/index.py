@@ -215,7 +215,8 @@ def build_index(
             check_unreplaced(old)  # now, while no other call can write there
         # 1. Passages.
         model_hash, embedder = open_model(model) if model else ("", None)
-        old_rows_N, columns, num_gone = write_passages(part, sources, text_field, root_of(text), old and old.folder)
+        before = old.folder if old else None
+        old_rows_N, columns, num_gone = write_passages(part, sources, text_field, root_of(text), before)
         num_passages, num_new = len(old_rows_N), int((old_rows_N < 0).sum())
         if not num_passages:
             raise InputError(f"{text} holds no text to search")

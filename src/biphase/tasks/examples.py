@@ -453,13 +453,13 @@ def read_choices(task: spec.Task, location: str, row: Row) -> tuple[tuple[Filled
     columns = [column(location, row, name) for name in task.choices]
     while len(columns) > 2 and is_missing(columns[-1]):  # a question may have fewer choices than others
         columns.pop()
-    texts: Any = columns[0] if len(columns) == 1 else columns
-    texts, names = (texts.get("text"), texts.get("label")) if isinstance(texts, dict) else (texts, None)
+    given: Any = columns[0] if len(columns) == 1 else columns
+    texts, names = (given.get("text"), given.get("label")) if isinstance(given, dict) else (given, None)
     if not isinstance(texts, list) or len(texts) < 2 or not all(isinstance(text, str) and text for text in texts):
         raise InputError(f"{location}: {excerpt(texts)} are not two or more choices, texts that are not empty")
     choices = tuple(fill_row(task, location, row | {"choice": text}) for text in texts)
-    has_names = isinstance(names, list) and len(names) >= len(texts)
-    return choices, tuple(map(str, names[: len(texts)])) if has_names else ()
+    named = names[: len(texts)] if isinstance(names, list) and len(names) >= len(texts) else ()
+    return choices, tuple(map(str, named))
 
 
 def fill_row(task: spec.Task, location: str, row: Row) -> FilledText:
