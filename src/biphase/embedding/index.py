@@ -40,6 +40,7 @@ from biphase.embedding.passages import (
     LINES,
     PASSAGE_WORDS,
     PASSAGES,
+    base_of,
     cutting_hash,
     document_of,
     place_of,
@@ -168,12 +169,23 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str,
         raise InputError(f"{path} has no embeddings: search its text, {named}, with {model}, which adds them")
     index = Index(path, manifest, model_path, stamp)
     has_changed = text_hash != manifest.text_hash
-    has_moved = text is not None and not manifest.sources and place_of(text) != place_of(manifest.text)
-    if text and (has_changed or has_moved or is_other_language or lacks_vectors):
+    if text and (has_changed or is_other_language or lacks_vectors):
         return build_index(text, model_path, path, text_field, language, index)
     if has_changed:
         console.err.print(f"{name} has changed since {path} was built: search {named}, and the index follows")
-    return index
+    return rename_text(index, text, text_field) if text else index
+
+
+def rename_text(index: Index, text: str, text_field: str) -> Index:
+    """Build an index again if the same text is in another place; return it as it is for a text of the Hub, and if its
+    folder cannot be written."""
+    if index.manifest.sources or base_of(text) == base_of(index.manifest.text):
+        return index
+    try:
+        return build_index(text, index.model, index.folder, text_field, None, index)
+    except OSError as error:
+        console.err.print(f"{error}: {index.folder} answers as it was built, from {index.manifest.text}")
+        return index
 
 
 def is_here(model: str) -> bool:

@@ -14,7 +14,9 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from glob import has_magic
 from hashlib import sha256
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,14 @@ def place_of(text: str) -> Path:
     """Return the path of a text, or the folder of a copy of texts in memory, whose name depends on the texts."""
     path = Path(text).expanduser().resolve()
     return path.parent if KEPT_TEXTS.fullmatch(path.name) else path
+
+
+def base_of(text: str) -> Path:
+    """Return the folder in which a glob begins, which need not exist, or the place of another text."""
+    path = Path(text).expanduser()
+    if path.exists() or not has_magic(text):
+        return place_of(text)
+    return Path(*takewhile(lambda part: not has_magic(part), path.parts)).resolve()
 
 
 def cutting_hash() -> str:
