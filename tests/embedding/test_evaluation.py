@@ -195,6 +195,19 @@ def test_an_index_is_scored_by_its_answers(
         run_zero_shot([str(index)], ["mteb:STSBenchmark"], tmp_path / "scores")
 
 
+def test_a_result_of_mteb_names_its_data_by_their_contents(
+    encoder_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data that changed under one name give a second result; the same data in another folder do not."""
+    result = ({"task_name": "STS", "dataset_revision": "local"}, 0.5)
+    monkeypatch.setattr("biphase.embedding.evaluation.run_mteb", lambda *_: result)
+    for folder, text, num_results in (("a", "x", 1), ("b", "x", 1), ("a", "y", 2)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "test.jsonl").write_text(text)
+        run_zero_shot([str(encoder_folder)], [f"mteb:STS={tmp_path / folder}"], tmp_path / "scores")
+        assert len([*(tmp_path / "scores").rglob("STS*.json")]) == num_results
+
+
 @pytest.mark.slow
 @pytest.mark.minutes
 def test_a_task_of_mteb_runs_from_a_folder(encoder_folder: Path, scored: Path, tmp_path: Path) -> None:
@@ -592,7 +605,10 @@ def test_texts_behind_a_glob_are_followed(
     assert json.loads((index / "index.json").read_text())["text"] == f"{tmp_path}/{pattern}"
     monkeypatch.chdir("/")
     search(index, "flow")
-    search(f"{tmp_path}/{pattern}", "flow", index=index)
+    written = (index / "index.json").stat().st_mtime_ns
+    for same in (pattern, "texts/*.t?t"):
+        search(f"{tmp_path}/{same}", "flow", index=index)
+    assert (index / "index.json").stat().st_mtime_ns == written
     assert "has changed" not in capsys.readouterr().err
     (tmp_path / "texts" / "a.txt").rename(tmp_path / "texts" / "c.txt")
     assert list(search(index, "flow")["id"]) == ["a.txt#0"]
@@ -821,6 +837,12 @@ def test_an_index_follows_a_text_that_only_moved(
     moved, index = papers.with_name("moved.jsonl"), papers.with_name("moved.jsonl.index")
     papers.rename(moved)
     Path(f"{papers}.index").rename(index)
+    with monkeypatch.context() as patch:
+        patch.setattr("biphase.embedding.index.own_folder", lambda *_: Path("/proc/none").mkdir())
+        with pytest.raises(OSError, match="/proc/none"):
+            search(moved, "flow", language="fr")
+        assert len(search(moved, "flow", by="bm25")) == 2, "a folder that cannot be written"
+    assert f"{index} answers as it was built, from {papers}" in " ".join(capsys.readouterr().err.split())
     with monkeypatch.context() as patch:
         patch.setattr(embedders, "embed_into", lambda rows_ND, chosen, *_: chosen.size and pytest.fail("embedded"))
         assert set(search(moved, "flow", by="bm25")["id"]) == {"moved.jsonl:1#0", "moved.jsonl:2#0"}

@@ -19,7 +19,7 @@ from biphase.embedding.questions import By, read_request
 from biphase.embedding.recipe import EmbeddingRecipe, refuse_equal_names
 from biphase.encoder.models import find_folder, stamp_model, unreplaced
 from biphase.errors import InputError, clipped, refuse_doubles, told_as
-from biphase.files import content_hash, read_json, refuse_filled, refuse_foreign, write_json
+from biphase.files import content_hash, hash_below, read_json, refuse_filled, refuse_foreign, write_json
 from biphase.hub import fetch_model
 from biphase.machine import needs_extra
 from biphase.presets import find_preset
@@ -455,10 +455,12 @@ def run_zero_shot(models: Sequence[str], tasks: Sequence[str], out: Path, **refu
         for arm, values in found.items():
             keep_result(out, arm, dataset.name, evaluation.to_mteb(dataset, values, hashes.get(arm, "")))
     for name in published:
+        folder = name.partition("=")[2]
+        data = content_hash(hash_below(Path(folder))) if folder else None
         for model, embedder in embedders.items():
             with needs_extra("embeddings", "mteb tasks"):
                 result, main_score = evaluation.run_mteb(embedder, name)
-            made_of = {"model": hashes[model], "data": name.partition("=")[2] or result["dataset_revision"]}
+            made_of = {"model": hashes[model], "data": data or result["dataset_revision"]}
             keep_result(out, model, result["task_name"], result | {"made_of": made_of})
             scores[name][model] = {"main_score": main_score}
     return dict(scores)
