@@ -159,7 +159,7 @@ def test_rows_that_trained_the_model_below_are_told_and_remembered(
 def test_retrieval_counts_no_inputs(model_folder: Path, data_dirs: dict[str, Path], tmp_path: Path) -> None:
     """Its queries alone are no inputs, and loading its documents to count them would take long."""
     source, config = find_source(task_table()["squad_retrieval"], data_dirs["squad_retrieval"]), FinetuneConfig()
-    queries = inputs_of(load_examples(source), "test")
+    queries = inputs_of(load_examples(source, judged_only=True), "test")
     kept = keep_untrained(task_table()["snli"], model_folder, tmp_path / "kept", queries)
     assert len(read_trained(kept)) and tell_trained(load_encoder(str(kept)), source, config) == []
 
