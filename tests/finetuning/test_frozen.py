@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 import biphase
 from biphase.finetuning import frozen
 from biphase.finetuning.config import CellPlan, FinetuneConfig, plan_cells
-from biphase.finetuning.frozen import FROZEN_SCORES, STRENGTHS, fit_vectors, score_frozen
+from biphase.finetuning.frozen import FROZEN_SCORES, VECTOR_STRENGTHS, fit_vectors, score_frozen
 from biphase.finetuning.scores import Score, read_scores
 from biphase.finetuning.words import WORD_SCORES, score_words
 from biphase.tasks.own import write_task
@@ -67,7 +67,7 @@ def test_classes_are_told_apart_as_by_scikit_learn_on_transformers_own_vectors(
     vectors = {split: vectors_of(model_folder, data.splits[split]) for split in data.splits}
     labels = {split: [example.label for example in data.splits[split]] for split in data.splits}
     found = []
-    for strength in STRENGTHS:
+    for strength in VECTOR_STRENGTHS:
         model = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000))
         model.fit(vectors["train"], labels["train"])
         found.append([model.score(vectors[split], labels[split]) for split in ("validation", "test")])
@@ -84,7 +84,7 @@ def test_numbers_are_predicted_by_ridge_on_the_vectors(model_folder: Path, tmp_p
     assert score is not None
     train, test = (vectors_of(model_folder, examples) for examples in (data.train, data.test))
     found = []
-    for strength in STRENGTHS:
+    for strength in VECTOR_STRENGTHS:
         model = make_pipeline(StandardScaler(), Ridge(alpha=1 / strength))
         model.fit(train, [example.label for example in data.train])
         found.append(np.corrcoef(model.predict(test), [example.label for example in data.test])[0, 1])
@@ -122,7 +122,7 @@ def test_sets_of_classes_have_a_regression_for_each_class(model_folder: Path, tm
     scaler = StandardScaler().fit(vectors_of(model_folder, data.train))
     train, test = (scaler.transform(vectors_of(model_folder, examples)) for examples in (data.train, data.test))
     found = []
-    for strength in STRENGTHS:
+    for strength in VECTOR_STRENGTHS:
         right = np.ones(len(data.test), dtype=bool)
         for index in range(2):
             model = LogisticRegression(C=strength, max_iter=1000)

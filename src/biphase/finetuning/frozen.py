@@ -52,7 +52,7 @@ words alone."""
 MOST_EXAMPLES, MOST_LABELS = 20_000, 200_000
 """The training examples that the linear model reads, and the product of their number and that of sets' classes, each of
 which has a regression of its own. Examples are drawn if the cell has more."""
-STRENGTHS = (1e-3, 1e-2, 1e-1)
+VECTOR_STRENGTHS = (1e-3, 1e-2, 1e-1)
 """The values of C, the inverse of the regularization of standardized features, among which validation chooses."""
 
 
@@ -102,7 +102,7 @@ def write_frozen(plan: CellPlan, encoder: Any, device: torch.device, folder: Pat
         texts = splits[split].texts
         vectors_of[split] = (embed_samples(network, texts, np.arange(texts.num_samples), cell) - mean_D) / scale_D
     train_ND, labels = (train_ND - mean_D) / scale_D, train.labels_S[seen]
-    tried = (fit_vectors(plan.task, train_ND, labels, strength, vectors_of) for strength in STRENGTHS)
+    tried = (fit_vectors(plan.task, train_ND, labels, strength, vectors_of) for strength in VECTOR_STRENGTHS)
     outputs = choose_outputs(splits["validation"], tried, cell)
     judged: Judged = {name: splits[name].judge(outputs[name], cell) for name in EVALUATED_SPLITS}
     write_baseline(plan, cell, judged, (len(seen), left_out), started, folder)
