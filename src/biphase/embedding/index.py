@@ -238,8 +238,7 @@ def build_index(
         if language is None:
             language = find_words_language(part, num_passages, old)
         with console.track("index words", None, "passages"):
-            words = index_bm25(read_texts(part), stems_of(language))
-            if words is not None:
+            if (words := index_bm25(read_texts(part), stems_of(language))) is not None:
                 words.save(part / WORDS)
         # 3. Embeddings.
         width, found_share = 0, 1.0
