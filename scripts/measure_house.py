@@ -36,9 +36,9 @@ PATHS = {
 }
 """Path → the module and the function where it begins."""
 CAPS = {
-    "code": 28_290,
+    "code": 28_303,
     "modules": 148,
-    "import lines": 2_949,
+    "import lines": 2_952,
     "longest function": 53,
     "a recipe into train": 89,
     "a cell into its score": 77,
