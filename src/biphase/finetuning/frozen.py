@@ -72,12 +72,11 @@ def score_frozen(plan: CellPlan, words: Sequence[Score], out: Path) -> list[Scor
     model = replace(plan.model, name=BASELINE_NAME)
     baseline = replace(plan, model=model, config=reduced, hash=content_hash(name))
     folder = baseline.folder(out)
+    if not baseline.is_finished(out) and count_weights(open_encoder(plan.model).backbone) < LEAST_PARAMETERS:
+        return []
     with locked(out / ".locks" / folder.name, wait=True):
         if not baseline.is_finished(out):
-            encoder = open_encoder(plan.model)
-            if count_weights(encoder.backbone) < LEAST_PARAMETERS:
-                return []
-            write_frozen(baseline, encoder, device, folder)
+            write_frozen(baseline, open_encoder(plan.model), device, folder)
         forget_claim(folder)
     score = read_score(folder)
     err.print(f"{score.name}: {score.outcome} ({duration(score.seconds['train'])})")
