@@ -52,8 +52,10 @@ def read_bundled(name: str) -> dict[str, Rows]:
 
 
 def measure(model: Path, rate: float, data: dict[str, Rows], name: str, scores: Path) -> dict[str, Any]:
-    """Both arms and words alone on a table."""
+    """Both arms, words alone and the frozen encoder on a table."""
     import biphase
+    from biphase.finetuning.frozen import FROZEN_SCORES
+    from biphase.finetuning.scores import read_scores
     from biphase.finetuning.words import read_word_scores
 
     measured: dict[str, Any] = {}
@@ -72,7 +74,11 @@ def measure(model: Path, rate: float, data: dict[str, Rows], name: str, scores: 
         measured[arm] = spent | kept | {"metrics": score.metrics, "checks": score.checks, "calibration_error": error}
         measured["examples"] = score.num_examples
     [alone] = read_word_scores(scores)
-    return measured | {"words alone": alone.metrics}
+    measured["words alone"] = alone.metrics
+    if (scores / FROZEN_SCORES).is_dir():  # of an encoder that is not small
+        [frozen] = read_scores(scores / FROZEN_SCORES).scores
+        measured["frozen vectors"] = frozen.metrics
+    return measured
 
 
 def main() -> None:
