@@ -152,7 +152,7 @@ class Heart(threading.Thread):
                     beats = self.store.add(f"beats/{rank}", 0)
                     self.missed[rank] = 0 if beats != self.counts[rank] or beats >= HAS_LEFT else self.missed[rank] + 1
                     self.counts[rank] = beats
-                if self.store.add("told", 0):
+                if self.store.add("told", 0) and not self.stopped.is_set():  # else the main thread tells, and ends
                     self.end_at_once("")
             except RuntimeError:  # the store does not answer
                 # The store belongs to the first process or to the launcher, with which this process ends anyway.
@@ -264,6 +264,7 @@ def join_world(compute: ComputeConfig) -> Iterator[World]:
         gone = heart.find_gone() if is_of_connection else None
         if gone is None:
             raise
+        heart.stopped.set()  # else it may take this process's own report for another's, and end before it is printed
         # If the launcher has asked this process to stop, it reports by itself which process was killed.
         err.quiet = bool(world.signals) or not heart.may_tell()
         raise InputError(heart.explain_gone(gone)) from None

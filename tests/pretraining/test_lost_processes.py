@@ -100,6 +100,28 @@ def test_one_that_has_left_is_not_missed(store: dist.Store, told: list[str]) -> 
     first.stopped.set()
 
 
+def test_one_that_tells_is_not_ended_by_its_own_report(store: dist.Store, told: list[str]) -> None:
+    heart = Heart(store, World(0, 2, CPU), 1e6)
+
+    class Told(dist.PrefixStore):
+        def add(self, key: str, number: int) -> int:
+            if key == "told" and not number:  # the main thread is quicker than this look
+                heart.stopped.set()
+                super().add("told", 1)
+            return super().add(key, number)
+
+    heart.store = Told("", heart.store)
+    heart.run()
+    assert told == []
+
+
+def test_one_that_another_has_told_about_ends(store: dist.Store, told: list[str]) -> None:
+    heart = Heart(store, World(0, 2, CPU), 1e6)
+    heart.store.add("told", 1)
+    heart.run()
+    assert told == [""]
+
+
 def test_one_of_them_tells(store: dist.Store) -> None:
     hearts = [Heart(store, World(rank, 3, CPU), 1.0) for rank in range(3)]
     assert [heart.may_tell() for heart in hearts] == [True, False, False]
