@@ -152,8 +152,11 @@ def test_missing_tokens_are_added_and_reported(tmp_path: Path, capsys) -> None:
 def test_unused_reserved_slots_are_taken_first(tmp_path: Path, capsys) -> None:
     names = ["<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>"]
     backend = byte_level(names)
-    PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=names[0], eos_token=names[1]).save_pretrained(tmp_path)
+    given = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=names[0], eos_token=names[1])
+    given.chat_template = "{{ messages[0].content }}"
+    given.save_pretrained(tmp_path)
     tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.chat_template == given.chat_template
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (256, 257)
     assert (tokenizer.mask_token_id, tokenizer.pad_token_id, len(tokenizer)) == (258, 259, 260)
     assert "mask takes the reserved slot <|reserved_special_token_0|> (258)" in capsys.readouterr().err

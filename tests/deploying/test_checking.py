@@ -25,7 +25,7 @@ from transformers import AutoModel, AutoTokenizer, EuroBertConfig, LlamaConfig
 import biphase
 from biphase.cli.app import run_command
 from biphase.corpus.tokenizer import load_tokenizer
-from biphase.deploying.checking import AnswerCheck
+from biphase.deploying.checking import ROUNDING, AnswerCheck, find_gap
 from biphase.encoder.proofs import FailedProofError
 from biphase.errors import DOCS, InputError
 from biphase.exporting.golden import GOLDEN, TEXTS, write_golden
@@ -372,6 +372,21 @@ def test_an_embedding_model_with_prompts_a_dense_layer_and_normalization(encoder
     assert "does the server normalize as the folder does?" in ask(folder, openai(2.5 * right)).verdict
     check = ask(folder, openai(model.encode(texts, prompt_name="query")))
     assert check.verdict == "the server's answer is what this network would give with the prompt 'query'"
+
+
+def test_an_answer_that_is_no_number_is_not_equal() -> None:
+    one, nothing = np.ones(4), np.full(4, np.nan)
+    assert not find_gap([one, nothing, one], [one, one, one]) <= ROUNDING
+
+
+def test_a_pooling_without_prompts_gets_no_other_form(encoder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    folder = make_embedder(encoder, tmp_path / "embedder")
+    path = folder / "1_Pooling" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"include_prompt": False}))
+    for form in ({"onnx": True}, {"as_": "llama"}):  # GGUF asks as Llama does
+        with pytest.raises(InputError, match=r"its pooling leaves prompts out \(include_prompt: false\)"):
+            biphase.export(folder, tmp_path / "out", **form)
 
 
 @pytest.mark.slow

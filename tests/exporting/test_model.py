@@ -52,7 +52,7 @@ from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.exporting.card import draw_curves, find_hub_id
 from biphase.exporting.model import check_export, close_texts, export_checkpoint, set_direction
-from biphase.files import remove_folder
+from biphase.files import MARK, remove_folder
 from biphase.finetuning.config import FinetuneConfig
 from biphase.finetuning.encoding import CellContext, pack
 from biphase.finetuning.heads import TaskNetwork, load_encoder
@@ -149,6 +149,18 @@ def test_a_card_tells_all_trainings_by_name(tiny_recipe: Callable[..., Recipe], 
     (Path(first) / "config.yaml").unlink()
     export_checkpoint(second, tmp_path / "again")
     assert f"1. `{Path(first).name}`, which is not here any more" in (tmp_path / "again" / "README.md").read_text()
+
+
+def test_a_folder_that_is_gone_is_no_hub_model(
+    tiny_recipe: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = adapted("roberta", tiny_recipe, Path("models"))
+    run = trained(recipe, tmp_path / "runs")
+    monkeypatch.chdir(tmp_path / "runs")
+    export_checkpoint(run, tmp_path / "model")
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "base_model" not in card and "1. The model `roberta`." in card
 
 
 @pytest.mark.parametrize(
@@ -312,6 +324,17 @@ def test_sentence_transformers_gives_our_embeddings(
     assert "SentenceTransformer(" in (tmp_path / "model" / "README.md").read_text()
 
 
+def test_another_pooling_than_the_mean_is_obeyed(tiny_recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    export_checkpoint(trained(tiny_recipe(*MLM), tmp_path / "runs"), tmp_path / "model")
+    path = tmp_path / "model" / "1_Pooling" / "config.json"
+    settings = json.loads(path.read_text()) | {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
+    path.write_text(json.dumps(settings))
+    (tmp_path / "model" / MARK).unlink()
+    theirs = library.SentenceTransformer(str(tmp_path / "model"), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(encode(load(tmp_path / "model"), TEXTS, device="cpu"), theirs, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("adds_nothing", [False, True])
 def test_a_tokenizer_with_a_classification_token_opens_and_closes_texts(corpus: Any, adds_nothing: bool) -> None:
     """BERT's kind, whether or not the tokenizer does so itself: as evaluation reads texts too."""
@@ -354,6 +377,7 @@ def test_a_batch_is_continued_as_each_text_alone(tiny_recipe: Callable[..., Reci
     settings = json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())
     assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"  # transformers 4 knows it too
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert tokenizer.padding_side == "left"
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
 
     def continued(texts: list[str]) -> list[list[int]]:

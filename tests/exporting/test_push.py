@@ -58,7 +58,7 @@ def test_a_model_goes_without_what_is_not_meant(hub: SimulatedHub, folder: Path,
     (folder / "predictions").mkdir()
     for name in stays:
         (folder / name).write_text("a text of a user")
-    stays.append(MARK)
+    stays += [MARK, "pytorch_model.bin"]
     (folder / "pytorch_model.bin").symlink_to("/etc/passwd")
     biphase.push(folder, "me/encoder", license="apache-2.0", language="en,de", dry_run=True)
     told = capsys.readouterr().out
@@ -69,7 +69,7 @@ def test_a_model_goes_without_what_is_not_meant(hub: SimulatedHub, folder: Path,
     assert {id: found.private for (_, id), found in hub.repositories.items()} == {"me/encoder": True}
     sent = sent_to(hub, "me/encoder")
     mine = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert set(sent) == mine - {*stays, "pytorch_model.bin"}
+    assert set(sent) == mine - {*stays}
     assert all(sent[name] == (folder / name).read_bytes() for name in sent if name != "README.md")
     card = huggingface_hub.ModelCard(sent["README.md"].decode())
     assert (card.data.license, card.data.language) == ("apache-2.0", ["en", "de"])
@@ -152,9 +152,47 @@ def test_what_is_refused_before_anything_is_sent(hub: SimulatedHub, folder: Path
     assert hub.asked == []
 
 
+def into_module(folder: Path) -> Path:
+    """Move a network with its tokenizer into a folder of its own, as sentence-transformers may save it."""
+    module = folder / "0_Transformer"
+    module.mkdir()
+    for path in [*folder.glob("*.safetensors"), *folder.glob("*config.json"), *folder.glob("tokenizer*")]:
+        if path.name != "config_sentence_transformers.json" and path.exists():
+            path.rename(module / path.name)
+    modules = json.loads((folder / "modules.json").read_text())
+    write_json(folder / "modules.json", [modules[0] | {"path": module.name}, *modules[1:]])
+    for name in (MARK, "golden.json"):
+        (folder / name).unlink()
+    return module
+
+
+def test_a_network_in_a_folder_of_its_own_goes_with_its_tokenizer(hub: SimulatedHub, folder: Path) -> None:
+    module = into_module(folder)
+    (folder / "2_CNN").mkdir()
+    (folder / "2_CNN" / "cnn_config.json").write_text("{}")
+    push(folder, "me/encoder", license="mit", language="en")
+    sent = sent_to(hub, "me/encoder")
+    assert {f"0_Transformer/{path.name}" for path in module.iterdir()} | {"2_CNN/cnn_config.json"} <= {*sent}
+    assert {"0_Transformer/tokenizer.json", "0_Transformer/sentence_bert_config.json"} <= {*sent}
+
+
+def link_elsewhere(path: Path) -> None:
+    path.rename(path.parents[1] / f"{path.parent.name}-{path.name}")
+    path.symlink_to(path.parents[1] / f"{path.parent.name}-{path.name}")
+
+
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "damaged weights": (lambda folder: flip_bit(folder / "model.safetensors"), r"model\.safetensors is damaged"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer files"),
+    "no tokenizer beside its network": (
+        lambda folder: (into_module(folder) / "tokenizer.json").unlink(),
+        "has no tokenizer files",
+    ),
+    "a link": (
+        lambda folder: link_elsewhere(folder / "model.safetensors"),
+        r"links are not sent \(model\.safetensors\)",
+    ),
+    "a card in Latin-1": (lambda folder: (folder / "README.md").write_bytes(b"caf\xe9"), r"README\.md cannot be read"),
     "a lost part": (lambda folder: write_json(folder / INDEX, {"weight_map": {"a": "b"}}), "names 'b', which is no"),
 }
 

@@ -294,17 +294,15 @@ def load(model: str | Path) -> Any:
     Returns: a `biphase.finetuning.heads.Encoder`, or a `SentenceTransformer` for a folder that does more than average
     the tokens of a text.
     """
-    from biphase.exporting.model import NEEDS_VERSION, SENTENCE_TRANSFORMERS_FILES
+    from biphase.exporting.model import averages_alone
     from biphase.finetuning.heads import load_encoder
 
     with unreplaced(find_folder(str(model))) as folder:
-        for name, content in SENTENCE_TRANSFORMERS_FILES.items() if (folder / "modules.json").exists() else ():
-            saved = read_json(folder / name) if (folder / name).exists() else None
-            if saved != content and not (isinstance(content, dict) and saved == content | NEEDS_VERSION):
-                with needs_extra("embeddings", "an embedding model"):
-                    from biphase.embedding.model import load_for_inference
-                return load_for_inference(str(model))
-        return load_encoder(str(model))
+        if not (folder / "modules.json").exists() or averages_alone(folder):
+            return load_encoder(str(model))
+        with needs_extra("embeddings", "an embedding model"):
+            from biphase.embedding.model import load_for_inference
+        return load_for_inference(str(model))
 
 
 def encode(

@@ -297,7 +297,9 @@ def with_all_roles(tokenizer: "PreTrainedTokenizerFast", name: str) -> "PreTrain
     if not done:
         return tokenizer
     console.err.print(f"tokenizer {name}: {'; '.join(done)}")
-    return wrap_backend(backend, roles)
+    completed = wrap_backend(backend, roles)
+    completed.chat_template = tokenizer.chat_template
+    return completed
 
 
 def is_tiktoken_file(path: Path) -> bool:

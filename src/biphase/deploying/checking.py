@@ -141,11 +141,12 @@ def judge_answers(by: str, golden: "Golden", network: "NamedOutputs", compute: "
 
 def find_gap(answered: Parts, expected: Parts) -> float:
     """Return the largest distance between an answer and the expected one, relative to the length of the latter;
-    infinity for different shapes."""
+    infinity for different shapes, and nan for an answer that is no number."""
     if [answer.shape for answer in answered] != [answer.shape for answer in expected]:
         return np.inf
     pairs = zip(answered, expected, strict=True)
-    return max(float(np.linalg.norm(one - other)) / max(float(np.linalg.norm(other)), 1e-30) for one, other in pairs)
+    gaps = [np.linalg.norm(one - other) / max(float(np.linalg.norm(other)), 1e-30) for one, other in pairs]
+    return float(np.max(gaps))  # nan if one is
 
 
 def tell_nearness(golden: "Golden", expected: Parts, answered: Parts) -> list[dict[str, Any]]:

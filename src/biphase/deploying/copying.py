@@ -10,7 +10,7 @@ from biphase.console import err
 from biphase.corpus.tokenizer import check_tokenizer_files, load_pretrained_tokenizer, tell_misreading
 from biphase.errors import InputError
 from biphase.exporting.plain import find_transformer_file, text_limits
-from biphase.exporting.push import CARD_NAME, MODEL_FILES
+from biphase.exporting.push import CARD_NAME, MODEL_FILES, read_text
 from biphase.finetuning.kept import TRAINED_ROWS
 
 
@@ -42,7 +42,7 @@ def copy_model(source: Path, folder: Path, complete: Callable[[Path], None]) -> 
                 (part / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, part / name)
         if (card := part / CARD_NAME).exists():
-            text, (old, new) = card.read_text(encoding="utf-8"), (places[0].name, folder.resolve().name)
+            text, (old, new) = read_text(card), (places[0].name, folder.resolve().name)
             text = text.replace(f"# {old}\n", f"# {new}\n").replace(f'("{old}"', f'("{new}"')
             card.write_text(text, encoding="utf-8")
         join_limits(part)

@@ -17,7 +17,14 @@ from biphase.encoder.network import load_weights, save_network
 from biphase.errors import InputError
 from biphase.exporting.card import FLOOR, add_chapter, with_network
 from biphase.exporting.model import DIRECTION_KEY, NEEDS_VERSION, as_llama, set_direction
-from biphase.exporting.plain import NamedOutputs, load_named, prove_outputs, read_modules, read_pooling
+from biphase.exporting.plain import (
+    NamedOutputs,
+    load_named,
+    prove_outputs,
+    read_modules,
+    read_pooling,
+    refuse_left_out_prompts,
+)
 from biphase.files import read_json_as, write_json, write_text
 from biphase.hub import load_model_config, read_config
 
@@ -83,6 +90,7 @@ def find_pooling(folder: Path) -> str:
     name = read_config(folder).kind or "Model"
     if not name.endswith(("Model", "ForMaskedLM", "ForCausalLM")):
         raise InputError(f"{name} has the head of a task: encoders and embedding models alone become a Llama or a GGUF")
+    refuse_left_out_prompts(folder)
     pooling = " and ".join(read_pooling(folder)) if read_modules(folder) else "mean"
     if pooling not in VLLM_POOLING:
         raise InputError(f"its pooling is '{pooling}': servers know {', '.join(VLLM_POOLING)}")

@@ -83,9 +83,10 @@ def write_onnx(folder: Path) -> OnnxProof:
     sentence-transformers, does.
 
     Raises:
-        InputError: a network that torch.onnx cannot trace.
+        InputError: a network that torch.onnx cannot trace, or a pooling that leaves prompts out.
         FailedProofError: a graph with other outputs for batches or lengths other than the example's.
     """
+    plain.refuse_left_out_prompts(folder)
     path, (network, reference) = folder / ONNX_FILE, plain.load_named(folder)
     with told_if_slow("tracing the network for ONNX, and comparing what onnxruntime computes"):
         trace(network, path)

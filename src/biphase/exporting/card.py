@@ -131,7 +131,7 @@ def tell_history(run: Run, manifest: CheckpointManifest) -> tuple[str | None, li
     base: str | None = None
     before = [f"Random weights of preset `{init.preset}`."]
     if init.model:
-        base = find_hub_id(init.model)
+        base = find_hub_id(init.model) if "@" in (init.reference or "") else None  # a folder has no commit
         before = [f"The model `{init.model if base else Path(init.model).name}`."]
     elif init.checkpoint:
         base, before = tell_parent(init.checkpoint, manifest.parent or "")

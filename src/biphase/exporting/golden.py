@@ -79,8 +79,7 @@ def read_golden(path: Path) -> Golden:
 def load_answering(folder: Path, attention: str | None = None) -> plain.NamedOutputs:
     """Load the network of a folder, by sentence-transformers only if an embedding is more than the mean over a text's
     tokens."""
-    takes_mean = plain.read_pooling(folder) == ["mean"] and len(plain.read_modules(folder)) == 2
-    return plain.load_named(folder, attention, pooled=not takes_mean)[0]
+    return plain.load_named(folder, attention, pooled=not plain.takes_mean(folder))[0]
 
 
 def split_texts(tokenizer: Any, texts: Sequence[str], longest: int, **settings: Any) -> list[list[int]]:

@@ -26,7 +26,8 @@ from biphase.encoder.proofs import FailedProofError
 from biphase.errors import InputError
 from biphase.exporting.card import FLOOR, MISREAD, describe_export, draw_curves
 from biphase.exporting.golden import write_golden
-from biphase.files import mark_successor, read_json_as, refuse_filled, whole_folder, write_json, write_text
+from biphase.exporting.plain import takes_mean
+from biphase.files import mark_successor, read_json, read_json_as, refuse_filled, whole_folder, write_json, write_text
 from biphase.hub import fetch_model, model_fingerprint, output_width, position_limit, read_config
 from biphase.recipe import Recipe
 from biphase.run import CheckpointManifest, Run, find_checkpoint, read_checkpoint_manifest, read_recipe
@@ -93,6 +94,17 @@ SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
 """The fixed files of sentence-transformers, in the form of version 2, which later ones and other programs read."""
 NEEDS_VERSION: dict[str, Any] = {"requirements": {"transformers": f">={FLOOR}"}}
 """A bidirectional decoder's requirement, which sentence-transformers has checked since 6.2."""
+
+
+def averages_alone(folder: Path) -> bool:
+    """Tell whether a folder's files of sentence-transformers are those of an export, by which it only averages the
+    tokens of a text."""
+    for name, content in SENTENCE_TRANSFORMERS_FILES.items():
+        saved = read_json(folder / name) if (folder / name).exists() else None
+        if saved != content and not (isinstance(content, dict) and saved == content | NEEDS_VERSION):
+            return False
+    return takes_mean(folder)
+
 
 POOLING_KEYS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 """The names of poolings in that form: `mean`, for example, is `mean_tokens`."""
@@ -224,7 +236,8 @@ def export_tokenizer(source: Path, folder: Path, config: Any, causal: bool, long
     tokenizer = load_tokenizer(source)
     tokenizer.model_max_length = longest
     if causal:
-        tokenizer.padding_side = "left"  # `generate` continues from the end of a row
+        # `generate` continues from the end of a row; transformers saves only `init_kwargs`.
+        tokenizer.padding_side = tokenizer.init_kwargs["padding_side"] = "left"
     else:
         close_texts(tokenizer)
     tokenizer.save_pretrained(folder)

@@ -251,6 +251,7 @@ class PoolingFile:
     pooling_mode_mean_sqrt_len_tokens: bool = False
     pooling_mode_weightedmean_tokens: bool = False
     pooling_mode_lasttoken: bool = False
+    include_prompt: bool = True
 
 
 @dataclass(frozen=True)
@@ -326,12 +327,26 @@ def read_embedder_file(folder: Path) -> EmbedderFile:
     return read_json_as(path, EmbedderFile, hub.NAMED) if path.exists() else EmbedderFile()
 
 
+def takes_mean(folder: Path) -> bool:
+    """Tell whether sentence-transformers embeds a text by the mean over its tokens, and does nothing else."""
+    return read_pooling(folder) == ["mean"] and len(read_modules(folder)) == 2
+
+
+def refuse_left_out_prompts(folder: Path) -> None:
+    """Raise `InputError` for an embedding model whose pooling leaves out its prompts: no form for other programs can
+    tell which tokens are those of a prompt."""
+    poolings = [read_json_as(path, PoolingFile, hub.NAMED) for path in folder.glob("*_Pooling/config.json")]
+    if read_embedder_file(folder).prompts and not all(pooling.include_prompt for pooling in poolings):
+        lack = "its pooling leaves prompts out (include_prompt: false), which only sentence-transformers does"
+        raise InputError(f"{hub.model_name(folder)}: {lack}: encode its texts there")
+
+
 def read_pooling(folder: Path) -> list[str]:
     """Read how sentence-transformers pools a folder's tokens, such as `mean`; it concatenates several."""
     modes: list[str] = []
     for path in sorted(folder.glob("*_Pooling/config.json")):
         content = read_json_as(path, PoolingFile, hub.NAMED)
         modes += [content.pooling_mode] if isinstance(content.pooling_mode, str) else content.pooling_mode or []
-        keys = [key for key, value in vars(content).items() if value is True]
+        keys = [key for key, value in vars(content).items() if value is True and key.startswith("pooling_mode_")]
         modes += [key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") for key in keys]
     return modes

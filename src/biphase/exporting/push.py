@@ -14,21 +14,22 @@ from typing import Annotated, Any
 
 from biphase.config import ModelName, OnCommandLine, by_commas
 from biphase.console import err, out
+from biphase.corpus.tokenizer import TOKENIZER_FILES
 from biphase.encoder.models import find_folder
 from biphase.errors import InputError, first_of, told_as
-from biphase.files import files_below, refuse_damaged
+from biphase.files import files_below, reading, refuse_damaged
 from biphase.hub import told_by_hub
 from biphase.run import Run, find_checkpoint, is_run_folder, name_run, read_done, split_reference, whole_steps
 
 CARD_NAME, EMPTY_CARD = "README.md", "---\n\n---\n"
 MODEL_FILES = re.compile(
-    r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|(generation_)?config\.json|biphase\.json|golden\.json"
+    r"(\d+_\w+/)?(model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|((generation|cnn|lstm)_)?config\.json"
     r"|tokenizer(_config)?\.json|(special_tokens_map|added_tokens|vocab)\.json|vocab\.(bpe|txt)|merges\.txt"
-    r"|[^/]+\.model|chat_template\.jinja|modules\.json|(config_sentence_transformers|sentence_[\w-]+_config)\.json"
-    r"|\d+_\w+/(config\.json|model\.safetensors)|README\.md|LICENSE|curves\.png"
+    r"|[^/]+\.model|chat_template\.jinja|sentence_[\w-]+_config\.json)"
+    r"|modules\.json|config_sentence_transformers\.json|biphase\.json|golden\.json|README\.md|LICENSE|curves\.png"
     r"|onnx/model(_quantized)?\.onnx(_data)?|model\.gguf"
 )
-"""The paths of the files to send to the Hub."""
+"""The paths of the files to send to the Hub; a module of sentence-transformers has a folder such as 1_Pooling."""
 LOCAL_PATH = re.compile(
     r"(?<![\w:/.<\\])((?:file:/+)?(?:/[\w.-]+){2,}|file:/+[\w.-]+|~/[\w./-]+|[A-Za-z]:\\+\w[\w\\.-]*"
     r"|\\\\[\w.-]{2,}\\[\w$.-]{2,})"
@@ -84,7 +85,7 @@ def push(
         uploads: dict[str, dict[str, Any]] = {}
         # Each folder is checked before the next checkpoint is exported.
         for revision, folder in folders_to_send(name_run(str(source)), repo, Path(scratch)):
-            paths = {path.relative_to(folder).as_posix(): path for path in files_below(folder) if not path.is_symlink()}
+            paths = {path.relative_to(folder).as_posix(): path for path in files_below(folder)}
             files = {name: path for name, path in paths.items() if MODEL_FILES.fullmatch(name)}
             report.append(f"revision {revision}:")
             report += [f"  {name}  {path.stat().st_size / 1e6:,.2f} MB" for name, path in files.items()]
@@ -177,7 +178,7 @@ def check_push(
     languages, card = list_languages(language), source / CARD_NAME
     if to_hub is not None:
         check_repository(to_hub)
-        complete_card(card.read_text(encoding="utf-8") if card.exists() else EMPTY_CARD, name, license, languages)
+        complete_card(read_text(card) if card.exists() else EMPTY_CARD, name, license, languages)
     elif license is not None or language is not None:
         raise InputError("`license` and `language` go into the card that is pushed: give `to_hub`, or edit README.md")
     return languages
@@ -222,8 +223,10 @@ def folders_to_send(source: str, repo: str, scratch: Path) -> Iterator[tuple[str
 
 
 def check_files(folder: Path, files: dict[str, Path]) -> None:
-    """Raise `InputError` for files that are not a whole, undamaged model with a tokenizer and a card, and for texts
-    with access tokens or local paths."""
+    """Raise `InputError` for files that are not a whole, undamaged model with a tokenizer and a card, for links, and
+    for texts with access tokens or local paths."""
+    if links := [name for name, path in files.items() if path.is_symlink()]:
+        raise InputError(f"{folder}: links are not sent ({first_of(links)}): put the files in their places")
     has_weights = any(name.endswith(".safetensors") for name in files)
     if not has_weights or not files.keys() & {"config.json", "modules.json"}:
         raise InputError(f"{folder} is not a model folder (configuration and *.safetensors); export a run into one")
@@ -231,18 +234,26 @@ def check_files(folder: Path, files: dict[str, Path]) -> None:
         find_folder(str(folder))
     else:  # a model of sentence-transformers whose network lies in a folder of its own
         refuse_damaged(folder, "make it again")
+        if not any(path.match(pattern) for path in files.values() for pattern in TOKENIZER_FILES):
+            raise InputError(f"{folder} has no tokenizer files (tokenizer.json or the like)")
     if CARD_NAME not in files:
         raise InputError(f"{folder} has no model card ({CARD_NAME}); write one")
     local = []
     for path in files.values():
         if path.suffix in (".json", ".md", ".jinja") and path.name not in WORDS_OF_A_TOKENIZER:
-            text = path.read_text(encoding="utf-8")
+            text = read_text(path)
             if match := HUB_TOKEN.search(text):
                 raise InputError(f"{path} has an access token of the Hub, {match[0][:6]}…: remove it")
             if match := LOCAL_PATH.search(text):
                 local.append(f"{path} ({match[1]})")
     if local:
         raise InputError(f"local paths are named in {', '.join(local)}: write another word there")
+
+
+def read_text(path: Path) -> str:
+    """Read a text. Raises `InputError` for a file that is not UTF-8."""
+    with reading(path, "save it in UTF-8"):
+        return path.read_text(encoding="utf-8")
 
 
 def load_from(card: str, folder: Path, repo: str, revision: str) -> str:
