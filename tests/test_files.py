@@ -441,8 +441,8 @@ def test_numbers_to_another_base_are_texts() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("a: 1\nb: 2\na: 3\n", "line 1: the key 'a' occurs twice"),
-        ("a:\n  b: 1\n  'b': 2\n", "line 2: the key 'b' occurs twice"),
+        ("a: 1\nb: 2\na: 3\n", "line 3: the key 'a' occurs twice"),
+        ("a:\n  b: 1\n  'b': 2\n", "line 3: the key 'b' occurs twice"),
         (BOMB, "expands to more than 200,000 values"),
         ("a: &a [*a]\n", "expands to more than 200,000 values"),
         ("a: " + "[" * 5000 + "]" * 5000, "nested more than 100 deep"),

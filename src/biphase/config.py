@@ -24,7 +24,8 @@ MOST_REPEATS = 1_000
 Count = Annotated[int, pydantic.Field(ge=0, le=MAX_COUNT)]
 PositiveCount = Annotated[int, pydantic.Field(ge=1, le=MAX_COUNT)]
 Seed = Count
-FolderName = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+FolderName = Annotated[str, pydantic.Field(pattern=NAME_PATTERN)]
 """A name of a recipe, model, study or task, which becomes the name of a folder."""
 Share = Annotated[float, pydantic.Field(ge=0, le=1)]
 Beta = Annotated[float, pydantic.Field(ge=0, lt=1)]
@@ -246,12 +247,16 @@ def explain(kind: type[Strict], error: Any) -> str:
     location = [step for step in error["loc"] if step not in ("number", "ramp")]
     key = ".".join(str(step) for step in location)
     if error["type"] == "extra_forbidden":
+        word, value = str(location[-1]), error["input"]
+        for elsewhere, annotation in keys_below(kind):  # the same key at its own place
+            if elsewhere.rpartition(".")[2] == word and could_take(annotation, value):
+                return f"unknown key '{key}'; did you mean '{elsewhere}'?"
         # Find the model at that place in the tree of `kind`, whose keys are valid there.
         for step in location[:-1]:
             if isinstance(step, str):
-                annotation: Any = kind.model_fields[step].annotation
-                kind = next(item for item in nested_types(annotation) if issubclass(item, Strict))
-        return f"unknown key '{key}'{nearest_key(str(location[-1]), error['input'], kind)}"
+                field: Any = kind.model_fields[step].annotation
+                kind = next(item for item in nested_types(field) if issubclass(item, Strict))
+        return f"unknown key '{key}'{nearest_key(word, value, kind)}"
     if error["type"] == "missing":
         return f"'{key}' is required"
     message = error["msg"].removeprefix("Value error, ").replace("valid tuple", "list")
@@ -260,6 +265,10 @@ def explain(kind: type[Strict], error: Any) -> str:
         return f"{key}: {message}" if key else message
     if error["type"] == "string_type":
         message += '; put a text in quotes that YAML takes for something else, as in "yes"'
+    if error["type"] in ("float_parsing", "int_parsing") and "," in str(error["input"]):
+        message = "decimals have a point, as in 0.001"
+    if error["type"] == "string_pattern_mismatch" and error["ctx"]["pattern"] == NAME_PATTERN:
+        message = "use A to Z, digits, dots, dashes and underscores, and begin with a letter or a digit"
     return f"'{key}' is {clipped(' '.join(repr(error['input']).split()))}: {message}"
 
 

@@ -99,7 +99,7 @@ def parse_yaml(text: str) -> Any:
     except RecursionError:
         raise yaml.YAMLError(DEEP) from None
     except yaml.YAMLError as error:
-        raise yaml.YAMLError(clipped(" ".join(str(error).split()))) from None
+        raise yaml.YAMLError(clipped(" ".join(str(error).replace('in "<unicode string>", ', "at ").split()))) from None
     except (TypeError, ValueError) as error:
         raise yaml.YAMLError(f"a key or a text that JSON cannot hold: {first_line(error)}") from None
     return value
@@ -134,7 +134,8 @@ def check_nodes(root: yaml.Node) -> None:
             counts = Counter(str(key.value) for key, _ in node.value)
             if len(counts) < len(node.value):
                 [(name, _)] = counts.most_common(1)
-                raise yaml.YAMLError(f"line {node.start_mark.line + 1}: the key '{name}' occurs twice")
+                again = [key.start_mark.line for key, _ in node.value if str(key.value) == name][1]
+                raise yaml.YAMLError(f"line {again + 1}: the key '{name}' occurs twice")
             nodes += chain.from_iterable(node.value)
         elif isinstance(node, yaml.SequenceNode):
             nodes += node.value
@@ -578,13 +579,11 @@ def locked(path: Path, *, wait: bool = False, busy: str = "") -> Iterator[None]:
 
 def is_locked(path: Path) -> bool:
     """Return whether a process holds the lock on the file at `path`."""
-    try:
-        with open(path) as file:
+    with suppress(FileNotFoundError), open(path) as file:
+        try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so that other askers do not count
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
+        except BlockingIOError:
+            return True
     return False
 
 

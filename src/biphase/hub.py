@@ -18,7 +18,7 @@ from pydantic import Field
 
 from biphase import console
 from biphase.errors import InputError, clipped, find_stop, first_line, is_raised_here, told_as
-from biphase.files import content_hash, hash_path, read_json_as, validate_record
+from biphase.files import Stored, content_hash, hash_path, read_json, read_json_as, validate_record
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -42,7 +42,7 @@ INDEX = "model.safetensors.index.json"
 TOKENIZER_CLASS = r"^\w*(Tokenizer|TokenizerFast|Backend)$"
 """The names of classes for tokenizers; transformers would load any class of its own."""
 NAMED = "save the model again, without it; biphase runs and opens nothing else that a model folder names"
-"""The remedy for a record of a model folder that is damaged, or names what biphase does not run or open."""
+"""The remedy for a setting of a model folder that names what biphase does not run or open."""
 
 Activation = Annotated[
     str,
@@ -263,10 +263,16 @@ def read_config(folder: Path) -> ConfigFile:
     path = folder / "config.json"
     if not path.is_file():
         raise InputError(f"cannot read a model configuration from {folder}: it has no config.json")
-    content = read_json_as(path, dict[str, Any], NAMED)
+    content = read_named(path, dict[str, Any])
     config = validate_record(path, content, ConfigFile, NAMED)
     refuse_named(path, content)
     return config
+
+
+def read_named(path: Path, kind: type[Stored]) -> Stored:
+    """Read a JSON file of a model folder, whose settings may name only what biphase runs and opens. Raises `InputError`
+    for a damaged file, and for one with other settings."""
+    return validate_record(path, read_json(path, "save the model again"), kind, NAMED)
 
 
 def refuse_named(path: Path, content: dict[str, Any]) -> None:

@@ -180,7 +180,7 @@ def test_what_a_library_says_is_not_cut_at_a_colon() -> None:
         (
             OSError(errno.ENOTDIR, "Not a directory", "file/.x.12.part"),
             2,
-            "biphase: Not a directory: file/x; fix this",
+            "biphase: file/x: a file is where a folder is needed; choose another place",
         ),
         (BusyError("runs/a is in use by another process"), 75, "biphase: runs/a is in use"),
         (StoppedError("stopped at step 5 of 20; run the same"), 143, "biphase: stopped at step 5 of 20; run the same"),

@@ -643,7 +643,7 @@ def test_rows_without_the_key_of_the_label_are_left_out(
     task = tmp_path / "own.yaml"
     init_task(tmp_path / "train.jsonl", label=label, out=task)
     assert "left out: 7 rows have no label (the first:" in " ".join(capsys.readouterr().err.split())
-    assert "missing: drop" in task.read_text() and check_task(str(task), data_dir=tmp_path)["left_out"] == 7
+    assert "missing: drop" in task.read_text() and check_task(str(task), data=tmp_path)["left_out"] == 7
     with pytest.raises(InputError, match="there is no column 'labl'"):
         init_task(tmp_path / "train.jsonl", label="labl", out=tmp_path / "x.yaml")
 
@@ -688,7 +688,7 @@ def test_documents_and_queries_of_other_endings_are_named(tmp_path: Path) -> Non
         (data / "qrels" / f"{split}.tsv").write_text(f"query-id\tcorpus-id\tscore\n{rows}")
     init_task(data, out=tmp_path / "own.yaml")
     assert "corpus: corpus.csv}" in (tmp_path / "own.yaml").read_text()
-    assert check_task(str(tmp_path / "own.yaml"), data_dir=data)["rows"]
+    assert check_task(str(tmp_path / "own.yaml"), data=data)["rows"]
 
 
 @pytest.mark.parametrize("ending", [".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz"])

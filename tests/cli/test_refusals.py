@@ -1,5 +1,6 @@
 """Mistakes that can be seen without PyTorch are told before it is loaded, which takes seconds."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -84,7 +85,17 @@ study run demo recipe.data.shards=full            | full is not a shard set
 study advise --flops 1e15 --recipe table.csv      | table.csv already exists; choose another name
 judge nowhere.csv --baseline a --candidate b      | nowhere.csv does not exist
 judge table.csv --baseline a --candidate b        | no column 'method'; the columns are: a, c
-judge table.csv --baseline a                      | requires an argument
+judge table.csv --baseline a                      | judge: --candidate is missing (see -h)
+report results none.csv                           | none.csv has no rows of scores
+prepare text.txt --tokenizer tokenizer --out table.csv | table.csv: a file is where a folder is needed
+tokenizer train packed.jsonl --out made           | packed.jsonl is gzip without the ending .gz, not a text: rename
+pretrain tiny schedule.steps=6                    | unknown key 'schedule.steps'; did you mean 'curriculum.0.steps'?
+pretrain tiny --schedule.peak_lr=1e-3             | Settings are words without dashes: schedule.peak_lr=…
+pretrain tiny schedule.peak_lr=0,001              | decimals have a point, as in 0.001
+pretrain tiny name=a/b                            | use A to Z, digits, dots, dashes and underscores
+finetune broken genre                             | is not valid JSON (
+task check task.yaml                              | give the folder with its data as --data-dir
+study plan demo arms.0.curricula=[clm,mlm]        | (or change the hypothesis)
 study run tiny                                    | tiny is a recipe, which `biphase study run` does not take here; try
 pretrain tiny tensorboard=true                    | did you mean 'tracking=tensorboard'?
 finetune encoder genre class_weights=balance      | give `balanced`, or a mapping of classes to weights
@@ -111,6 +122,10 @@ def fill_folder(folder: Path) -> None:
     (folder / "blank.txt").write_text("\n")
     (folder / "text.txt").write_text("The ship of the old captain left the harbour.\n" * 20)
     (folder / "table.csv").write_text("a,c\nx,y\n")
+    (folder / "none.csv").write_text("method,score\n")
+    (folder / "packed.jsonl").write_bytes(gzip.compress(b"{}"))
+    (folder / "broken").mkdir()
+    (folder / "broken" / "config.json").write_text("{")
     tokenizer = train_tokenizer(["The ship of the old captain left the harbour."], 300)
     save_tokenizer(tokenizer, folder / "tokenizer")
     prepare([folder / "text.txt"], folder / "tokenizer", folder / "shards", validation_fraction=0.0)
@@ -120,7 +135,9 @@ def fill_folder(folder: Path) -> None:
     (folder / "run" / "config.yaml").touch()
     write_manifest(folder / "run" / "steps" / "5")
     task = {"name": "mine", "family": "sequence_classification", "metric": "accuracy", "template": "{text}"}
-    record = {"task": task | {"classes": ["a", "b"]}, "config": {}}
+    task |= {"classes": ["a", "b"]}
+    (folder / "task.yaml").write_text(yaml.safe_dump(task))
+    record = {"task": task, "config": {}}
     for name, kind in (("encoder", "EuroBertForMaskedLM"), ("kept", "EuroBertForSequenceClassification")):
         save_tokenizer(tokenizer, folder / name)
         config = {"architectures": [kind], "model_type": "eurobert", "max_position_embeddings": 64, "pad_token_id": 0}

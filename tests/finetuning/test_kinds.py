@@ -259,7 +259,7 @@ SETS = {"problem_type": "multi_label_classification", "metric": "micro_f1", "cla
         (
             SETS,
             [["a"], ["c"]],
-            r"train\.jsonl:2: label 'c' is not one of .*; correct it, or map it by `labels` in the task file$",
+            r"train\.jsonl:2: label 'c' is not one of .*; correct it, or map it by `labels` in the task file befor",
         ),
         (SETS, [["a"], {"a": 1}], r"train\.jsonl:2: 'label' is {\"a\": 1}, not a list of labels \(empty for none\)"),
         (SETS, ["a,b", "b; a"], "all 2 examples of train in .* have the same label"),

@@ -50,8 +50,8 @@ def test_seeds_in_place_of_rates_are_proposed() -> None:
     rates = [*changes, "evaluation.learning_rates=[1e-3,2e-3,4e-3]"]
     tried = " ".join(told(plan_study(load_study(STUDIES / "demo.yaml", rates))).split())
     assert "(80% power) if" in tried and "corrected for" not in tried
-    found = r"and 3 fine-tuning seeds, as many fine-tunings find ([\d.]+) points on genre \(1,200 examples\) in "
-    *_, proposed = re.findall(rf"{found}8\d% instead of (\d+)%", tried)
+    found = r"3 fine-tuning seeds, the same number of fine-tunings finds ([\d.]+) points on genre \(1,200 examples\) "
+    *_, proposed = re.findall(rf"{found}in 8\d% of studies instead of (\d+)%", tried)
     alone = " ".join(told(plan_study(load_study(STUDIES / "demo.yaml", [*changes[:2], "evaluation.seeds=3"]))).split())
     assert f"{proposed[0]} points on genre" in alone and int(proposed[1]) < 70 and "tuned before" not in alone
 
@@ -64,7 +64,7 @@ def test_a_plan_that_can_detect_nothing_says_so() -> None:
     study = parse_config(Study, tree, origin="test")
     text = " ".join(told(plan_study(study)).split())
     assert re.search(r"can detect no difference on genre [^:]* and uner_en_ewt [^:]*, however large \(80% power", text)
-    assert "as many fine-tunings find no difference on genre (1,200 examples) either" in text
+    assert "the same number of fine-tunings finds no difference on genre (1,200 examples) either" in text
     assert "inf" not in re.findall(r"\w+", text)
 
 

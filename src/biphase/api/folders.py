@@ -216,14 +216,14 @@ def model_facts(path: Path) -> Facts:
     return facts
 
 
-def check_task(task: str, data_dir: Path | None = None) -> Facts:
+def check_task(task: str, data: Path | None = None) -> Facts:
     """Read and check all data of a task; return facts about it. Raises `InputError` for the first mistake.
 
     Args:
         task: The name of a task, such as snli, or a YAML file that describes one.
-        data_dir: The folder with the task's original data; without it, the package's or the Hub's.
+        data: The folder with the task's original data; without it, the package's or the Hub's.
     """
-    source = find_source(find_task(task), data_dir)
+    source = find_source(find_task(task), data)
     data = examples.load_examples(source, judged_only=False)
     rows: list[Facts] = []
     drawn: list[str] = []

@@ -507,8 +507,7 @@ def search(
         index: The folder of the index; SOURCE.index by default.
         by: The ranking: bm25, embeddings or both (fused). By default both, or bm25 if the embeddings fail a
             self-test (finding passages by their own words).
-        rerank: A cross-encoder that reorders the best 10 passages (or as many as are asked for, if more): a folder or
-            a Hub id.
+        rerank: A cross-encoder that reorders the best 10 passages, or `top` if that is more: a folder or a Hub id.
         where: A filter on a column of the documents, such as year>=2020 or source=news; all filters must pass.
         language: The language of BM25's stop words and stems, such as en; none leaves words unchanged. Detected by
             default.

@@ -378,14 +378,13 @@ def judge(
     Args:
         table: Files with one score per row, or a folder, as `report results` takes them. Columns: method, score;
             optionally task and seed. A seed's score is its mean over all tasks.
-        baseline: The method that the candidate would replace. Its seeds before the candidate's last row count.
+        baseline: The method that the candidate would replace. Only its rows above the candidate's last row are used.
         candidate: The method to judge. Its first row comes after the baseline's first row.
         spread: The standard deviation of a score over seeds, if you know it. By default, it is learned from the seeds
             of all methods in the table, as if it were the same for all.
-        up_to: The most seeds that a candidate may get, and the same for all candidates of a loop. Further ones are not
-            read.
+        up_to: The maximum number of seeds per candidate, the same for the whole loop. Later seeds are ignored.
         lower_is_better: Treat scores as losses.
-        scale: Says that all scores have this scale, even if some look like shares beside percent.
+        scale: The unit of all scores, percent or share (fractions from 0 to 1), if the table seems to mix them.
         rename: The table's column names → ours.
     """
     from biphase.report.referee import judge_candidate

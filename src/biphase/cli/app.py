@@ -14,7 +14,15 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError, UnusedCliTokensError
+from cyclopts import (
+    App,
+    CycloptsError,
+    Group,
+    MissingArgumentError,
+    Parameter,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 from biphase import __version__
 from biphase.console import announce_loading, describe_copies, err, is_one_of_several, silence, take_turn
@@ -126,12 +134,14 @@ def run_command(words: Sequence[str]) -> None:
     try:
         command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
     except UnknownOptionError as error:
-        key = (error.token.keyword or error.token.value).lstrip("-").replace("-", "_")
+        key = (error.token.keyword or error.token.value).partition("=")[0].lstrip("-").replace("-", "_")
         takes_settings = any("KEY=VALUE" in argument.name for argument in error.argument_collection)
         raise InputError(f"{error}{f' Settings are words without dashes: {key}=…' if takes_settings else ''}") from None
     except UnusedCliTokensError as error:
         left = " ".join(map(repr, error.unused_tokens or ()))
         raise InputError(f"{left}: too many words; put quotes around a value with blanks (see -h)") from None
+    except MissingArgumentError as error:
+        raise InputError(f"{' '.join(error.command_chain or ())}: {error.argument.name} is missing (see -h)") from None
     except CycloptsError as error:
         has_no_keys = words[:1] == ["settings"] and len(words) > 1 and words[1] in app
         remedy = f" Its options are in `biphase {words[1]} -h`." if has_no_keys else ""
@@ -194,6 +204,8 @@ def explain_system_error(error: OSError | RuntimeError) -> str:
     else:
         name = str(error.filename2 or error.filename or "while writing")  # a copy's target is the second
         name = re.sub(r"(^|/)\.([^/]+?)(\.\d+)?\.part(?=/|$)", r"\1\2", name)  # what is not yet renamed
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            return f"{name}: a file is where a folder is needed; choose another place"
         reason = f"{error.strerror}: {name}"
     return f"{reason}; fix this, or choose another place: finished work is kept, so rerun to continue"
 

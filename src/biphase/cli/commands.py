@@ -324,11 +324,12 @@ def convert(model: str, folder: Path, /) -> None:
 
 
 @like(folders.check_task, arguments="task", shows=show.print_task)
-def task_check() -> None:
+def task_check(task: str, data: DataDir = None) -> dict[str, Any]:
     """Check a task's data: show counts, labels, lengths, and examples that train and test share.
 
     Example: `biphase task check reviews.yaml --data-dir reviews/`
     """
+    return folders.check_task(task, data)
 
 
 @like(finetuning.finetune, arguments="model task changes", shows=lambda facts: None)

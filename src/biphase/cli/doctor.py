@@ -44,6 +44,7 @@ def examine(folder: Path = Path()) -> dict[str, dict[str, str]]:
             versions[package] = "not installed"
     memory = total_memory()
     kind, options = file_system(folder.resolve())
+    missing = "" if folder.exists() else f"! does not exist; this is about {nearest_existing(folder)}: "
     return {
         "versions": versions,
         "machine": {
@@ -55,7 +56,7 @@ def examine(folder: Path = Path()) -> dict[str, dict[str, str]]:
         "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "files": {
             "documentation": str(DOCS),
-            "folder": f"{folder.resolve()}: {free_space(folder)}, {kind}",
+            "folder": f"{folder.resolve()}: {missing}{free_space(folder)}, {kind}",
             "locks": describe_locks(nearest_existing(folder), kind, options),
             "hub's cache": f"{HF_HUB_CACHE}: {free_space(Path(HF_HUB_CACHE))}",
             "our cache": f"{cache_folder()}: {free_space(cache_folder())}",

@@ -74,7 +74,7 @@ def check(folder: ModelName, server: str | None = None, *, timeout: float = 60.0
             folder or Hub id: missing golden vectors are computed with transformers.
         server: The address of a server that serves this model, such as http://localhost:8000, or the address of one of
             its routes.
-        timeout: The longest wait for an answer, in seconds.
+        timeout: The seconds to wait for each answer.
 
     Returns: for each source of answers: `by`, `is_equal`, `verdict` and `texts`.
 

@@ -88,7 +88,7 @@ class FinetuneConfig(Strict):
     """The most updates."""
     epochs: PositiveCount = 1
     """The most epochs. Training ends after `max_steps` or this many epochs, whichever comes first. With `shots`, 1 sets
-    no limit. For a task of your own, `finetune` chooses both if neither is given; one that is given alone decides."""
+    no limit. For a task of your own, `finetune` chooses both if you set neither; if you set one, it alone decides."""
     warmup_ratio: Share = 0.1
     """The share of the updates in which the rate rises from 0."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
@@ -112,8 +112,8 @@ class FinetuneConfig(Strict):
     but no `epochs` at most 20 times. The paper keeps the last weights."""
     early_stopping_patience: PositiveCount | None = None
     """Training stops when this many checks of validation in a row, at the same steps as for `load_best_model_at_end`,
-    bring no better score, but not before the end of warm-up. None: it runs to its end. The rate falls as if it did not
-    stop."""
+    bring no better score, but not before the end of warm-up. By default, training is not stopped early. The learning
+    rate falls as for the full length."""
     max_length: Annotated[int, Field(ge=2)] = DEFAULT_MAX_LENGTH
     """The longest input in tokens, end-of-text included. A network with fewer positions lowers it. A pair that is too
     long loses tokens of its longer text."""

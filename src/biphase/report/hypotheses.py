@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from biphase.errors import InputError, clipped, refuse_unknown
+from biphase.errors import InputError, clipped, nearest, refuse_unknown
 from biphase.report.claims import Claim, Inequality, strongest
 from biphase.report.contrasts import Contrast, contrast, have_one_seed, jackknife
 from biphase.report.equivalents import contrast_at_share, refuse_gaps, tell_compute
@@ -207,7 +207,9 @@ def whole_names(asked: AskedInequality, named_arms: Mapping[str, ArmsBySpot]) ->
 
 def check_name(operand: Operand, named_arms: Mapping[str, ArmsBySpot]) -> None:
     """Raise `InputError` if a name means no arm, or several arms where the operand needs one."""
-    refuse_unknown("unknown arm", operand.name, named_arms)
+    if operand.name not in named_arms:
+        hint = nearest(operand.name, named_arms)
+        raise InputError(f"unknown arm '{operand.name}'{hint} (or change the hypothesis)")
     if not named_arms[operand.name]:
         raise InputError(f"no arm is '{operand.name}'")
     is_group = any(len(arms) > 1 for arms in named_arms[operand.name].values())

@@ -309,13 +309,13 @@ def describe_power(plan: Plan, evaluation: Evaluation, begun: Begun) -> Iterator
         if num_rates > 1:
             tuned = replace(designs[0], num_rates=1, num_seeds=seeds * num_rates)
             gap = tuned.smallest_difference
-            power = f"{tuned.find_power(gap):.0%} instead of {designs[0].find_power(gap):.0%}"
+            power = f"{tuned.find_power(gap):.0%} of studies instead of {designs[0].find_power(gap):.0%}"
             declared = "tuned before and declared as `evaluation.tuned_rates`"
             more = f"with one rate for each arm and task, {declared}, and {tuned.num_seeds} fine-tuning seeds"
             if math.isinf(gap):
-                yield f"{more}, as many fine-tunings find no difference on {ends[0][1]} either"
+                yield f"{more}, the same number of fine-tunings finds no difference on {ends[0][1]} either"
             else:
-                yield f"{more}, as many fine-tunings find {100 * gap:.1f} points on {ends[0][1]} in {power}"
+                yield f"{more}, the same number of fine-tunings finds {100 * gap:.1f} points on {ends[0][1]} in {power}"
     if looks:
         levels = [f"{spend_error(seen, most):.2g} at {seen[-1]}" for seen in looks]
         earlier = [*map(str, looks[0][:-1])]

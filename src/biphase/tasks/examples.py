@@ -37,7 +37,7 @@ from biphase.tasks.sources import TaskSource, read_rows
 from biphase.tasks.splits import TEST_SHARE, TRAIN_SHARE, Collection, TaskData, draw_indices, hold_out, load_collection
 
 LABEL_REMEDY = f"{TASK_REMEDY}; leave a split without labels out"
-UNKNOWN_REMEDY = "correct it, or map it by `labels` in the task file"
+UNKNOWN_REMEDY = "correct it, or map it by `labels` in the task file before training"
 MULTI_HOT = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 """The values of a list that says for each class whether it applies."""
 WRITTEN_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
@@ -51,7 +51,7 @@ def label_index(task: spec.Task, location: str, value: Any, choices: tuple[str, 
     index = None if value is None else by_name.get(str(value), by_spelling.get(canonical_label(value)))
     if index is None:
         message = "is none of its choices" if choices else f"is not one of task '{task.name}'"
-        by_number = "" if any(map(WRITTEN_NUMBER.fullmatch, names)) else f" (or 0 to {len(names) - 1})"
+        by_number = "" if any(map(WRITTEN_NUMBER.fullmatch, names)) else f" (or their numbers, 0 to {len(names) - 1})"
         of_score = "" if task.kind.has_label_sets else "; `score` leaves rows with an empty label out"
         remedy = "" if choices else f"; {UNKNOWN_REMEDY}{of_score}"
         raise InputError(f"{location}: label {value!r} {message}: {', '.join(names)}{by_number}{remedy}")
