@@ -7,7 +7,9 @@ runs/NAME-HASH8/  config.yaml  environment.json  metrics.jsonl  done.json
 
 import glob
 import json
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -98,6 +100,38 @@ def claim_run(run: Run, config: dict[str, Any], environment: dict[str, Any]) -> 
             if is_new and not (run.is_done or run.metrics.exists() or whole_steps(run)):
                 files.remove_folder(path)
             raise
+
+
+TICK_SECONDS = 10.0
+"""The most training time that a kill leaves uncounted."""
+
+
+@contextmanager
+def keep_time(write: Callable[[float], None], before: float) -> Iterator[Callable[[], float]]:
+    """Add the seconds that the block takes to those `before`, and pass the sum to `write` every few seconds, because a
+    kill gives no notice. Yield a function that returns the sum so far."""
+    started, over = time.perf_counter(), threading.Event()
+
+    def so_far() -> float:
+        return round(before + time.perf_counter() - started, 1)
+
+    def keep() -> None:
+        with suppress(OSError):  # on a full disk the training itself fails; the user must see that error
+            write(so_far())
+
+    def tick() -> None:
+        keep()
+        while not over.wait(TICK_SECONDS):
+            keep()
+
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield so_far
+    finally:
+        over.set()
+        thread.join()
+        keep()
 
 
 def add_earlier(run: Run, environment: dict[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from biphase.embedding.recipe import EmbeddingRecipe, HardNegatives, PairSource
 from biphase.embedding.training import make_loss, train_embedder
 from biphase.encoder import search
 from biphase.errors import InputError, StoppedError
-from biphase.files import MARK
+from biphase.files import MARK, read_json
 
 from ..conftest import DEVICE, flip_bit, mostly_later, replace_before
 
@@ -276,13 +276,18 @@ def test_a_module_elsewhere_and_modules_of_another_form_are_refused(wide_teacher
 def test_a_killed_training_goes_on_as_if_it_had_not_been(
     make: Make, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TensorBoard's curve goes on too: each step once, the scores at the end."""
+    """TensorBoard's curve goes on too: each step once, the scores at the end. So does the clock."""
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     monkeypatch.setattr(training, "LOGGING_STEPS", 1)
     rows = [f"text {number},another {number},{number / 9}\n" for number in range(9)]
     (tmp_path / "sts.csv").write_text("sentence1,sentence2,score\n" + "".join(rows))
     tracked = ("tracking=tensorboard", f"evaluation=[{tmp_path / 'sts.csv'}]")
-    facts = kill_and_go_on(make(*tracked), tmp_path / "b", whole, monkeypatch)
+    recipe = make(*tracked)
+    kill_at_third_step(recipe, tmp_path / "b", monkeypatch)
+    [clock] = (tmp_path / "b").glob("*/clock.json")
+    clock.write_text(str(read_json(clock) + 1000))
+    facts = go_on(recipe, tmp_path / "b", whole)
+    assert 1000 < read_json(clock) < 1100 and 1000 < facts["seconds"] < 1100
     events = reader.EventAccumulator(str(next((tmp_path / "b").glob("*/tensorboard"))))
     events.Reload()
     curve = [(event.step, event.value) for event in events.Scalars("train/pairs_loss")]

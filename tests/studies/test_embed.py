@@ -151,7 +151,7 @@ def test_scores_on_scored_pairs_count(tree: dict[str, Any], tmp_path: Path, monk
     judged = [{"id": str(index), "gold": row["score"], "predicted": 0.1 * index} for index, row in enumerate(rows)]
     monkeypatch.setattr(training, "identify", lambda name: model)
     monkeypatch.setattr(training, "refuse_replaced", lambda model: None)
-    monkeypatch.setattr(training, "train_embedder", lambda recipe, runs: (runs, {"stages": []}))
+    monkeypatch.setattr(training, "train_embedder", lambda recipe, runs: (runs, {"stages": [], "seconds": 1.0}))
     monkeypatch.setattr(training.embedders, "load_embedder", lambda folder: None)
     monkeypatch.setattr(training, "score_embedder", lambda embedder, dataset: ({"spearman": 1.0}, judged))
     monkeypatch.setattr(worker, "reach_step", lambda *_: "made up")

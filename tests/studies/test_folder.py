@@ -325,7 +325,7 @@ def test_every_sitting_and_every_process_counts(tmp_path: Path, monkeypatch: pyt
     """What is stopped or killed on the way took its time, too; where that was not kept, it is not known."""
     plan, place, name = make_plan(), tmp_path, "1m-mlm40-400"
     run, now = place / "runs" / f"{name}-12345678", [0.0]
-    monkeypatch.setattr(worker, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("biphase.run.time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def train(recipe: Any, folder: Path, processes: int = 1) -> Path:
         run.mkdir(parents=True, exist_ok=True)
@@ -341,7 +341,7 @@ def test_every_sitting_and_every_process_counts(tmp_path: Path, monkeypatch: pyt
         return run
 
     over = threading.Event()
-    monkeypatch.setattr(worker, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr("biphase.run.TICK_SECONDS", 0.01)
     monkeypatch.setattr("biphase.pretraining.loop.train", lambda recipe, runs: Run(train(recipe, runs)))
     monkeypatch.setattr(worker, "train_by_torchrun", train)
     for _ in range(2):

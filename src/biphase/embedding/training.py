@@ -1,6 +1,6 @@
 """A recipe → an embedding model in one folder: check the sources, then train one stage after the other.
 
-runs/NAME-HASH8/  config.yaml  stages/NAME/{FILES}  done.json
+runs/NAME-HASH8/  config.yaml  clock.json  stages/NAME/{FILES}  done.json
 
 A stage's FILES: pairs.json, trainer/, negatives-N.arrow, taught-N.arrow, model/, done.json.
 
@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ from biphase.finetuning.heads import refuse_replaced
 from biphase.finetuning.metrics import BM25
 from biphase.finetuning.scores import Score, read_score, write_cell
 from biphase.machine import stop_signals
+from biphase.run import keep_time
 from biphase.tasks.spec import EVALUATED_SPLITS
 
 EMBEDDER_MAX_LENGTH = 512
@@ -68,7 +70,7 @@ LOSS_WEIGHTS = "losses.safetensors"
 def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str, Any]]:
     """Train the missing stages and write the folder `recipe.out`. After a stop or a kill the same call continues.
 
-    Returns: the folder, and the facts on its card.
+    Returns: the folder, and the facts on its card, with the `seconds` of all calls for this run.
 
     Raises:
         InputError: before anything trains, for a mistake in the recipe, its sources, its model or its folder.
@@ -96,7 +98,9 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     for run in stage_runs:
         run.folder = folder / "stages" / run.stage.name
         files.refuse_links(run.folder.parent, run.folder, run.folder / "trainer", run.folder / "model")
-    with files.locked(folder / "lock"):
+    clock = folder / "clock.json"
+    earlier = files.read_json_as(clock, float) if clock.exists() else 0.0
+    with files.locked(folder / "lock"), keep_time(partial(files.write_json, clock), earlier) as so_far:
         settings = recipe.model_dump(mode="json")
         files.write_text(folder / "config.yaml", yaml.safe_dump(settings, sort_keys=False))
         tracking = None if (folder / "done.json").exists() else recipe.tracking
@@ -122,7 +126,8 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
         texts = [text for pairs in stage_runs[0].sources for text in pairs.table["positive"][:8].to_pylist()]
         embedders.write_embedder(model, recipe, facts, [*texts, "a"], out)
         files.write_json(folder / "done.json", facts | {"out": str(out)})
-    return out, facts
+        seconds = so_far()
+    return out, facts | {"seconds": seconds}
 
 
 def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
@@ -548,7 +553,6 @@ def score_embedding(
     if not unscored:
         return list(map(read_score, folders.values()))
     # 2. The embedding model. Its sets are read first, so that mistakes appear before it trains.
-    started = time.perf_counter()
     run_name = f"{trained_on.replace(':', '-')}-{config.weights}-{config.seed}"
     own = {"name": run_name, "model": model, "out": str(out / run_name), "seed": config.seed, "weights": config.weights}
     embedding_recipe = parse_config(EmbeddingRecipe, {**recipe, **own}, origin="evaluation.embed")
@@ -556,7 +560,6 @@ def score_embedding(
     trained_hashes = hash_trained_on(embedding_recipe)
     folder, facts = train_embedder(embedding_recipe, out / "runs")
     embedder = embedders.load_embedder(str(folder))
-    seconds = time.perf_counter() - started
     losses = [logged["loss"] for stage in facts["stages"] for logged in stage["losses"]]
     for name, dataset in sets.items():  # 3. Its scores.
         started = time.perf_counter()
@@ -578,7 +581,7 @@ def score_embedding(
             num_examples=dict.fromkeys(EVALUATED_SPLITS, len(rows)),
             num_steps=sum(stage["steps"] for stage in facts["stages"]),
             final_loss=losses[-1] if losses else None,
-            seconds={"train": round(seconds, 3), "evaluate": round(evaluated, 3)},
+            seconds={"train": facts["seconds"], "evaluate": round(evaluated, 3)},
             machine=describe_machine(choose_device(embedding_recipe.device)),
         )
         refuse_replaced(identity)

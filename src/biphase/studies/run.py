@@ -7,11 +7,8 @@ trains a run or fits a cell; only workers load PyTorch.
 
 import os
 import subprocess
-import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -33,7 +30,7 @@ from biphase.finetuning.grid import fit_unit, measure_cells, word_units
 from biphase.hub import refuse_missing
 from biphase.machine import STOPS, grace, python_process, stop_signals
 from biphase.recipe import Recipe
-from biphase.run import Run, find_model, read_checkpoint_manifest, read_recipe, split_reference, whole_steps
+from biphase.run import Run, find_model, keep_time, read_checkpoint_manifest, read_recipe, split_reference, whole_steps
 from biphase.studies.cost import cell_costs, measure_sizes, run_flops
 from biphase.studies.declarations import declare
 from biphase.studies.folder import (
@@ -54,9 +51,6 @@ from biphase.studies.plan import Plan, PlannedRun, StudyCell, train_name
 from biphase.studies.spec import EMBED, Evaluation, find_data_dirs
 from biphase.tasks.sources import HUB, dir_of, find_source
 from biphase.tasks.spec import find_task
-
-TICK_SECONDS = 10.0
-"""The most training time that is missing from the record of a killed run."""
 
 
 def train_unit(plan: Plan, run: str, folder: Path, processes: int, scored_models: Set[str] = frozenset()) -> list[str]:
@@ -89,10 +83,14 @@ def train_unit(plan: Plan, run: str, folder: Path, processes: int, scored_models
         before = read_record(clock) if clock.exists() and begun else None
         if before is None or before.key != planned.key:
             before = state.records.get(run) or TrainedRecord("", planned.key, 0.0, planned.placeless_key, untimed=begun)
-        before = replace(before, key=planned.key, placeless_key=planned.placeless_key)
-        with keep_time(clock, before) as so_far:
+        begin = replace(before, key=planned.key, placeless_key=planned.placeless_key)
+
+        def keep(seconds: float) -> None:
+            write_hashed(clock, to_jsonable_python(replace(begin, seconds=seconds)))
+
+        with keep_time(keep, begin.seconds) as so_far:
             path = train(recipe, runs).path if processes == 1 else train_by_torchrun(recipe, runs, processes)
-        timed = so_far()
+        seconds = so_far()
         # The last checkpoint's manifest has the fingerprints of the shard sets and of the starting model.
         steps = whole_steps(Run(path))
         manifest = read_checkpoint_manifest(Run(path).steps / str(steps[-1]), check_files=False) if steps else None
@@ -104,38 +102,11 @@ def train_unit(plan: Plan, run: str, folder: Path, processes: int, scored_models
             if model.run == run and model.step in steps:
                 identity = identify(f"{path}@{model.step}")
                 models[model.step] = identity.hash, identity.max_length
-        record = replace(timed, folder=path.name, models=models, **found)
+        record = replace(begin, folder=path.name, seconds=seconds, models=models, **found)
         write_hashed(clock, to_jsonable_python(record))
         clock.replace(trained / f"{run}.json")
     last = f", {duration(record.seconds - before.seconds)} of it since the restart" if before.seconds else ""
     return [f"{name}: {recipe.num_steps:,} steps in {duration(record.seconds)}{last}"]
-
-
-@contextmanager
-def keep_time(clock: Path, before: TrainedRecord) -> Iterator[Callable[[], TrainedRecord]]:
-    """Add the time that the block takes to `before`, and write the sum into the file `clock` every few seconds, because
-    a kill gives no notice. Yield a function that returns the record so far."""
-    started = time.perf_counter()
-    over = threading.Event()
-
-    def so_far() -> TrainedRecord:
-        return replace(before, seconds=round(before.seconds + time.perf_counter() - started, 1))
-
-    def tick() -> None:
-        is_last = False
-        while not is_last:
-            is_last = over.is_set()
-            with suppress(OSError):  # on a full disk the training itself fails; the user must see that error
-                write_hashed(clock, to_jsonable_python(so_far()))
-            over.wait(TICK_SECONDS)
-
-    thread = threading.Thread(target=tick, daemon=True)
-    thread.start()
-    try:
-        yield so_far
-    finally:
-        over.set()
-        thread.join()
 
 
 def train_by_torchrun(recipe: Recipe, runs: Path, processes: int) -> Path:
