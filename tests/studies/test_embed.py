@@ -18,7 +18,7 @@ from biphase.config import parse_config
 from biphase.embedding import training
 from biphase.embedding.evaluation import read_judged_set, score_bm25
 from biphase.engine.units import Engine
-from biphase.errors import InputError
+from biphase.errors import BusyError, InputError
 from biphase.studies import run as worker
 from biphase.studies.bundle import bundle_study
 from biphase.studies.cost import cell_costs, count_embedded, estimate, measure_sizes
@@ -153,11 +153,17 @@ def test_scores_on_scored_pairs_count(tree: dict[str, Any], tmp_path: Path, monk
     monkeypatch.setattr(training, "refuse_replaced", lambda model: None)
     monkeypatch.setattr(training, "train_embedder", lambda recipe, runs: (runs, {"stages": [], "seconds": 1.0}))
     monkeypatch.setattr(training.embedders, "load_embedder", lambda folder: None)
-    monkeypatch.setattr(training, "score_embedder", lambda embedder, dataset: ({"spearman": 1.0}, judged))
     monkeypatch.setattr(worker, "reach_step", lambda *_: "made up")
     monkeypatch.setattr(StudyState, "identify", lambda state, run, step: (model.hash, model.max_length))
     runs = {model.name: plan.runs[model.run] for model in plan.models}
     assert plan.study.evaluation is not None
+
+    def score(embedder: Any, dataset: Any) -> Any:
+        with pytest.raises(BusyError, match=f"^another process works on {cell.name}$"):  # also after the training
+            worker.score_unit(cell, runs[cell.model], 4, tmp_path, plan.study.evaluation)
+        return {"spearman": 1.0}, judged
+
+    monkeypatch.setattr(training, "score_embedder", score)
     for cell in plan.cells:
         worker.score_unit(cell, runs[cell.model], 4, tmp_path, plan.study.evaluation)
     state = read_state(plan, tmp_path)

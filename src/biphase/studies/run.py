@@ -25,7 +25,7 @@ from biphase.engine.local import THREAD_VARIABLES
 from biphase.engine.scheduler import Failure, Forecast, Pace, run_batch
 from biphase.engine.units import Engine, Unit
 from biphase.errors import EXIT_BUSY, STOPPED, BusyError, InputError, StoppedError
-from biphase.files import locked, write_hashed, write_text
+from biphase.files import content_hash, locked, write_hashed, write_text
 from biphase.finetuning.grid import fit_unit, measure_cells, word_units
 from biphase.hub import refuse_missing
 from biphase.machine import STOPS, grace, python_process, stop_signals
@@ -151,7 +151,7 @@ def train_by_torchrun(recipe: Recipe, runs: Path, processes: int) -> Path:
 
 def score_unit(cell: StudyCell, run: PlannedRun, step: int, folder: Path, evaluation: Evaluation) -> list[str]:
     """Fit a cell: fine-tune the model at a step of a run, or turn it into an embedding model; then score it. Return the
-    progress lines to print."""
+    progress lines to print. Raises `BusyError` while another process works on the cell."""
     reference, out, embed = reach_step(folder, run, step), folder / "scores" / cell.model, evaluation.embed
     if embed is None or not cell.task.startswith(EMBED):
         data_dirs = find_data_dirs(evaluation)
@@ -160,7 +160,9 @@ def score_unit(cell: StudyCell, run: PlannedRun, step: int, folder: Path, evalua
         from biphase.embedding.training import score_embedding
 
         recipe = embed.model_dump(mode="json")["recipe"]
-        scores = score_embedding(reference, cell.model, recipe, embed.tasks, embed.name, cell.config, out)
+        lock = out / ".locks" / content_hash(cell.name)[:16]
+        with locked(lock, busy=f"another process works on {cell.name}"):  # until it is scored
+            scores = score_embedding(reference, cell.model, recipe, embed.tasks, embed.name, cell.config, out)
         lines = [f"{score.task} {score.metrics['test'][score.metric]:.2%}" for score in scores]
     return [f"{cell.name}: {'; '.join(lines)}"]
 
