@@ -44,6 +44,7 @@ from biphase.studies.folder import (
     read_state,
     refuse_other_data,
     refuse_other_models,
+    refuse_other_precision,
     refuse_other_text,
     refuse_unlike_validation,
     study_text,
@@ -100,6 +101,23 @@ def test_seeds_of_different_settings_are_refused(fill: Any, key: str, values: tu
     assert len(state.scored) == len(plan.cells)
     with pytest.raises(InputError, match=f"^scores on genre were made with {told}"):
         collect_results(plan, state.scores, measure_sizes(plan))
+
+
+def test_a_study_does_not_go_on_in_another_precision(
+    fill: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `auto` means here counts only for cells that are left."""
+    plan, here = make_plan(evaluation=TREE["evaluation"] | {"finetune": {"device": "cpu"}}), Engine(workers=0)
+    state, cell = fill(plan, lambda cell: {}), plan.cells[0]
+    monkeypatch.setattr("biphase.finetuning.config.has_bf16_cores", lambda: False)
+    refuse_other_precision(state, {cell.name}, here)
+    monkeypatch.setattr("biphase.finetuning.config.has_bf16_cores", lambda: True)
+    refuse_other_precision(state, set(), here)
+    monkeypatch.setattr(worker, "read_state", lambda *_: replace(state, scored=state.scored - {cell.name}))
+    monkeypatch.setattr(worker, "look_for_data", lambda *_: None)
+    told = rf"{cell.model} was scored on genre in fp32, and auto means bf16 here: say .*precision=fp32, or continue"
+    with pytest.raises(InputError, match=told):
+        worker.run_study(plan, tmp_path, here)
 
 
 def test_arms_on_different_data_are_refused(fill: Any) -> None:

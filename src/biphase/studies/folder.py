@@ -25,9 +25,11 @@ from biphase.config import read_yaml
 from biphase.corpus.shards import is_shard_set, read_shard_manifest
 from biphase.encoder.models import identify
 from biphase.engine.scheduler import Failure, read_failures
+from biphase.engine.units import Engine
 from biphase.errors import BusyError, InputError
 from biphase.files import is_locked, read_hashed, read_json_as, refuse_links, remove_folder, write_text
 from biphase.finetuning.config import LATER_PROTOCOLS, PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
+from biphase.finetuning.grid import resolve_for
 from biphase.finetuning.scores import Score, ScoreSet, read_scores
 from biphase.finetuning.words import WORD_SCORES
 from biphase.hub import find_cached, model_fingerprint
@@ -398,3 +400,23 @@ def refuse_other_data(state: StudyState) -> None:
             since = f"since its scores were made ({min(others)[:8]}, and {held[:8]} now)"
             remedy = f"restore them, delete these scores below {state.folder / 'scores'}, or choose another folder"
             raise InputError(f"{task.name}: its definition or its data in {place} changed {since}; {remedy}")
+
+
+def refuse_other_precision(state: StudyState, left: Set[str], engine: Engine) -> None:
+    """Raise `InputError` if a cell among the units `left` is to be scored in another precision than its model's other
+    scores on the same task, because `auto` means another one for this engine than it meant for those."""
+    evaluation = state.plan.study.evaluation
+    names = {task: find_task(task).name for task in (evaluation.tasks if evaluation else ())}
+    made = {(model, score.task): score.config.precision for model, own in state.scores.items() for score in own.scores}
+    begun = {
+        (cell.model, task): cell.config
+        for cell in state.plan.cells
+        if cell.name in left and cell.config.precision == "auto" and not cell.task.startswith(EMBED)
+        for task in cell.evaluates
+        if (cell.model, names[task]) in made
+    }
+    here = resolve_for(next(iter(begun.values())), engine).precision if begun else ""
+    for model, task in begun:
+        if (precision := made[model, names[task]]) != here:
+            remedy = f"say evaluation.finetune.precision={precision}, or continue on a device like the first"
+            raise InputError(f"{model} was scored on {task} in {precision}, and auto means {here} here: {remedy}")

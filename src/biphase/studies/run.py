@@ -44,6 +44,7 @@ from biphase.studies.folder import (
     read_state,
     refuse_other_data,
     refuse_other_models,
+    refuse_other_precision,
     refuse_other_text,
     refuse_unlike_validation,
 )
@@ -176,8 +177,8 @@ def run_study(plan: Plan, folder: Path, engine: Engine, processes: int = 1, only
     failures. A failure blocks only the units that need the failed one.
 
     With `processes` above 1, torchrun trains each run on that number of devices of its machine. Raises `InputError`
-    like `refuse_other_text`, `refuse_unlike_validation`, `refuse_other_models` and `choose_units`, for changed data of
-    tasks (`refuse_other_data`), and for missing shards and folders of models.
+    like `refuse_other_text`, `refuse_unlike_validation`, `refuse_other_models`, `refuse_other_precision` and
+    `choose_units`, for changed data of tasks (`refuse_other_data`), and for missing shards and folders of models.
     """
     # 1. All units of the plan, and the units that are done.
     state = read_state(plan, folder)
@@ -192,9 +193,10 @@ def run_study(plan: Plan, folder: Path, engine: Engine, processes: int = 1, only
     if only != TRAINING and len(units) > len(done):
         look_for_data(plan, {unit.kind for unit in units if unit.name not in done})
     chosen = units if only is None else choose_units(units, only, done)
-    # 3. The remaining units. Check their shards and models.
+    # 3. The remaining units. Check their precision, shards and models.
     drop_checkpoints(folder, plan)  # a killed process may have left some
     left = [unit for unit in chosen if unit.name not in done]
+    refuse_other_precision(state, {unit.name for unit in left}, engine)
     recipes = [plan.runs[unit.arguments["run"]].recipe for unit in left if unit.kind == TRAINING]
     for path in {path for recipe in recipes for path in (recipe.data.shards, *recipe.data.sets)}:
         read_shard_manifest(Path(path))
