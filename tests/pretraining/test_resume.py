@@ -190,7 +190,7 @@ def test_a_finished_run_that_trains_again_may_be_killed(tiny_recipe: MakeRecipe,
 def test_a_checkpoint_is_on_the_disk_before_an_older_one_goes(
     tiny_recipe: MakeRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its files and folders, then its name."""
+    """The records before it, its files and folders, then its name."""
     events: list[str] = []
     fsync, remove = os.fsync, job.remove_folder
 
@@ -207,7 +207,7 @@ def test_a_checkpoint_is_on_the_disk_before_an_older_one_goes(
     run = train(tiny_recipe(*only("clm", 3, "checkpoints.every_steps=1", "checkpoints.keep_last=1")), tmp_path)
     part = run.steps / ".2.part"
     files = read_checkpoint_manifest(run.steps / "3").files
-    expected = {str(part / name) for name in (*files, "manifest.json", "model")} | {str(part)}
+    expected = {str(part / name) for name in (*files, "manifest.json", "model")} | {str(part), str(run.metrics)}
     begin, end = events.index(str(part)), events.index("1 goes")
     assert expected <= set(events[: begin + 1]) and str(run.steps) in events[begin:end]
 

@@ -23,7 +23,7 @@ from biphase.distributed import World
 from biphase.encoder.network import save_network
 from biphase.encoder.packed import PackedModel
 from biphase.errors import InputError, told_as
-from biphase.files import hash_below, whole_folder, write_hashed
+from biphase.files import hash_below, sync, whole_folder, write_hashed
 from biphase.pretraining.optimizer import STATE_KEYS
 from biphase.run import CheckpointManifest, Run
 
@@ -63,6 +63,8 @@ def save_checkpoint(
         try:
             if world.is_main:
                 with told, whole_folder(target, is_lasting=True) as folder:  # older ones are removed after this
+                    if run.metrics.exists():  # a run that goes on from here does not log the records before it again
+                        sync(run.metrics)
                     whole = store_parted(weights, parted, folder / "parted", wholes)
                     save_network(model.network, folder / "model", state_dict=whole)
                     tokenizer.save_pretrained(folder / "model")
