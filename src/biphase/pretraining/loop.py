@@ -382,14 +382,13 @@ class MetricsLog:
 @contextmanager
 def open_log(job: Job, batches: Batches, flops: FlopCount, rest: Rest) -> Iterator[MetricsLog]:
     """Open the progress bar of these updates and, if they are logged, metrics.jsonl and `tracking`."""
-    writes_updates = rest.is_logged and job.world.is_main
-    tracking = job.recipe.tracking if writes_updates else None
+    tracking = job.recipe.tracking if rest.is_logged and job.world.is_main else None
     with (
         open_tracking(tracking, job.run.path, job.recipe.model_dump(mode="json")) as send,
         track("pretrain", rest.stop, "steps", rest.begin) as progress,
     ):
-        if writes_updates:  # drop later records, because these updates will be logged again
-            job.run.forget_after(rest.begin)
+        if job.world.is_main:  # drop what these updates will log again, and a last line that was cut short
+            job.run.forget_after(rest.begin if rest.is_logged else job.recipe.num_steps)
         peak = peak_flops(job.world.device, job.world.dtype) * job.world.size
         mean = batches.num_tokens / batches.num_samples
         lengths = SampleLengths(mean, mean, "all samples as long as the mean")
