@@ -30,7 +30,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from biphase.console import err, silence
 from biphase.device import choose_device, choose_dtype
-from biphase.errors import InputError
+from biphase.errors import InputError, told_as
 from biphase.machine import GRACE, STOPS, describe_kill, end_with_parent, environment_number, grace, handled
 from biphase.recipe import ComputeConfig
 
@@ -232,7 +232,7 @@ class Heart(threading.Thread):
 def join_world(compute: ComputeConfig) -> Iterator[World]:
     """Join the processes that torchrun started, as its environment variables say, or run alone.
 
-    Raises `InputError` if another process is gone; one process names it.
+    Raises `InputError` if the processes cannot meet, or if another one is gone; one process names it.
     """
     size = environment_number("WORLD_SIZE", 1)
     device = choose_device(compute.device, environment_number("LOCAL_RANK", 0) if size > 1 else 0)
@@ -243,7 +243,10 @@ def join_world(compute: ComputeConfig) -> Iterator[World]:
     silence_seconds = compute.silence_seconds or SILENCE_SECONDS
     parent = int(os.environ.get(PARENT) or os.getppid())
     end_with_parent(parent, max(grace(), silence_seconds))
-    met, rank, size = next(dist.rendezvous("env://"))
+    place = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    lack = f"{size} processes (WORLD_SIZE) cannot meet at {place} (MASTER_ADDR and MASTER_PORT)"
+    with told_as(lack, "start them by torchrun, or unset WORLD_SIZE to run alone"):
+        met, rank, size = next(dist.rendezvous("env://"))
     if rank > 0:
         silence()
     world = World(rank, size, device, dtype)

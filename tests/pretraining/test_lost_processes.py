@@ -178,6 +178,21 @@ def test_an_error_of_another_process_alone_is_told(
         end(0, RuntimeError("gloo: connection closed by peer"))
 
 
+@pytest.mark.parametrize("missing", ["RANK", "nothing"])
+def test_processes_that_cannot_meet_are_told(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some images set only the number of processes; or another program has the port."""
+    monkeypatch.setattr(distributed, "end_with_parent", lambda *_: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        given = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0"}
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv(missing, raising=False)
+        told = rf"^2 processes .* at 127\.0\.0\.1:{port} .*; start them by torchrun, or unset WORLD_SIZE to run alone$"
+        with pytest.raises(InputError, match=told), distributed.join_world(ComputeConfig(device="cpu")):
+            pass
+
+
 # Real processes
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
