@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,10 @@ def test_any_change_of_the_code_is_another_code(monkeypatch: pytest.MonkeyPatch,
         hashes.add(hash_code())
     (tmp_path / "a.pyc").touch()
     assert hash_code() in hashes and len(hashes) == 5
+    monkeypatch.setattr(ray_module, "version", lambda name: f"{version(name).partition('+')[0]}+cu130")
+    assert hash_code() in hashes, "a build for GPUs"
+    monkeypatch.setattr(ray_module, "version", lambda name: "0.1" if name == "torch" else version(name))
+    assert hash_code() not in hashes
 
 
 def test_the_file_that_nodes_look_for_stays_as_long_as_it_is_needed(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, chdir, contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import shorten
@@ -237,7 +238,8 @@ def find_difference(current: str, code: str, mark: str | None) -> str:
     A shared file system may take some seconds to show a new file on all machines.
     """
     if hash_code() != code:
-        return f"has another biphase ({__version__}, {SOURCE}) than this command: install the same on all nodes"
+        unlike = f"has another biphase ({__version__}, {SOURCE}) than this command"
+        return f"{unlike}, or another version of {', '.join(LIBRARIES)}: install the same on all nodes"
     if not Path(current).is_dir():
         return f"has no folder {current}, the current folder of this command: run it in a folder that all nodes share"
     deadline = time.monotonic() + SEEN_SECONDS
@@ -248,10 +250,16 @@ def find_difference(current: str, code: str, mark: str | None) -> str:
     return ""
 
 
+LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
+"""The packages that compute results beside biphase."""
+
+
 def hash_code() -> str:
-    """Hash the files of this package, because its version does not change with edits in a working copy."""
+    """Hash the files of this package, because its version does not change with edits in a working copy, and the
+    versions of `LIBRARIES`, of builds for CPUs and for GPUs alike."""
+    versions = [version(name).partition("+")[0] for name in LIBRARIES]
     files = sorted(path for suffix in ("py", "yaml") for path in SOURCE.rglob(f"*.{suffix}"))
-    return content_hash([[str(path.relative_to(SOURCE)), file_hash(path)] for path in files])
+    return content_hash([versions, *([str(path.relative_to(SOURCE)), file_hash(path)] for path in files)])
 
 
 class RayPool:
