@@ -40,6 +40,13 @@ def test_failures_are_kept_until_the_unit_is_done(tmp_path: Path, capsys: pytest
     assert not read_failures(tmp_path) and len(done) == 3
 
 
+@pytest.mark.parametrize("name", ["encode genre for 模型" + 80 * "模型", 260 * "м", 300 * "m"])
+def test_a_long_name_has_a_file_too(name: str, tmp_path: Path) -> None:
+    unit = Unit(name, refuse, {"marker": str(tmp_path / "marker")})
+    failures = run_batch([unit], HERE, tmp_path, label="test", things="units")
+    assert [failure.unit for failure in failures] == [name] and read_failures(tmp_path) == failures
+
+
 def fail_elsewhere(folder: str, reason: str, error: str | None) -> list[str]:
     """Busy, and meanwhile another process fails; then what comes of it here."""
     record, tried = Path(folder, "failed", "train.json"), Path(folder, "tried")

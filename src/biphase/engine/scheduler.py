@@ -280,8 +280,8 @@ def failure_path(folder: Path, unit: Unit) -> Path:
     """Return the file that records the failure of a unit."""
     name = unit.file or unit.name
     plain = re.sub(r"[^\w.=@+-]+", "-", name)
-    if plain != name:  # two names may have the same plain one
-        plain = f"{plain[:150]}-{content_hash(name)[:8]}"
+    if plain != name or len(name.encode()) > 200:  # two names may have the same plain one
+        plain = f"{plain.encode()[:150].decode(errors='ignore')}-{content_hash(name)[:8]}"
     return folder / "failed" / f"{plain}.json"
 
 
