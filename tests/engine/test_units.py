@@ -86,6 +86,12 @@ def count_shards():
 def leave(code):
     sys.exit(code)
 
+class PanicException(BaseException):
+    pass
+
+def panic(text):
+    raise PanicException(text)
+
 def vanish(code):
     os._exit(code)
 
@@ -363,12 +369,14 @@ def test_errors_are_one_line_that_names_the_place(number: int, deeds: ModuleType
         Unit("ours", deeds.count_shards, {}),
         Unit("wrong", deeds.add, {"z": 1}),
         Unit("exit", deeds.leave, {"code": 4}),
+        Unit("panic", deeds.panic, {"text": "index out of bounds"}),
     ]
     errors = {name: outcome.error or "" for name, outcome in by_name(run_units(units, crew(number))).items()}
     assert errors["input"] == "shards.bin:3 is empty; rerun"
     assert errors["ours"].startswith("AttributeError: ") and "(files.py:" in errors["ours"]
     assert errors["wrong"].startswith("TypeError: add() got an unexpected keyword argument 'z'")
     assert errors["exit"].startswith("SystemExit: 4")
+    assert errors["panic"].startswith("PanicException: index out of bounds")
 
 
 def test_a_dead_worker_costs_one_unit(deeds: ModuleType) -> None:

@@ -31,9 +31,9 @@ def attempt(call: Callable[[], Any], tell: Callable[[Any], None]) -> Message:
     console.report_progress = tell
     try:
         value = call()
-    except StoppedError:
+    except (StoppedError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as problem:  # a unit may raise anything
+    except BaseException as problem:  # a unit may raise anything, and a Rust library raises no Exception
         is_busy, lines = isinstance(problem, BusyError), "".join(traceback.format_exception(problem))
         outcome = Outcome("", None, None if is_busy else describe_error(problem), traceback=lines, is_busy=is_busy)
         return ("over" if isinstance(problem, InputError) else "ended"), outcome
