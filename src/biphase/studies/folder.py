@@ -148,10 +148,15 @@ def refuse_links_in(folder: Path) -> None:
     """Raise `InputError` for a link anywhere in a study's folder, which may come from somebody else. Pass over the
     links that W&B makes inside its own folders, of runs and of cells: biphase neither reads nor deletes anything
     there."""
-    for parent, folders, files in os.walk(folder):  # passes over what another process removes meanwhile
-        refuse_links(*(Path(parent, name) for name in (*folders, *files)))
-        if MAKES_WANDB.fullmatch(Path(parent).relative_to(folder).as_posix()):
-            folders[:] = [name for name in folders if name != "wandb"]
+    parents = [folder]
+    for parent in parents:  # grows on the way
+        makes_wandb = MAKES_WANDB.fullmatch(parent.relative_to(folder).as_posix())
+        with suppress(OSError), os.scandir(parent) as entries:  # another process may remove it meanwhile
+            for entry in entries:  # unlike a `Path`, it knows links without asking the file system
+                if entry.is_symlink():
+                    refuse_links(Path(entry))
+                if entry.is_dir() and not (makes_wandb and entry.name == "wandb"):
+                    parents.append(Path(entry))
 
 
 def claim_study_folder(path: Path, study: Study) -> Path:
