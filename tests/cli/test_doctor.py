@@ -1,6 +1,7 @@
 """What `biphase doctor` finds out, and what it warns of."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -30,10 +31,11 @@ mds:/work /with\040space lustre rw,localflock 0 0
         ("/scratch", "lustre", "flock works here, and between machines"),
         ("/with space/x", "lustre", "! flock works only within this machine (lustre, localflock)"),
         ("/sharedx", "ext4", "flock works"),
+        (os.fsdecode(b"/caf\xe9/runs"), "nfs4", "flock works here"),
     ],
 )
 def test_locks_by_file_system(folder: str, kind: str, told: str, tmp_path: Path) -> None:
-    (tmp_path / "mounts").write_text(MOUNTS)
+    (tmp_path / "mounts").write_bytes(MOUNTS.encode() + b"nas:/cafe /caf\xe9 nfs4 rw 0 0\n")
     found, options = file_system(Path(folder), tmp_path / "mounts")
     assert found == kind
     assert describe_locks(tmp_path, found, options).startswith(told)

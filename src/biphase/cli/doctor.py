@@ -108,7 +108,7 @@ def free_space(folder: Path) -> str:
 def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> tuple[str, set[str]]:
     """Return the kind and the mount options of a folder's file system, or `unknown file system` and no options."""
     mounted: dict[str, tuple[str, set[str]]] = {}
-    for line in mounts.read_text(encoding="utf-8").splitlines() if mounts.exists() else ():
+    for line in mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines() if mounts.exists() else ():
         _, mount_point, kind, options, *_ = line.split()
         mounted[mount_point.replace("\\040", " ")] = kind, set(options.split(","))  # \040 stands for a space
     around = [path for path in (folder, *folder.parents) if str(path) in mounted]
