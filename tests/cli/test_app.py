@@ -212,9 +212,11 @@ def test_a_link_to_itself_is_told(run_main: Any, tmp_path: Path) -> None:
     assert "loop" in told and "; fix this, or choose another place" in told
 
 
-def test_a_word_that_is_not_utf_8_is_told(run_main: Any) -> None:
-    """Such a folder could be made, but not all libraries write into it."""
+def test_a_word_that_is_not_utf_8_is_told(run_main: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a folder could be made, but not all libraries write into it. Relative names begin with the current one."""
     assert "is not UTF-8" in refused(run_main("export", "runs/x", os.fsdecode(b"b\xff")))
+    monkeypatch.setattr(os, "getcwd", lambda: os.fsdecode(b"/caf\xe9"))
+    assert "'/caf\\udce9' is not UTF-8" in refused(run_main("export", "runs/x", "b"))
 
 
 def test_parameters_of_verbs_are_options_here(run_main: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ and errors about mistyped names appear at once.
 """
 
 import ast
+import os
 import re
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from inspect import cleandoc
 from io import TextIOWrapper
 from pathlib import Path
@@ -126,9 +128,12 @@ app = make_app()
 
 def run_command(words: Sequence[str]) -> None:
     """Run the command given by the words after `biphase`. Raises `InputError` for words that no command accepts."""
-    for word in words:
-        with told_as(f"'{word}' is not UTF-8, the only encoding that all libraries accept", "choose another name"):
-            word.encode()
+    names = [*words]
+    with suppress(FileNotFoundError):  # somebody may have removed the current folder, with which relative names begin
+        names.append(os.getcwd())
+    for name in names:
+        with told_as(f"'{name}' is not UTF-8, the only encoding that all libraries accept", "choose another name"):
+            name.encode()
     words = ["study", *words] if words[:1] == ["advise"] else words
     words = [re.sub(r"^--[\w-]+", lambda option: GUESSED.get(option[0], option[0]), word) for word in words]
     try:
