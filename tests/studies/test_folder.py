@@ -623,10 +623,14 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tra
     return find
 
 
-def test_a_run_is_found_by_what_its_shards_hold(record: Callable[..., TrainedRecord | None]) -> None:
+def test_a_run_is_found_by_what_its_shards_hold(
+    record: Callable[..., TrainedRecord | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Shards that were moved are the same text; other ones there are not, nor are those that nobody can read."""
     assert record("here") == record("copied") and record("here") is not None
     assert record("other") is None and record("gone") is None
+    monkeypatch.setattr(folder, "read_shard_manifest", pytest.fail)
+    assert record("copied") == record("here"), "the manifest has been read"
 
 
 def test_a_record_of_a_trained_run_has_its_hash(record: Callable[..., TrainedRecord | None], tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from biphase.encoder.models import identify
 from biphase.engine.scheduler import Failure, read_failures
 from biphase.engine.units import Engine
 from biphase.errors import BusyError, InputError
-from biphase.files import is_locked, read_hashed, read_json_as, refuse_links, remove_folder, write_text
+from biphase.files import Stamp, is_locked, read_hashed, read_json_as, refuse_links, remove_folder, stamp_of, write_text
 from biphase.finetuning.config import LATER_PROTOCOLS, PLACEMENT, PROTOCOL, FinetuneConfig, settle_config
 from biphase.finetuning.grid import resolve_for
 from biphase.finetuning.scores import Score, ScoreSet, read_scores
@@ -100,7 +100,13 @@ def find_record(folder: Path, run: PlannedRun) -> TrainedRecord | None:
 
 def find_text(shards: str) -> str | None:
     """Return the fingerprint of a shard set, or None for a missing one."""
-    return read_shard_manifest(Path(shards)).fingerprint if is_shard_set(shards) else None
+    return read_fingerprint(Path(shards), stamp_of(Path(shards, "manifest.json"))) if is_shard_set(shards) else None
+
+
+@cache
+def read_fingerprint(shards: Path, _stamp: Stamp) -> str:
+    """Read the fingerprint of a shard set once per stamp, because the manifest of a large set has megabytes."""
+    return read_shard_manifest(shards).fingerprint
 
 
 def reach_step(folder: Path, run: PlannedRun, step: int) -> str:
@@ -320,13 +326,12 @@ def keys_of_cell(trained_on: str, evaluates: Sequence[str], config: FinetuneConf
 def refuse_other_text(state: StudyState) -> None:
     """Raise `InputError` for a shard set whose text differs from the text that its run was trained or validated on. A
     missing shard set passes."""
-    text_of = cache(find_text)
     for name, record in state.records.items():
         data = state.plan.runs[name].recipe.data
         texts = [("trained", *pair) for pair in zip(data.sets, record.text or (), strict=False)]
         texts += [("validated", data.shards, record.validation_text)] if record.validation_text else []
         for made, path, content in texts:
-            if content != (held := text_of(path) or content):
+            if content != (held := find_text(path) or content):
                 unlike = f"run {name} was {made} on other text ({content[:8]}) than {path} has now ({held[:8]})"
                 raise InputError(f"{unlike}: restore that text, or choose another folder for the study")
 
