@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from biphase import console
 from biphase.engine import units as units_module
 from biphase.engine.scheduler import Failure, Forecast, read_failures, run_batch
 from biphase.engine.units import Engine, Outcome, Unit
@@ -112,6 +113,20 @@ def test_time_left_knows_of_what_runs() -> None:
     assert forecast.seconds_left == pytest.approx((30 + 90) / 2), "side by side"
     forecast.note(one, Outcome("one", [], None, 40.0, num_running=2))
     assert forecast.seconds_left == pytest.approx(90 / 2)
+
+
+def train_and_score() -> list[str]:
+    for progress in ((1.0, 15.0, "read"), (0.9, 3240.0, "train"), (0.5, 12.0, "score")):
+        console.report_progress(progress)
+    return []
+
+
+def test_time_left_is_told_by_the_longest_bar_of_a_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float | None] = []
+    monkeypatch.setattr(console.Tracker, "advance", lambda *_, seconds_left=None: told.append(seconds_left))
+    units = [Unit("cell", train_and_score, {}, cost=1.0), Unit("other", list, {}, cost=1.0)]
+    run_batch(units, HERE, tmp_path, label="test", things="units")
+    assert told[1:4] == pytest.approx([15, 3960, 3960])
 
 
 def test_records_of_failures(tmp_path: Path) -> None:

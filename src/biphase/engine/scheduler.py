@@ -317,7 +317,8 @@ def run_batch(
 
     def note_advance(name: str, advance: console.Advance) -> None:
         done, seconds, line = advance
-        if done is not None:
+        *_, longest = forecast.running.get(name, (0.0,))  # a unit may have several bars; the longest counts
+        if done is not None and seconds >= longest:
             forecast.running[name] = by_name[name], done, seconds
         progress.advance(0, f"{name}: {line}", seconds_left=forecast.seconds_left)
 
