@@ -126,8 +126,7 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
         texts = [text for pairs in stage_runs[0].sources for text in pairs.table["positive"][:8].to_pylist()]
         embedders.write_embedder(model, recipe, facts, [*texts, "a"], out)
         files.write_json(folder / "done.json", facts | {"out": str(out)})
-        seconds = so_far()
-    return out, facts | {"seconds": seconds}
+        return out, facts | {"seconds": so_far()}
 
 
 def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:
