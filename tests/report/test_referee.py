@@ -107,6 +107,15 @@ def test_the_spread_is_that_of_all_methods_above() -> None:
     assert (ruling.spread, ruling.degrees, ruling.idea) == (pytest.approx(math.sqrt(0.12 / 5)), 5, 2)
 
 
+def test_each_budget_of_another_method_has_a_mean_of_its_own() -> None:
+    """Two budgets of a ladder with sums of squares 0.02 each: they lend a degree of freedom each, and none is averaged
+    away between them."""
+    ladder = [*rows_of("ladder", 0.2, 0.4, tokens=1e6), *rows_of("ladder", 0.8, 0.6, tokens=4e6)]
+    rows = [*ladder, *({**row, "tokens": 1e6} for row in BASELINE + rows_of("wider", 1.4))]
+    ruling = biphase.judge(rows, baseline="main", candidate="wider")
+    assert (ruling.spread, ruling.degrees) == (pytest.approx(math.sqrt(0.14 / 6)), 6)
+
+
 def test_the_chance_is_the_predictive_probability() -> None:
     """A flat prior for the candidate's mean, two seeds of eight: draws of the mean over all eight."""
     seeds = [SeedScore(row["method"], row["score"]) for row in BASELINE + rows_of("wider", 1.3, 1.7)]

@@ -5,7 +5,8 @@ verdict of *keep* stays whatever is added below. Scores are in the table's own u
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
@@ -14,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from scipy import special
 
 from biphase.errors import InputError, refuse_unknown
-from biphase.report.foreign import ForeignScore, Scale, parse_rows, refuse_unlike_scales
+from biphase.report.foreign import BudgetKey, ForeignScore, Scale, parse_rows, refuse_unlike_scales, tell_budget
 from biphase.report.formats import show_count
 from biphase.report.statistics import ROUNDING, SIGNIFICANCE, list_levels
 
@@ -69,37 +70,40 @@ class Ruling:
 
 
 class SeedScore(NamedTuple):
-    """A method's score with one seed: the mean over all tasks of the table."""
+    """A method's score with one seed at one budget: the mean over all tasks of the table."""
 
     method: str
     value: float
+    compute: BudgetKey = ()
 
 
 def average_tasks(scores: Sequence[ForeignScore]) -> list[SeedScore]:
-    """Average each seed's scores over tasks; sort by the last row of each seed. Raises `InputError` if a seed lacks a
-    task. The scores of several fine-tuning seeds of one pretraining count as one."""
+    """Average each seed's scores at a budget over tasks; sort by the last row of each seed. Raises `InputError` if a
+    seed lacks a task. The scores of several fine-tuning seeds of one pretraining count as one."""
     tasks = list(dict.fromkeys(score.task for score in scores))
-    seeds = dict[tuple[str, Any], dict[str, list[float]]]()
+    seeds = dict[tuple[str, BudgetKey, Any], dict[str, list[float]]]()
     for score in scores:
-        key = score.method, score.seeds[1] if score.seeds[0] is None else score.seeds[0]
+        key = score.method, score.compute, score.seeds[1] if score.seeds[0] is None else score.seeds[0]
         seeds[key] = seeds.pop(key, {})  # at the end again
         seeds[key].setdefault(score.task, []).append(score.value)
-    for (method, seed), by_task in seeds.items():
+    for (method, compute, seed), by_task in seeds.items():
         if lacking := [task for task in tasks if task not in by_task]:
             told = "its only run" if seed is None else f"seed {seed}"
+            told = " at ".join(filter(None, (told, tell_budget(compute))))
             raise InputError(f"{method} has no score on {lacking[0]} with {told}: add it, or drop this seed's rows")
-    return [SeedScore(method, fmean(map(fmean, by_task.values()))) for (method, _), by_task in seeds.items()]
+    means = ((key, fmean(map(fmean, by_task.values()))) for key, by_task in seeds.items())
+    return [SeedScore(method, mean, compute) for (method, compute, _), mean in means]
 
 
-def pool_spread(by_method: Mapping[str, Sequence[float]]) -> tuple[float, int]:
-    """Return the standard deviation over seeds around the mean of each method, taken as equal for all methods, and its
-    degrees of freedom. It is nan if no method has two different scores."""
+def pool_spread(groups: Collection[Sequence[float]]) -> tuple[float, int]:
+    """Return the standard deviation over seeds around the mean of each group, a method at one budget, taken as equal
+    for all groups, and its degrees of freedom. It is nan if no group has two different scores."""
     degrees, squares = 0, 0.0
-    for values in by_method.values():
+    for values in groups:
         mean = fmean(values)
         degrees += len(values) - 1
         squares += sum((value - mean) ** 2 for value in values)
-    size = max(abs(value) for values in by_method.values() for value in values)
+    size = max(abs(value) for values in groups for value in values)
     spread = math.sqrt(squares / max(degrees, 1))
     return (spread if spread > ROUNDING * size else math.nan), degrees
 
@@ -132,18 +136,20 @@ def list_looks(
     seeds: Sequence[SeedScore], baseline: str, candidate: str, idea: int, up_to: int, spread: float | None = None
 ) -> Iterator[Ruling]:
     """Yield the ruling after each of the candidate's seeds, up to the last one allowed, by what stands above it. While
-    the spread is unknown, or the baseline has no seed, there is no look."""
-    by_method: dict[str, list[float]] = {}
-    for method, value in seeds:
-        by_method.setdefault(method, []).append(value)
-        if method != candidate or baseline not in by_method or len(by_method[candidate]) > up_to:
+    the spread is unknown, or the baseline has no seed, there is no look. Baseline and candidate have one budget."""
+    budgets = {seed.method: seed.compute for seed in seeds}
+    groups = defaultdict[tuple[str, BudgetKey], list[float]](list)
+    for method, value, compute in seeds:
+        groups[method, compute].append(value)
+        of_baseline, of_candidate = (groups.get((name, budgets[name]), []) for name in (baseline, candidate))
+        if method != candidate or not of_baseline or len(of_candidate) > up_to:
             continue
-        known, degrees = pool_spread(by_method) if spread is None else (spread, math.inf)
+        known, degrees = pool_spread(groups.values()) if spread is None else (spread, math.inf)
         if math.isnan(known):
             continue
-        num, num_baseline = len(by_method[candidate]), len(by_method[baseline])
+        num, num_baseline = len(of_candidate), len(of_baseline)
         error = known * math.sqrt(1 / num + 1 / num_baseline)
-        gain = fmean(by_method[candidate]) - fmean(by_method[baseline])
+        gain = fmean(of_candidate) - fmean(of_baseline)
         p_value, level = float(special.stdtr(degrees, -gain / error)), look_levels(up_to, idea)[num - 1]
         chance = float(p_value <= level)
         if num < up_to and not chance:
