@@ -5,6 +5,7 @@ import csv
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,12 @@ def test_verdicts_and_what_decides_them() -> None:
     more = f"more seeds would keep it with a chance of {open_.chance:.0%}"
     assert str(open_) == f"one more seed: the gain of new over main is +0.50 {seeds}; {test}; {more}"
     assert str(verdicts["drop"]).endswith("p = 0.62, and idea 1 needs at most 0.00023")
+
+
+def test_a_p_value_beside_its_level_shows_its_side() -> None:
+    ruling = biphase.judge(BASELINE + rows_of("new", 0.9), baseline="main", candidate="new")
+    for p_value, told in ((0.01461, "p = 0.01461, and"), (0.01464, "p = 0.01464, and"), (0.014645, "p = 0.015, and")):
+        assert told in str(replace(ruling, p_value=p_value, level=0.014645))
 
 
 # The table is the state

@@ -58,10 +58,13 @@ class Ruling:
         digits = max(1 - math.floor(math.log10(self.standard_error)), 0)
         seeds = f"{show_count(self.num_seeds, 'seed')} against {self.num_baseline_seeds}"
         noise = f"standard error {self.standard_error:.{digits}f}, {seeds}"
+        # Both get more digits until they differ, so that the side of the level is seen.
+        forms = ((f"{self.p_value:.{num}g}", f"{self.level:.{num}g}") for num in range(2, 18))
+        p_value, level = next(form for form in forms if form[0] != form[1] or self.p_value == self.level)
         more = f"; more seeds would keep it with a chance of {self.chance:.0%}" * (self.verdict == "one more seed")
         return (
             f"{self.verdict}: the gain of {self.candidate} over {self.baseline} is {self.gain:+.{digits}f} ({noise}); "
-            f"p = {self.p_value:.2g}, and idea {self.idea} needs at most {self.level:.2g}{more}"
+            f"p = {p_value}, and idea {self.idea} needs at most {level}{more}"
         )
 
     @property
