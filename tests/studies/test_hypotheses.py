@@ -319,6 +319,30 @@ def test_a_verdict_rests_on_finished_scores_that_lost_no_seed(
         assert len(finding.needs) == len(needs) and all(map(str.__contains__, finding.needs, needs))
 
 
+def test_an_equivalence_rests_on_scores_that_lost_no_seed_in_either_arm() -> None:
+    lines = [
+        f"{one} - {other} within 20 points on TC at 100 steps"
+        for one, other in (("1m-25-75", "mlm40"), ("mlm40", "1m-25-75"))
+    ]
+    for ahead, behind in (({}, {}), ({"num_diverged": 3}, {}), ({}, {"num_diverged": 3})):
+        is_whole = not (ahead or behind)
+        for finding in judge_one_task(*lines, ahead=ahead, behind=behind):
+            assert finding.verdict == ("supported" if is_whole else "undecided")
+            assert is_whole or "without divergence: it lost 3 of 13 seeds" in finding.needs[0]
+
+
+def test_a_spread_of_losses_is_in_nats() -> None:
+    """Two losses that are 0.1 nats apart have a standard deviation of 0.1 / √2."""
+    results = []
+    for name, apart in (("1m-25-75", 0.1), ("1m-mlm40", 0.02)):
+        for steps, loss in ((100, 2 + apart), (400, 2.0)):
+            arm = ReportArm(f"{name}-{steps}", "other", "1m", "mlm", 40, steps, 0, steps)
+            results.append(Result(arm, "", LOSS, "standard", [loss] * 5))
+    line = "spread(1m-25-75 over budget) - spread(mlm40 over budget) > 0.01 nats on loss"
+    (finding,) = judge(make_plan(line), results)
+    assert tell_finding(finding) == "Undecided: Number 0: +0.057 nats against +0.010."
+
+
 @pytest.mark.parametrize("lost", [{}, {"num_diverged": 3}])
 def test_a_spread_is_over_what_did_not_diverge(lost: dict[str, int]) -> None:
     """So that seeds that diverged at the chosen rate stand in no verdict's way."""

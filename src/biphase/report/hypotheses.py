@@ -27,7 +27,7 @@ from biphase.report.equivalents import contrast_at_share, refuse_gaps, tell_comp
 from biphase.report.formats import show_count, show_estimate, show_list
 from biphase.report.grammar import QUANTIFIERS, RATE, AskedInequality, Operand, find_quantifiers, parse_inequality
 from biphase.report.results import FAMILY_CODES, LOSS, MEAN_OF_FAMILIES, ReportArm, Result, ResultSet, num_parameters
-from biphase.report.statistics import stability_rates
+from biphase.report.statistics import GapUnit, stability_rates
 
 Spot = tuple[str, int]
 """The model and the budget (steps) of an inequality; `""` and 0 for an open one."""
@@ -119,7 +119,8 @@ def contrast_spreads(
         return float(np.mean(spreads))
 
     largest = float(max(np.abs(scores_AVS).max() for scores_AVS in tables))
-    return jackknife(statistic, num, largest, seeds_S), sorted(used)
+    unit: GapUnit = "nats" if terms[0].task == LOSS else "points"
+    return replace(jackknife(statistic, num, largest, seeds_S), unit=unit), sorted(used)
 
 
 def read_along_axis(
@@ -403,6 +404,9 @@ def measure(asked: AskedInequality, results: ResultSet) -> Inequality:
             on_task = [(side.weight, results.scores[side.arm.name][name]) for side in sides]
             by_task[name] = contrast_baseline([[name]]) if asked.is_equivalent else contrast(on_task)
     lacks = find_lacks(weighted, results.planned_runs)
+    if asked.is_equivalence:  # a lost seed of either arm may move the sum between the bounds, or out of them
+        of_both = tuple(dict.fromkeys(lacks[0] + lacks[1]))
+        lacks = of_both, of_both
     compared = frozenset(side.arm.name for side in sides)
     bound = -bound if asked.is_equivalence and gap.estimate < 0 else bound
     # 4. A sum that is claimed to lie below its bound is shown as it was asked for.
