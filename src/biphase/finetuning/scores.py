@@ -365,7 +365,8 @@ class ExampleTable:
     """The contributions of examples to several scores on the same examples."""
 
     fingerprint: str
-    """A hash of the examples' ids in order; equal for the same examples."""
+    """A hash of the examples' ids in order; equal for the same examples. It includes the task where the examples have
+    no ids of their own."""
     values_SN: np.ndarray
     """The contributions: a row's mean is its score, and its spread determines the score's standard error."""
     num_degenerate: int = 0
@@ -405,6 +406,10 @@ def has_lost_predictions(score: Score) -> bool:
     return "test" in score.predictions and not kept
 
 
+ROW_LOCATION = re.compile(r"\.\w+:\d+$")
+"""The end of an id that is only its row's location: `test.tsv:12`."""
+
+
 def read_examples(score: Score, split: EvaluatedSplit = "test", most: int | None = None) -> ExampleTable:
     """Read the contributions to one score, of all examples or of at most `most`, evenly over the file.
 
@@ -422,6 +427,8 @@ def read_examples(score: Score, split: EvaluatedSplit = "test", most: int | None
     if written is not None and path.exists():
         files.refuse_changed(score.folder, {path.name: written}, "rerun its cell")
     ids, (values, statistic), is_degenerate = read_contributions(path, score, written)
+    # Locations and running numbers may be the same in the test sets of two tasks.
+    has_own_ids = any(id != str(index) and not ROW_LOCATION.search(id) for index, id in enumerate(ids))
     if most is None:
         total, stated = metrics.total_score(values, statistic), score.metrics[split][score.metric]
         if not abs(total - stated) <= 1e-4:
@@ -430,7 +437,8 @@ def read_examples(score: Score, split: EvaluatedSplit = "test", most: int | None
     elif len(ids) > most:
         chosen = np.arange(most) * len(ids) // most
         ids, values = [ids[index] for index in chosen], values[chosen]
-    return ExampleTable(files.content_hash(ids), linearize(values, statistic)[None], int(is_degenerate))
+    fingerprint = files.content_hash(ids if has_own_ids else [score.task, *ids])
+    return ExampleTable(fingerprint, linearize(values, statistic)[None], int(is_degenerate))
 
 
 @dataclass
