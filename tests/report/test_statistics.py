@@ -60,6 +60,7 @@ def test_repetitions_by_hand() -> None:
     """Means by pretraining seed, also of two, of unequal numbers, wherever their samples stand; else the samples."""
     assert repetitions([1, 2, 3, 6], [8, 7, 8, 7]).tolist() == [4, 2]
     assert repetitions([[1, 10], [2, 20], [6, 60]], [0, 1, 1]).tolist() == [[1, 10], [4, 40]]
+    assert repetitions([1, 2, 6], [0, 1, 2]).tolist() == repetitions([2, 6, 1], [1, 2, 0]).tolist() == [1, 2, 6]
     assert repetitions([1, 2], [7, 7]).tolist() == repetitions([1, 2], []).tolist() == [1, 2]
 
 

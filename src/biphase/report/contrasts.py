@@ -15,6 +15,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -103,7 +104,7 @@ class Contrast:
         low, high = tested.low + bound, tested.high + bound
         return replace(tested, value=self.estimate, low=low, high=high, unit=self.unit)
 
-    @property
+    @cached_property
     def side(self) -> Side:
         """The side of zero on which the estimate lies (`judge_difference`)."""
         return judge_difference(self.estimate, self.against().p_value)

@@ -74,11 +74,11 @@ def mean_interval(values: ArrayLike, method: Literal["t", "normal"] = "t") -> In
 
 def repetitions(samples: ArrayLike, pretraining_seeds: Sequence[int]) -> np.ndarray:
     """Reduce samples (one per row) to independent repetitions: the mean over each pretraining seed's samples, lowest
-    seed first. With one pretraining, return the samples themselves."""
-    samples_S = np.asarray(samples, dtype=np.float64)
-    if len(set(pretraining_seeds)) < 2:
+    seed first. With one pretraining, or one sample of each in this order, return the samples themselves."""
+    samples_S, seeds = np.asarray(samples, dtype=np.float64), sorted({*pretraining_seeds})
+    if len(seeds) < 2 or seeds == [*pretraining_seeds]:
         return samples_S
-    is_of_RS = (np.array(pretraining_seeds) == np.unique(pretraining_seeds)[:, None]).astype(np.float64)
+    is_of_RS = (np.array(pretraining_seeds) == np.array(seeds)[:, None]).astype(np.float64)
     return np.asarray(is_of_RS / is_of_RS.sum(axis=1, keepdims=True) @ samples_S)
 
 
