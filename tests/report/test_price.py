@@ -120,6 +120,8 @@ def test_a_difference_at_equal_flops_moves_each_arm_along_the_ladder() -> None:
     assert tell_compute(results, [(1.0, scores["mlm-400"]), (-1.0, scores["mlm-200"])]).startswith(" (2.00 times the")
     twice = [(1.0, scores["clm-mlm"]), (-2.0, scores["mntp"]), (1.0, scores["mlm-200"])]
     assert tell_compute(results, twice).startswith(f" at equal tokens ({(230 * 200) ** 0.5 / 201:.2f} times the FLOPs;")
+    rise = contrast_equal_flops(results, [(1.0, scores["mlm-400"]), (-1.0, scores["mlm-200"])])
+    assert rise is None, "a rung minus itself is zero"
     # Beyond the ladder, without one, or with unknown FLOPs nothing is moved.
     dear = make_arm("dear", 200, flops=900.0, is_plain=False)
     far = make_results({**LADDER, dear: 0.65}, ("a",))

@@ -162,16 +162,18 @@ def tell_compute(results: ResultSet, terms: Terms, sign: float = 1.0) -> str:
 def contrast_equal_flops(results: ResultSet, terms: Terms) -> Contrast | None:
     """Contrast scores at equal FLOPs: each one minus the score of MLM alone at as many FLOPs. The weights must add up
     to zero. Return None unless a ladder of MLM alone reaches the FLOPs of all arms, with rungs close enough to
-    interpolate, and for losses, which depend on the objective."""
+    interpolate. Return None also for losses, which depend on the objective, and if all arms are rungs: each one minus
+    itself is 0."""
     sizes = {score.arm.size for _, score in terms}
     ladder = choose_baseline([arm for arm in final_arms(results) if arm.size in sizes]) if len(sizes) == 1 else ()
+    if not ladder or all(score.arm in ladder for _, score in terms):
+        return None
     moved = [*terms]
     for weight, score in terms:
         name = score.family if score.dataset == AVERAGE else score.dataset
         rungs = {arm.flops or math.nan: results.scores[arm.name].get(name) for arm in ladder}
         known = {compute: rung for compute, rung in rungs.items() if rung}
-        enough = max(LEAST_RUNGS, len(ladder)) if name != LOSS else math.inf
-        if len(known) < enough or not min(known) <= (score.arm.flops or 0) <= max(known):
+        if name == LOSS or len(known) < len(ladder) or not min(known) <= (score.arm.flops or 0) <= max(known):
             return None
         between = interpolate(known, score.arm.flops or 0)
         budgets = [rung.arm.flops or 0 for share, rung in between if share]
@@ -227,10 +229,8 @@ def find_interval(score: Result, compute: float, ladder: Rungs) -> tuple[float, 
     """Return both ends of the interval of an arm's share, and the sources of noise in its test. The interval contains
     every share at which the test finds the arm neither above nor below the baseline."""
     # 1. Test the arm at points between the rungs, then between two points with different verdicts.
-    ends = [*ladder]
-    between = [np.linspace(*pair, POINTS_BETWEEN, endpoint=False) for pair in itertools.pairwise(np.log(ends))]
-    inside = np.exp(np.concatenate(between)[1:])
-    new = [ends[0], *map(float, inside), ends[-1]]  # exp(log(end)) may lie beyond the end
+    between = [np.geomspace(*pair, POINTS_BETWEEN, endpoint=False) for pair in itertools.pairwise(ladder)]
+    new = [*np.concatenate(between).tolist(), max(ladder)]
     gaps = dict[float, Contrast]()
     for _ in range(1 + HALVINGS):
         gaps |= {budget: contrast(terms_at(score, ladder, budget)) for budget in new}
