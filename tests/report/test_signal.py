@@ -70,6 +70,15 @@ def test_the_smallest_difference_that_a_plan_finds() -> None:
     )
 
 
+@pytest.mark.parametrize(("num", "factor"), [(2, 2.0), (4, 1.5)])
+def test_a_plan_expects_the_variance_that_the_test_will_have(num: int, factor: float) -> None:
+    """The mean of the larger of a sum's own variance and the shrunk one, over draws, with six arms of equal noise."""
+    own_T = np.random.default_rng(0).chisquare(num - 1, 1_000_000) / (num - 1)
+    moderated_T = np.maximum(own_T, ((num - 1) * own_T + 3 * factor) / (num - 1 + 3))
+    planned = Design(num, 1, 1, 1000, 0.0, (0.006, 0.008), num_arms=6).measure(0.04)
+    assert planned.error**2 == pytest.approx(2 * 0.01**2 / num * moderated_T.mean(), rel=0.005)
+
+
 def test_two_models_are_told_apart_by_the_paired_test() -> None:
     rng = np.random.default_rng(1)
     decided = []

@@ -25,6 +25,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
+from scipy import special
 
 from biphase.console import duration, printable
 from biphase.curriculum import OBJECTIVES
@@ -246,6 +247,7 @@ class Design:
         """
         several = self.num_pretrainings > 1
         num = self.num_pretrainings if several else self.num_seeds
+        degrees = num - 1
         of_pretraining, of_finetuning = self.noise
         of_seeds = 2 * (several * of_pretraining**2 + of_finetuning**2 / self.num_seeds) / self.num_pretrainings
         counts = num, self.num_pretrainings, self.num_examples
@@ -255,12 +257,15 @@ class Design:
             of_seeds, of_choice = of_seeds + of_choice, 0.0
         elif several and self.num_rates <= FEW_RATES:
             of_choice *= SHARED_CHOICE
-        if not of_choice:
-            lent = count_lent(num - 1, self.num_arms)
-            of_seeds *= (num - 1 + lent * find_lent_factor(num - 1)) / max(num - 1 + lent, 1)
+        if not of_choice and (lent := count_lent(degrees, self.num_arms)):
+            # The mean result of `moderate` if all variances are 1. A sum's own variance, χ² divided by its degrees, is
+            # not shrunk where it exceeds the factor. `excess` is the mean of what exceeds it, 0 where nothing does.
+            factor = find_lent_factor(degrees)
+            excess = special.chdtrc(degrees + 2, degrees * factor) - factor * special.chdtrc(degrees, degrees * factor)
+            of_seeds *= (degrees + lent * (factor + float(excess))) / (degrees + lent)
         error = math.sqrt(of_seeds + of_examples + of_choice) if num > 1 else math.inf
-        choice = of_choice, self.num_rates * (num - 1)
-        return Contrast(estimate, error, num - 1, 1.0, "paired t", *counts, of_examples, *choice, lent=lent)
+        choice = of_choice, self.num_rates * degrees
+        return Contrast(estimate, error, degrees, 1.0, "paired t", *counts, of_examples, *choice, lent=lent)
 
     def find_power(self, difference: float) -> float:
         """Return the probability that the test finds a difference."""
