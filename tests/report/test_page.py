@@ -22,7 +22,7 @@ from biphase.errors import SOURCE, InputError
 from biphase.report.claims import judge_claims, tell_finding
 from biphase.report.contrasts import with_averages
 from biphase.report.figures import FIGURES, FigurePart, Panel, list_figures, plot_panel, save_figure
-from biphase.report.formats import show_estimate, show_p_value, show_points, show_superscript
+from biphase.report.formats import show_difference, show_estimate, show_p_value, show_points, show_superscript
 from biphase.report.page import (
     PageText,
     count_verdicts,
@@ -441,6 +441,8 @@ def test_numbers_as_words() -> None:
     assert powers == ["7.25 × 10¹⁴", "3 × 10⁵", "1 × cpu", "not known", "4h19m"]
     assert (show_points(0.0123), show_points(-0.2), show_points(float("nan"))) == ("+1.23", "−20.00", "–")
     assert (show_points(-1e-9), show_p_value(0.04996), show_p_value(0.0504)) == ("0.00", "0.04996", "0.050")
+    ends = [show_difference(Interval(0.0, low, 0.024)) for low in (3e-5, -3e-5)]
+    assert ends == ["0.00 points [+0.00, +2.40]", "0.00 points [−0.00, +2.40]"], "the sides of zero"
     assert (show_p_value(0.00099), show_p_value(0.0496), show_p_value(float("nan"))) == ("< 0.001", "0.0496", "–")
 
 

@@ -28,14 +28,21 @@ def with_unit(words: str, unit: str) -> str:
 def show_points(value: float, unit: GapUnit = "points", decimals: int = SCORE_DECIMALS) -> str:
     """Show a difference of shares in percentage points with its sign, `+1.20`, or a difference of losses in nats,
     `−0.124`; `0.00` has no sign."""
+    points = show_end(value, unit, decimals)
+    return points if points.strip("+−0.") else points[1:]
+
+
+def show_end(value: float, unit: GapUnit = "points", decimals: int = SCORE_DECIMALS) -> str:
+    """Show an end of a difference's interval like `show_points`, but keep the sign of `−0.00`: it tells on which side
+    of zero the end lies."""
     points = f"{100 * value:+.{decimals}f}" if unit == "points" else f"{value:+.3f}"
-    return MISSING if math.isnan(value) else points[1:] if float(points) == 0 else points.replace("-", "−")
+    return MISSING if math.isnan(value) else points.replace("-", "−")
 
 
 def show_difference(gap: Interval) -> str:
     """Show `+1.20 points [+0.40, +2.00]`, or without an interval `+1.20 points`. An interval of another coverage than
     95 % names it: `[+0.10, +2.30; 99.17 %]`."""
-    low, high = (show_points(end, gap.unit) for end in (gap.low, gap.high))
+    low, high = (show_end(end, gap.unit) for end in (gap.low, gap.high))
     coverage = f"; {100 * (1 - gap.level):.4g} %" if gap.level != SIGNIFICANCE else ""
     ends = "" if math.isnan(gap.low) else f" [{low}, {high}{coverage}]"
     return f"{show_points(gap.value, gap.unit)} {gap.unit}{ends}"

@@ -35,6 +35,7 @@ from biphase.report import contrasts, statistics
 from biphase.report.formats import (
     MISSING,
     show_count,
+    show_end,
     show_noise,
     show_p_value,
     show_points,
@@ -388,7 +389,8 @@ def pair_table(pairs: Sequence[TaskComparison], results: ResultSet) -> Table:
         a, b, gap = pair.a.arm.name, pair.b.arm.name, pair.difference
         assert gap and pair.contrast
         verdict = pair.verdict.replace("A better", f"{a} better")
-        value, low, high = (show_points(points, decimals=results.decimals) for points in (gap.value, gap.low, gap.high))
+        value = show_points(gap.value, decimals=results.decimals)
+        low, high = (show_end(end, decimals=results.decimals) for end in (gap.low, gap.high))
         ends = f"{low} to {high}" if gap.low == gap.low else MISSING
         coverage = f"{100 * (1 - gap.level):.4g} %" if gap.low == gap.low else MISSING
         noise = "tasks" if results.over == "tasks" else show_noise(pair.contrast.noise) or MISSING
