@@ -19,11 +19,11 @@ import numpy as np
 from biphase.errors import first_of
 from biphase.report.contrasts import Contrast, Noise, tell_carriers, what_decides
 from biphase.report.formats import show_count, show_difference, show_list, show_noise, show_points, tell_p_value
-from biphase.report.statistics import SIGNIFICANCE, Interval, holm, holm_level, is_significant, spend_error
+from biphase.report.statistics import SIGNIFICANCE, GapUnit, Interval, holm, holm_levels, is_significant, spend_error
 from biphase.report.verdicts import LOOKS_OF_VERDICTS, ClaimVerdict
 
 ON_PAR = 0.01
-"""The difference within which scores count as about equal, one point: our convention."""
+"""The difference within which scores count as about equal, one point, and losses too, 0.01 nats: our convention."""
 
 
 def combine(verdicts: Sequence[str]) -> ClaimVerdict:
@@ -200,10 +200,13 @@ class Finding:
             yield from claim.inequalities
 
     @property
-    def least(self) -> Inequality | None:
-        """The inequality whose estimate lies least above its bound; None without scores."""
+    def measured(self) -> list[list[Inequality]]:
+        """The inequalities that have scores: those in points, those in nats. The first of each list lies least above
+        its bound; a unit without any has no list."""
         measured = [inequality for inequality in self.inequalities if not math.isnan(inequality.estimate)]
-        return min(measured, key=lambda inequality: inequality.margin, default=None)
+        measured.sort(key=lambda inequality: inequality.margin)
+        by_unit = [[each for each in measured if each.contrast.unit == unit] for unit in get_args(GapUnit)]
+        return [*filter(None, by_unit)]
 
     @property
     def num_tests(self) -> int:
@@ -288,8 +291,8 @@ def decide(inequality: Inequality, other_p_values: Sequence[float], num_tests: i
     its own finding."""
     holds, fails = (times * p_value for p_value in inequality.sides)
     num_asked = inequality.num_asked if inequality.margin > 0 else num_tests
-    level = holm_level(times * inequality.p_value / inequality.num_asked * num_asked, other_p_values)
-    level /= num_asked * times
+    p_value = times * inequality.p_value / inequality.num_asked * num_asked
+    level = holm_levels([p_value, *other_p_values])[0] / (num_asked * times)
     holds = min(float(holm([holds, *other_p_values])[0]), 1.0)
     fails = min(float(holm([fails * num_tests, *other_p_values])[0]), 1.0)
     verdict: ClaimVerdict = "undecided"
@@ -336,15 +339,21 @@ def tell_verdict(verdict: ClaimVerdict, inequalities: Iterable[Inequality]) -> s
 
 
 def tell_finding(finding: Finding) -> str:
-    """Write a finding's verdict, the difference that is least above its bound, and the tasks that show it: `Supported
-    for these checkpoints: CLM then MLM beats MLM alone: +8.69 points [+4.72, +12.66], positive in 5 of 5 seeds,
-    p = 0.004.`"""
+    """Write a finding's verdict, the difference of each unit that is least above its bound, and the tasks that show
+    it: `Supported for these checkpoints: CLM then MLM beats MLM alone: +8.69 points [+4.72, +12.66], positive in 5 of 5
+    seeds, p = 0.004.`"""
     scope = f" ({finding.scope})" if finding.scope else ""
     told = f"{tell_verdict(finding.verdict, finding.inequalities).capitalize()}{scope}: {finding.statement}"
-    least, num_measured = finding.least, sum(not math.isnan(one.estimate) for one in finding.inequalities)
-    if least is None:
+    if not finding.measured:
         needs = first_of(finding.needs, 2)
         return f"{told}: {needs}." if needs else f"{told}."
+    gaps = "; ".join(tell_least(inequalities) for inequalities in finding.measured)
+    return " ".join(filter(None, [f"{told}: {gaps}.", *(least.carriers for least, *_ in finding.measured)]))
+
+
+def tell_least(inequalities: Sequence[Inequality]) -> str:
+    """Write the first of these differences, which is the smallest, with its test."""
+    least, num_measured = inequalities[0], len(inequalities)
     side = ("within" if least.margin > 0 else "outside") if least.is_equivalence else "against"
     bound = f" {side} {least.told_bound}" if least.bound else ""
     beside = f" beside {least.beside}" if least.beside else ""
@@ -352,8 +361,7 @@ def tell_finding(finding: Finding) -> str:
     of_several = f" for the {smallest} of {num_measured} differences" if num_measured > 1 else ""
     corrected = " after correction" if least.adjusted > least.p_value / least.num_asked else ""
     p_value = "" if math.isnan(least.adjusted) else f", {tell_p_value(least.adjusted)}{corrected}"
-    gap = f"{show_difference(least.interval)}{bound}{beside}{of_several}{least.compute}{least.seeds}{p_value}"
-    return f"{told}: {gap}. {least.carriers}".rstrip()
+    return f"{show_difference(least.interval)}{bound}{beside}{of_several}{least.compute}{least.seeds}{p_value}"
 
 
 def strongest(rivals: Sequence[Inequality]) -> Inequality:

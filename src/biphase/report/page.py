@@ -423,8 +423,9 @@ def list_effects(findings: Sequence[Finding]) -> tuple[list[list[Effect]], tuple
     hypotheses, rows for the tasks follow, with 95 % intervals. A difference of losses has no place on the scale.
     """
     effects = list[list[Effect]]()
-    for least in (finding.least for finding in findings):
-        if least is None or least.contrast.unit != "points":
+    for finding in findings:
+        least = next((one for one, *_ in finding.measured if one.contrast.unit == "points"), None)
+        if least is None:
             effects.append([])
             continue
         rows = [Effect("", least.estimate, least.interval, least.bound)]

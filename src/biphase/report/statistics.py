@@ -144,11 +144,6 @@ def holm(p_values: ArrayLike) -> np.ndarray:
     return adjusted_N
 
 
-def holm_level(p_value: float, others: Sequence[float]) -> float:
-    """Return the level at which Holm's method tests a hypothesis among others (`holm_levels`)."""
-    return holm_levels([p_value, *others])[0]
-
-
 def holm_levels(p_values: Sequence[float]) -> list[float]:
     """Return the level at which Holm's method tests each hypothesis: 5 % divided by the number of hypotheses that are
     still open then, or that were open when the method stopped before it. So a p-value is below its level if and only if
