@@ -661,6 +661,15 @@ def test_a_null_is_no_set_of_labels(family: Any) -> None:
     assert (data.left_out, sum(map(len, data.splits.values()))) == (12, 48)
 
 
+def test_a_class_that_a_list_names_is_not_divided_at_its_comma() -> None:
+    """As in Label Studio's export, where a text with one choice has no list."""
+    labels: list[Any] = [["Sport", "Food, Drinks"], "Food, Drinks", "Sport"]
+    rows = [{"text": f"a b {n}", "label": labels[n % 3]} for n in range(60)]
+    Path("train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    init_task(Path("train.jsonl"), out=Path("mine.yaml"))
+    assert find_task("mine.yaml").classes == ("Food, Drinks", "Sport")
+
+
 def test_the_next_command_can_be_copied(capsys: pytest.CaptureFixture[str]) -> None:
     """A shell reads its words as they are, also blanks in the names of files."""
     Path("my data").mkdir()

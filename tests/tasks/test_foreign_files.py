@@ -20,7 +20,7 @@ from biphase.corpus.forms import rows_in_memory
 from biphase.corpus.rows import rows_of_file
 from biphase.errors import InputError
 from biphase.tasks.examples import count_shared, input_of, label_index, load_examples, to_iob2
-from biphase.tasks.sources import find_source, read_rows
+from biphase.tasks.sources import definition, find_source, read_rows
 from biphase.tasks.spec import FileLayout, Task, find_task, task_table
 from biphase.tasks.splits import Collection, TaskData
 
@@ -465,6 +465,14 @@ def test_lists_in_tables_are_read_as_python_and_json_write_them(written: str, tm
     ]
     with pytest.raises(InputError, match=r"label .* is not one of task"):
         read_label_lists(tmp_path, ["['joy' \"it's\"]"], classes=names)
+
+
+def test_a_text_that_names_a_class_is_that_class_alone(tmp_path: Path) -> None:
+    given, classes = [["x; y", "z"], "x; y", " x; y ", "x,z"], ["x", "x; y", "z"]
+    assert read_label_lists(tmp_path, given, classes=classes) == [(1, 2), (1,), (1,), (0, 2)]
+    several = {"problem_type": "multi_label_classification", "metric": "micro_f1"}
+    entries = [definition(task_of(classes=names, **several)) for names in (classes, ["x", "z"])]
+    assert ["labels of one text" in entry for entry in entries] == [True, False], "scores of other readings stay apart"
 
 
 def test_judgements_as_trec_writes_them(tmp_path: Path) -> None:

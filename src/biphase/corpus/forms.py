@@ -1,11 +1,13 @@
 """JSON values in the forms of published data sets and scores, and of annotation tools → rows; the columns of a
-template; the form of a table, and its numbers with decimal commas; values in memory."""
+template; the form of a table, its numbers with decimal commas and its lists of labels; values in memory."""
 
+import ast
 import csv
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
@@ -97,6 +99,27 @@ def mark_numbers(form: TableForm, rows: Iterable[PlacedRow]) -> Iterator[PlacedR
         for name in marked if row else ():
             row[name] = CommaNumber(row[name]) if COMMA_NUMBER.fullmatch(row[name].strip()) else row[name]
         yield location, row
+
+
+LIST_READERS: tuple[Callable[[str], Any], ...] = (json.loads, ast.literal_eval)
+TOUCHING = re.compile(r"""['"]\s+['"]""")
+"""Two texts with nothing but blanks between them, as NumPy writes a list; Python would join them."""
+
+
+def list_labels(value: Any, classes: Collection[str]) -> list[Any] | None:
+    """Read a list of labels. Tables write it as text: as JSON or Python does, or with commas, semicolons or bars
+    between labels without quotes. A text that is the name of a class is one label. None for anything else."""
+    if not isinstance(value, str):
+        return value if isinstance(value, list) else None
+    if (text := value.strip()) in classes:
+        return [text]
+    for read in LIST_READERS if text[:1] == "[" and not TOUCHING.search(text) else ():
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            labels = read(text)
+            if isinstance(labels, list) and all(isinstance(label, str) for label in labels):
+                return labels
+    inside = value.strip("[] ")
+    return [name.strip() for name in re.split("[,;|]", inside)] if inside else []
 
 
 def mark_texts(rows: Iterator[PlacedRow]) -> Iterator[PlacedRow]:

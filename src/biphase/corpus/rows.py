@@ -4,17 +4,15 @@ This module reads pretraining texts, task data, pairs, and rows to predict; each
 workbook has bounds. Errors are `InputError`s that name the file, and the line or row if there is one.
 """
 
-import ast
 import csv
 import io
 import itertools
 import json
 import math
-import re
 import unicodedata
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from pathlib import Path
@@ -230,26 +228,6 @@ def read_number(location: str, name: str, value: Any) -> float:
     if number is None or not math.isfinite(number):
         raise InputError(f"{location}: '{name}' is {excerpt(value)}, not a number: fix the row or remove it")
     return number
-
-
-LIST_READERS: tuple[Callable[[str], Any], ...] = (json.loads, ast.literal_eval)
-TOUCHING = re.compile(r"""['"]\s+['"]""")
-"""Two texts with nothing but blanks between them, as NumPy writes a list; Python would join them."""
-
-
-def list_labels(value: Any) -> list[Any] | None:
-    """Read a list of labels. Tables write it as text: as JSON or Python does, or with commas, semicolons or bars
-    between labels without quotes. None for anything else."""
-    if not isinstance(value, str):
-        return value if isinstance(value, list) else None
-    text = value.strip()
-    for read in LIST_READERS if text[:1] == "[" and not TOUCHING.search(text) else ():
-        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            labels = read(text)
-            if isinstance(labels, list) and all(isinstance(label, str) for label in labels):
-                return labels
-    inside = value.strip("[] ")
-    return [name.strip() for name in re.split("[,;|]", inside)] if inside else []
 
 
 def excerpt(value: Any) -> str:

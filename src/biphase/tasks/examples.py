@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from biphase.console import err
-from biphase.corpus.forms import PlacedRow, Row, is_missing, template_columns
+from biphase.corpus.forms import PlacedRow, Row, is_missing, list_labels, template_columns
 from biphase.corpus.rows import (
     ABSENT,
     SHORT_ROW,
@@ -26,7 +26,6 @@ from biphase.corpus.rows import (
     column,
     excerpt,
     find_field,
-    list_labels,
     read_number,
     text_column,
 )
@@ -88,7 +87,8 @@ def canonical_label(value: Any) -> str | Decimal:
 
 def label_indices(task: spec.Task, location: str, value: Any) -> tuple[int, ...]:
     """List the indices of the classes in a list of labels, ascending."""
-    labels, message = list_labels(value), f"{location}: '{task.label}' is {excerpt(value)}"
+    message = f"{location}: '{task.label}' is {excerpt(value)}"
+    labels = list_labels(value, [*task.classes, *task.labels])
     if labels is None:
         raise InputError(f"{message}, not a list of labels (empty for none)")
     is_multi_hot = len(labels) == len(task.classes) and all(str(label).lower() in MULTI_HOT for label in labels)

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from decimal import Decimal
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,15 @@ import yaml
 
 from biphase.config import parse_config, write_value
 from biphase.console import err
-from biphase.corpus.forms import CommaNumber, PlacedRow, Row, is_missing, rows_in_memory, template_columns
+from biphase.corpus.forms import (
+    CommaNumber,
+    PlacedRow,
+    Row,
+    is_missing,
+    list_labels,
+    rows_in_memory,
+    template_columns,
+)
 from biphase.corpus.rows import (
     ABSENT,
     DEFAULT_FORM,
@@ -28,7 +36,6 @@ from biphase.corpus.rows import (
     excerpt,
     field_names,
     find_field,
-    list_labels,
     numbered_lines,
     own_name,
     plain_name,
@@ -373,7 +380,8 @@ def describe_labels(data: str, label: str, values: list[Any], family: str | None
     if family == "regression" or len({*numbers}) > MOST_CLASSES or not all(map(float.is_integer, numbers)):
         return {"problem_type": "regression"}
     if family == "multi_label_classification":
-        classes = Counter(name for value in values for name in part_names(value))
+        listed = {*map(read_label, chain.from_iterable(value for value in values if isinstance(value, list)))}
+        classes = Counter(name for value in values for name in part_names(value, listed))
     if not 2 <= len(classes) <= MOST_CLASSES:
         count = "the same value in all rows" if len(classes) == 1 else f"{len(classes):,} different values"
         raise InputError(f"{data}: '{label}' has {count}; name a column of classes as `label`")
@@ -445,9 +453,9 @@ def has_words(text: str) -> bool:
     return 2 * sum(map(str.isalpha, text)) >= max(sum(map(str.isdigit, text)), 1)
 
 
-def part_names(value: Any) -> list[str]:
+def part_names(value: Any, classes: Collection[str] = ()) -> list[str]:
     """List the labels in a list, as `make_text` reads it; any other value is one label."""
-    labels = list_labels(value)
+    labels = list_labels(value, classes)
     return [name for name in map(read_label, [value] if labels is None else labels) if name]
 
 

@@ -189,7 +189,7 @@ def training_source(source: TaskSource) -> TaskSource:
 
 
 def definition(task: spec.Task) -> dict[str, Any]:
-    """Return the keys of a task that decide its examples and their use, but not their place, for hashes. Four entries
+    """Return the keys of a task that decide its examples and their use, but not their place, for hashes. Five entries
     tell tasks that are read in another way than earlier versions read them."""
     elsewhere = {"name", "bundled", "files", "hub", "size", "licence", "citation", "note"}
     tree = task.model_dump(mode="json", exclude=elsewhere)
@@ -200,6 +200,8 @@ def definition(task: spec.Task) -> dict[str, Any]:
         tree["cut"] = "the only column, not the text after it"
     if task.missing == "drop" and len(names) - names.count(None) > 1:
         tree["null"] = "an empty text beside others"
+    if task.kind.has_label_sets and any({*",;|"} & {*name} for name in task.classes):
+        tree["labels of one text"] = "a class, if it is the name of one"
     if task.group is not None:
         tree["groups"] = "the same in all spellings"
     return tree
