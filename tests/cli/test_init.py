@@ -526,6 +526,20 @@ def test_words_without_tags_are_no_split(train: str, test: str, capsys: pytest.C
     assert find_task("mine.yaml").files[0].named == {"train": "train.conll"}
 
 
+def test_comments_are_no_words_but_hashtags_are(capsys: pytest.CaptureFixture[str]) -> None:
+    said = "# sent_id = {n}\n# text = I am\n# newpar\n# note =\n"
+    sentences = [f"{said.format(n=n)}#w{n}\tPRON\nam\t{('AUX', 'VERB')[n % 2]}\n#\tSYM" for n in range(40)]
+    Path("train.txt").write_text("\n\n".join(sentences) + "\n")
+    init_task(Path("train.txt"), out=Path("mine.yaml"))
+    task = find_task("mine.yaml")
+    assert task.classes == ("AUX", "PRON", "SYM", "VERB")
+    data: Any = load_examples(find_source(task, Path()), judged_only=False)
+    assert {len(example.words) for example in data.train} == {3} and data.train[0].words[0].startswith("#w")
+    Path("train.txt").write_text("# my notes here\n" + Path("train.txt").read_text())
+    with pytest.raises(InputError, match=r"train.txt:1: 4 fields, elsewhere 2"):
+        init_task(Path("train.txt"), out=Path("other.yaml"))
+
+
 COLUMNS_TOLD = "columns (from 0), {} is read as the word and {} as the tag; `columns` in the task file names others"
 
 

@@ -112,6 +112,8 @@ def test_data_that_may_be_texts_with_spans_has_another_hash(tmp_path: Path) -> N
         before = [definition(task), layout] + [source.hashes] * (name != "hub")
         is_other[name] = source.hash != content_hash(before)
     assert is_other == {"a.conll": False, "a.jsonl": True, "columns": False, "hub": True, "own": False}
+    tags = ("AUX", "sent_id", "text")  # the keys of comments, which were read as tags
+    assert list_readings(task.model_copy(update={"name": "mine", "classes": tags}), layouts["a.conll"])
     form = layouts["a.jsonl"]
     asked: Any = {"family": "question_answering", "metric": "f1", "template": "{question} {context}", "files": (form,)}
     assert [bool(list_readings(Task(name=name, **asked), form)) for name in ("mine", "squad")] == [True, False]

@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 import math
+import re
 import unicodedata
 import warnings
 import zipfile
@@ -510,6 +511,10 @@ def read_sheet(path: Path) -> Iterator[PlacedRow]:
         sheet.parent.close()
 
 
+COMMENT = re.compile(r"# (id |newdoc|newpar|.+ =( |$))")
+"""The beginning of a comment in CoNLL-U, such as `# text = …`, or of `# id …`; words with tags never have it."""
+
+
 def split_fields(line: str) -> list[str]:
     """Split a line of a file of columns at its tabs or, without any, at its spaces."""
     return line.split("\t") if "\t" in line else [field for field in line.split(" ") if field]
@@ -521,7 +526,7 @@ def read_columns(
     """Read CoNLL's form: a word and its tag per line, an empty line or -DOCSTART- between sentences.
 
     A word may contain any character except tabs and spaces, even no-break spaces. If the first column numbers the
-    words, a line that begins with `#` is a comment, as `# id …` is everywhere; else it is a word. In CoNLL-U, skips
+    words, a line that begins with `#` is a comment; else it is a word, unless `COMMENT` matches. In CoNLL-U, skips
     lines with numbers such as 3-4 (a contraction of 3 and 4) and 3.1 (an unwritten word).
     """
     is_default = layout.columns == DEFAULT_FORM.columns
@@ -536,7 +541,7 @@ def read_columns(
             if words:
                 yield f"{path}:{first}", row | {words_name: words} | ({tags_name: tags} if tags_name else {})
             words, tags, row = [], [], {}
-        elif line.startswith("#") and (is_numbered or line.startswith("# id ")):
+        elif line.startswith("#") and (is_numbered or COMMENT.match(line)):
             key, _, value = line[1:].partition("=")
             row |= {"id": value.strip()} if key.strip() == "sent_id" else {}
         else:

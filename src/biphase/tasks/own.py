@@ -27,6 +27,7 @@ from biphase.corpus.forms import (
 )
 from biphase.corpus.rows import (
     ABSENT,
+    COMMENT,
     DEFAULT_FORM,
     FORMATS,
     FileForm,
@@ -122,11 +123,14 @@ PlacedFields = tuple[int, list[str]]
 
 
 def list_lines(file: Path) -> list[PlacedFields]:
-    """List the lines of a file of columns that have words; none for a file of another form."""
+    """List the lines of a file of columns that `read_columns` takes for words; none for a file of another form."""
     if file.is_dir() or ending_of(file) in FORMATS:
         return []
-    lines = ((number, line) for number, line in numbered_lines(file) if not line.startswith(("-DOCSTART-", "#")))
-    return [(number, split_fields(line)) for number, line in lines if line.strip(" \t")]
+    written = ((number, line) for number, line in numbered_lines(file) if line.strip(" \t"))
+    words = ((at, line) for at, line in written if not (line.startswith("-DOCSTART-") or COMMENT.match(line)))
+    lines = [(number, split_fields(line)) for number, line in words]
+    without_signs = [(number, fields) for number, fields in lines if not fields[0].startswith("#")]
+    return without_signs if find_columns(without_signs)[0] > 0 else lines  # where words have numbers, # is a comment
 
 
 def find_columns(lines: Sequence[PlacedFields]) -> tuple[int, int, int]:

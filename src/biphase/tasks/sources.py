@@ -153,14 +153,15 @@ def hash_source(task: spec.Task, form: spec.FileLayout | spec.Hub, hashes: PartH
 
 def list_readings(task: spec.Task, form: spec.FileLayout | spec.Hub) -> list[str]:
     """List what tells apart a user's data that is read in another way than earlier versions read it: rows that may be
-    running texts with spans, as files of columns are not, and answers."""
+    running texts with spans, as files of columns are not, classes that were the keys of comments, and answers."""
     if spec.is_own_task(task) or not (task.kind.is_tagging or task.kind.is_answering):
         return []
     if task.kind.is_answering:
         return ["answers have the marks of their last letters"]
     places = form.named.values() if isinstance(form, spec.FileLayout) else ()
+    comments = ["comments are no words"] * bool({"sent_id", "text"} & {*task.classes})  # earlier read as tags
     formats = {getattr(form, "format", None) or ending_of(Path(place)) for place in places}
-    return [] if formats and formats <= WORD_LISTS else ["invisible signs end no word"]
+    return comments + ["invisible signs end no word"] * (not formats or not formats <= WORD_LISTS)
 
 
 WORD_LISTS = {"columns", "conllu", ".conll", ".conllu"}
