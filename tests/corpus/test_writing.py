@@ -1,3 +1,4 @@
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -35,3 +36,12 @@ def test_rows_that_a_table_cannot_hold_are_found(ending: str, rows: list[Any], t
         refuse_rows(rows, ending)
     refuse_rows(rows[:1], ending)
     refuse_rows(rows, ".jsonl")
+
+
+def test_a_sheet_keeps_all_digits_of_an_id(tmp_path: Path) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    ids = [999_999_999_999_999, 1_234_567_890_123_456_789, Decimal(2**70), -(2**53) - 1, True]
+    with (tmp_path / "a.xlsx").open("w") as sink:
+        write_rows([{"id": id} for id in ids], sink, ".xlsx", None)
+    [_, *rows] = openpyxl.load_workbook(tmp_path / "a.xlsx").active.iter_rows(values_only=True)
+    assert [id for (id,) in rows] == [ids[0], *map(str, ids[1:4]), True]

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from decimal import Decimal
 from functools import partial
 from io import BytesIO, TextIOWrapper
 from itertools import chain
@@ -24,6 +25,8 @@ TABLE_FORMS = {".csv": TableForm(), ".tsv": TableForm("\t", csv.QUOTE_ALL)}
 ENDINGS = (".jsonl", ".parquet", *TABLE_FORMS, ".xlsx")
 LONGEST_CELL = 32_767
 """The most characters that a cell of a spreadsheet holds."""
+MOST_NUMBER = 10**15
+"""The first number of more digits than a spreadsheet keeps, such as of an id."""
 OTHER_FILE = "write a .jsonl file"
 
 
@@ -109,7 +112,8 @@ def flat_rows(rows: Iterable[Row]) -> Iterator[tuple[str, list[Any]]]:
 
 
 def write_sheet(rows: Iterable[Row], sink: TextIO) -> None:
-    """Write rows as the only sheet of a workbook. Texts remain texts, whatever they begin with."""
+    """Write rows as the only sheet of a workbook. Texts remain texts, whatever they begin with; a number with more
+    digits than a sheet keeps is written as a text."""
     from openpyxl import Workbook
     from openpyxl.cell import WriteOnlyCell
 
@@ -119,6 +123,8 @@ def write_sheet(rows: Iterable[Row], sink: TextIO) -> None:
         for location, values in flat_rows(rows):
             cells = []
             for value in values:
+                if isinstance(value, int | Decimal) and abs(value) >= MOST_NUMBER:
+                    value = str(value)
                 if (is_text := isinstance(value, str)) and len(value) > LONGEST_CELL:
                     raise InputError(f"{location}: a text of more than {LONGEST_CELL:,} characters; {OTHER_FILE}")
                 is_no_number = isinstance(value, float) and not math.isfinite(value)
