@@ -88,11 +88,13 @@ def decimal_of(form: TableForm, fields: Iterable[str], otherwise: str = "") -> s
 
 def mark_numbers(form: TableForm, rows: Iterable[PlacedRow]) -> Iterator[PlacedRow]:
     """Yield the rows of a table. Numbers with a comma become `CommaNumber` in the columns whose first fields show
-    decimal commas, or that show nothing in a table that does."""
+    decimal commas, or that show nothing in a table that does. A field with several commas shows that its column holds
+    lists, not numbers."""
     columns: dict[str, list[str]] = {}
     begin = [] if form.delimiter == "," else list(islice(rows, FIRST_ROWS))
     for name, field in chain.from_iterable(row.items() for _, row in begin):
         columns.setdefault(name, []).append(field)
+    columns = {name: fields for name, fields in columns.items() if all(field.count(",") < 2 for field in fields)}
     mark = decimal_of(form, chain.from_iterable(columns.values()), ".")  # 1,000 alone may be a thousand
     marked = [name for name, fields in columns.items() if decimal_of(form, fields, mark) == ","]
     for location, row in chain(begin, rows):
