@@ -20,6 +20,7 @@ from biphase.corpus.forms import rows_in_memory
 from biphase.corpus.rows import rows_of_file
 from biphase.errors import InputError
 from biphase.tasks.examples import count_shared, input_of, label_index, load_examples, to_iob2
+from biphase.tasks.own import write_task
 from biphase.tasks.sources import definition, find_source, read_rows
 from biphase.tasks.spec import FileLayout, Task, find_task, task_table
 from biphase.tasks.splits import Collection, TaskData
@@ -148,6 +149,17 @@ def test_decimal_commas_are_numbers_where_the_table_has_them(table: str, numbers
     assert {example.label for split in data.splits.values() for example in split} == numbers
     names, fields = (re.split("[;\t]", line) for line in (head, lines[0]))
     assert rows_of(tmp_path / "t.csv")[0] == dict(zip(names, fields, strict=True))
+
+
+def test_a_point_among_decimal_commas_may_separate_thousands(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("text;label\n" + "a b;0,5\na b;2,5\na c;0.125\n" * 60 + "a d;1.234\n")
+    task = task_of(classes=(), metric="pearson", problem_type="regression", files=[{"train": "t.csv"}])
+    for read in (
+        lambda: load_examples(find_source(task, tmp_path), judged_only=False),
+        lambda: write_task(tmp_path / "t.csv", tmp_path / "own", "own"),
+    ):
+        with pytest.raises(InputError, match=r"t\.csv:182: 'label' is \"1\.234\", not a number"):
+            read()
 
 
 def test_columns_are_found_in_any_spelling_of_their_names(tmp_path: Path) -> None:

@@ -60,17 +60,20 @@ class TableForm:
 
 FIRST_ROWS = 256
 """The number of rows by which a table shows how it writes numbers."""
-COMMA_NUMBER = re.compile(r"[-+]?\d+,\d+([eE][-+]?\d+)?")
+COMMA_NUMBER = re.compile(r"[-+]?(\d+,\d+([eE][-+]?\d+)?|[1-9]\d{0,2}(\.\d{3})+)")
 SHOWS_COMMA, SHOWS_POINT = re.compile(r"-?(0|\d+(?!,\d{3}$)),\d+"), re.compile(r"-?\d+\.\d+")
 """Numbers that show their decimal mark; 1,000 may be a thousand."""
 
 
 class CommaNumber(str):
-    """A field of a table with decimal commas that is a number: a text as it stands, and a number for `float`."""
+    """A field of a table with decimal commas that is a number: a text as it stands, and a number for `float`, which
+    raises `ValueError` for 1.234, because its point may separate thousands."""
 
     __slots__ = ()
 
     def __float__(self) -> float:
+        if "." in self:
+            raise ValueError(f"{self} may be a thousand")
         return float(self.replace(",", "."))
 
 
@@ -87,9 +90,9 @@ def decimal_of(form: TableForm, fields: Iterable[str], otherwise: str = "") -> s
 
 
 def mark_numbers(form: TableForm, rows: Iterable[PlacedRow]) -> Iterator[PlacedRow]:
-    """Yield the rows of a table. Numbers with a comma become `CommaNumber` in the columns whose first fields show
-    decimal commas, or that show nothing in a table that does. A field with several commas shows that its column holds
-    lists, not numbers."""
+    """Yield the rows of a table. Numbers with a comma, or with points that may separate thousands, become `CommaNumber`
+    in the columns whose first fields show decimal commas, or that show nothing in a table that does. A field with
+    several commas shows that its column holds lists, not numbers."""
     columns: dict[str, list[str]] = {}
     begin = [] if form.delimiter == "," else list(islice(rows, FIRST_ROWS))
     for name, field in chain.from_iterable(row.items() for _, row in begin):

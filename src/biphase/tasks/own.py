@@ -41,6 +41,7 @@ from biphase.corpus.rows import (
     own_name,
     plain_name,
     plain_path,
+    read_number,
     renamed,
     rows_of_file,
     split_fields,
@@ -534,7 +535,7 @@ def labelled_rows(data: Any, split: str, label: str | None) -> Iterator[PlacedRo
     for location, row in placed:
         name = find_label(row, label) or "label"
         value = find_field(row, name, "none")
-        value = float(value) if isinstance(value, CommaNumber) else value
+        value = read_number(location, name, value) if isinstance(value, CommaNumber) else value
         if is_missing(value):
             row[name] = None  # a name such as `meta.label` becomes a column of its own
         elif isinstance(value, bool | int | float):
