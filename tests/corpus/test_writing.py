@@ -1,3 +1,4 @@
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -45,3 +46,18 @@ def test_a_sheet_keeps_all_digits_of_an_id(tmp_path: Path) -> None:
         write_rows([{"id": id} for id in ids], sink, ".xlsx", None)
     [_, *rows] = openpyxl.load_workbook(tmp_path / "a.xlsx").active.iter_rows(values_only=True)
     assert [id for (id,) in rows] == [ids[0], *map(str, ids[1:4]), True]
+
+
+@pytest.mark.parametrize(
+    ("ending", "value", "told"),
+    [
+        (".parquet", {}, r"the column 'a' does not fit one type \(.*\); write a .jsonl file"),
+        (".parquet", [{}], "the column 'a' does not fit one type"),
+        (".xlsx", datetime(2026, 1, 1, tzinfo=UTC), r"row 1 does not fit a sheet \(.*zones.*\); write a .jsonl"),
+    ],
+)
+def test_what_a_library_cannot_write_is_refused_before_the_prediction(ending: str, value: Any, told: str) -> None:
+    if ending == ".xlsx":
+        pytest.importorskip("openpyxl")
+    with pytest.raises(InputError, match=told):
+        refuse_rows([{"text": "b", "a": value}], ending)

@@ -25,8 +25,8 @@ TABLE_FORMS = {".csv": TableForm(), ".tsv": TableForm("\t", csv.QUOTE_ALL)}
 ENDINGS = (".jsonl", ".parquet", *TABLE_FORMS, ".xlsx")
 LONGEST_CELL = 32_767
 """The most characters that a cell of a spreadsheet holds."""
-MOST_NUMBER = 10**15
-"""The first number of more digits than a spreadsheet keeps, such as of an id."""
+LONG_NUMBER = 10**15
+"""The first number with more digits than a spreadsheet keeps; ids may have them."""
 OTHER_FILE = "write a .jsonl file"
 
 
@@ -77,13 +77,16 @@ def write_rows(rows: Iterable[Row], sink: TextIO, ending: str, form: TableForm |
 
 
 def arrow_table(rows: Sequence[Row]) -> Any:
-    """Make an Arrow table with all columns of the rows. Raises `InputError` for a column without a common type."""
+    """Make an Arrow table with all columns of the rows. Raises `InputError` for a column without a common type, or of a
+    type that Parquet lacks, such as objects without fields."""
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
     columns = {}
     for name in dict.fromkeys(chain.from_iterable(rows)):
         try:
             columns[name] = pa.array([row.get(name) for row in rows])
+            pq.write_table(pa.table({name: columns[name][:0]}), BytesIO())
         except (pa.ArrowException, OverflowError) as error:
             raise InputError(f"the column '{name}' does not fit one type ({first_line(error)}); {OTHER_FILE}") from None
     return pa.table(columns)
@@ -122,17 +125,17 @@ def write_sheet(rows: Iterable[Row], sink: TextIO) -> None:
     with closing(sheet):  # otherwise openpyxl raises a second error after one in this block
         for location, values in flat_rows(rows):
             cells = []
-            for value in values:
-                if isinstance(value, int | Decimal) and abs(value) >= MOST_NUMBER:
-                    value = str(value)
-                if (is_text := isinstance(value, str)) and len(value) > LONGEST_CELL:
-                    raise InputError(f"{location}: a text of more than {LONGEST_CELL:,} characters; {OTHER_FILE}")
-                is_no_number = isinstance(value, float) and not math.isfinite(value)
-                with told_as(f"{location} does not fit a sheet", OTHER_FILE):
+            with told_as(f"{location} does not fit a sheet", OTHER_FILE):
+                for value in values:
+                    if isinstance(value, int | Decimal) and abs(value) >= LONG_NUMBER:
+                        value = str(value)
+                    if (is_text := isinstance(value, str)) and len(value) > LONGEST_CELL:
+                        raise InputError(f"{location}: a text of more than {LONGEST_CELL:,} characters; {OTHER_FILE}")
+                    is_no_number = isinstance(value, float) and not math.isfinite(value)
                     cells.append(WriteOnlyCell(sheet, None if is_no_number else value))
-                if is_text:
-                    cells[-1].data_type = "s"  # otherwise a leading = would make the text a formula
-            sheet.append(cells)
+                    if is_text:
+                        cells[-1].data_type = "s"  # otherwise a leading = would make the text a formula
+                sheet.append(cells)
     content = BytesIO()  # on a full disk the workbook would try to write its end once more
     book.save(content)
     sink.buffer.write(content.getbuffer())
