@@ -188,6 +188,11 @@ def test_folders_are_recursive_and_sorted_and_say_what_stays_out(tmp_path: Path,
     assert f"4 of 8 files are not text sources and left out: {', '.join(left_out)} and 1 more" in told
     globbed = find_text_sources([f"{tmp_path}/**/*.txt"])
     assert [source.name for source in globbed] == [f"{tmp_path}/a/z.txt", f"{tmp_path}/b.txt"]
+    for name in ("c.doc", "d.doc", "e.doc", "[b].rtf"):
+        (tmp_path / name).unlink()
+    for pattern in ("**", "**/*", "*"):  # which match a folder and, but for the last, what is in it
+        named = [source.name for source in find_text_sources(f"{tmp_path}/{pattern}")]
+        assert named == [str(tmp_path / name) for name in names], pattern
 
 
 def test_links_that_are_not_gone_into_are_told(tmp_path: Path, capsys) -> None:

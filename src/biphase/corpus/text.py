@@ -291,6 +291,8 @@ def expand(source_name: str, recorded: Collection[str] = ()) -> list[TextSource]
         matches = sorted(glob.glob(str(path), recursive=True))
         if not matches:
             raise InputError(f"{source_name} matches no file")
+        paths = {*map(Path, matches)}  # a folder comes with all that is in it
+        matches = [match for match in matches if paths.isdisjoint(Path(match).parents)]
         return [source for match in leave_out_written(path, matches) for source in expand(match, recorded)]
     # A bare `owner/name` must not look like a mistyped path: no known ending, and no local folder with that name.
     is_bare = not path.is_absolute() and path.parts[0] not in (".", "..") and HUB_ADDRESS.fullmatch(str(path))
