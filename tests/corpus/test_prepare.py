@@ -41,6 +41,14 @@ def test_exact_copies(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert inspect(made)["exact_copies"] == manifest.duplicates
 
 
+def test_a_source_may_have_any_name(corpus: Any, tmp_path: Path) -> None:
+    (tmp_path / "½ m² ① हिन्दी.txt").write_text("one text\n\nand another\n" * 9)
+    options: Any = {"txt_documents": "paragraphs", "workers": 1}
+    prepare(tmp_path / "½ m² ① हिन्दी.txt", corpus.tokenizer, tmp_path / "set", **options)
+    [shard] = read_shard_manifest(tmp_path / "set").shards
+    assert shard.name.startswith("½-m²-①-")
+
+
 def test_copies_are_dropped(
     capsys: pytest.CaptureFixture[str], made: Path, corpus: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

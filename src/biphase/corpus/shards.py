@@ -51,7 +51,7 @@ class SplitRecord(Strict):
 class Shard(Strict):
     """One folder of a set, made from one source file or a few."""
 
-    name: Annotated[str, Field(pattern=r"^[\w.-]+-[0-9a-f]{12}$")]
+    name: Annotated[str, Field(pattern=r"^[\w\p{No}.-]+-[0-9a-f]{12}$")]  # for Rust, \w lacks ²
     sources: tuple[str, ...]
     parts: dict[ShardSplitName, SplitRecord]
 
