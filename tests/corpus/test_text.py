@@ -11,6 +11,8 @@ import pytest
 import zstandard
 
 import biphase
+from biphase.corpus import text as sources_of_text
+from biphase.corpus.rows import saved_tables
 from biphase.corpus.text import (
     Document,
     cut_words,
@@ -68,13 +70,19 @@ def test_parquet(tmp_path: Path) -> None:
     assert len(found) == 3 and found[-1].num_bytes == (tmp_path / "d.parquet").stat().st_size
 
 
-def test_what_datasets_saves_to_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_datasets_saves_to_disk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     columns = {"id": [d.id for d in DOCUMENTS], "meta": [{"text": d.text} for d in DOCUMENTS], "other": [1, 2, 3]}
     saved = datasets.Dataset.from_dict(columns)
     saved.save_to_disk(tmp_path / "saved", num_shards=2)
     datasets.load_from_disk(tmp_path / "saved").map(lambda row: {"other": 0})  # leaves a file in the folder
     assert len(list((tmp_path / "saved").glob("*.arrow"))) == 3
-    sources = find_text_sources([tmp_path / "saved"])
+    asked: list[Path] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(sources_of_text, "saved_tables", lambda folder: asked.append(folder) or saved_tables(folder))
+        sources = find_text_sources([tmp_path / "saved"])
+    assert asked == [tmp_path / "saved"], "not for each of its files"
     assert "cache-" in capsys.readouterr().err
     found = [document for source in sources for document in read_documents(source, "meta.text")]
     assert found == DOCUMENTS

@@ -336,10 +336,11 @@ def folder_sources(folder: Path) -> list[TextSource]:
     others: list[str] = []
     paths = sorted(path for path in folder.rglob("*") if not is_hidden(path.relative_to(folder).parent))
     written = {path.parent for path in paths if path.name == MARK and path.parent != folder}
+    tables_of = cache(lambda folder: {*saved_tables(folder)})
     for path in paths:
         if path.name.startswith(".") or not written.isdisjoint(path.parents):
             continue
-        tables = saved_tables(path.parent) if ending_of(path) in (".arrow", ".json") else []
+        tables = tables_of(path.parent) if ending_of(path) in (".arrow", ".json") else ()
         is_cached = ending_of(path) == ".arrow" and bool(tables) and path not in tables  # `datasets` caches beside them
         # A .csv beside texts is often about them, so read it only if it is named.
         if path.is_file() and kind_of(path) not in (None, "csv") and not is_cached:
