@@ -287,6 +287,9 @@ def test_json_of_any_shape(tmp_path: Path) -> None:
         assert rows_of(path) == rows
     path.write_text(json.dumps({"17": rows[0], "18": rows[1]}))
     assert rows_of(path) == [{"id": "17"} | rows[0], {"id": "18"} | rows[1]]
+    for text in (f" {shapes[2]}", *(json.dumps(rows[0] | {"meta": {}}, indent=indent) for indent in (None, 1))):
+        path.write_text(text)
+        assert rows_of(path) in (rows, [rows[0] | {"meta": {}}]), "a blank before the lines, or one row"
     path.write_text("[1, 2]")
     with pytest.raises(InputError, match="row 0 is not an object"):
         rows_of(path)

@@ -567,9 +567,9 @@ def read_trec(path: Path) -> Iterator[PlacedRow]:
 
 
 def open_json(path: Path) -> tuple[str, Iterable[tuple[str, Any]]]:
-    """Open a JSON file: a list of objects, objects by id, one object per line, or SQuAD's form. Returns the name of the
-    form for `unfold`, and the values, each with its location."""
-    lines = (line for _, line, _ in read_text_lines(path) if line.strip())
+    """Open a JSON file: a list of objects, objects by id, one object or one per line, or SQuAD's form. Returns the name
+    of the form for `unfold`, and the values, each with its location."""
+    lines = (line.lstrip() for _, line, _ in read_text_lines(path) if line.strip())
     first = next(lines, "")
     with suppress(json.JSONDecodeError):
         if first.startswith("{") and next(lines, None) is not None and parse_json(first):
@@ -577,8 +577,8 @@ def open_json(path: Path) -> tuple[str, Iterable[tuple[str, Any]]]:
     content = read_json_file(path)
     if isinstance(content, dict) and isinstance(content.get("data"), list):
         return "squad", [(str(path), content)]
-    if isinstance(content, dict):
-        named = {id: {"id": id} | row if isinstance(row, dict) else row for id, row in content.items()}
+    if isinstance(content, dict) and all(isinstance(row, dict) for row in content.values()):
+        named = {id: {"id": id} | row for id, row in content.items()}
     else:
         named = dict(enumerate(content if isinstance(content, list) else [content]))
     return "jsonl", [(f"{path}: row {id}", value) for id, value in named.items()]
