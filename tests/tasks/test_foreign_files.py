@@ -222,7 +222,10 @@ def test_tables_that_excel_writes_another_way(tmp_path: Path) -> None:
 
 
 def test_tables_with_odds_and_ends(tmp_path: Path) -> None:
-    """An empty line, columns of Excel's that nobody named, and a .tsv that has no tabs."""
+    """An empty line, Excel's line `sep=`, columns of Excel's that nobody named, and a .tsv that has no tabs."""
+    for name, written in (("t.tsv", "\ntext\tlabel\nfine\tyes\n"), ("t.csv", "sep=;\r\ntext;label\r\nfine;yes\r\n")):
+        (tmp_path / name).write_text(written, newline="")
+        assert [*rows_of_file(tmp_path / name)] == [(f"{tmp_path / name}:3", {"text": "fine", "label": "yes"})]
     (tmp_path / "t.tsv").write_text("text\tlabel\n\nfine\tyes\n\n")
     assert rows_of(tmp_path / "t.tsv") == [{"text": "fine", "label": "yes"}]
     (tmp_path / "one.tsv").write_text("text\n\nfine\n")

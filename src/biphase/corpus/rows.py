@@ -435,6 +435,8 @@ def read_separated(path: Path, layout: FileForm, form: TableForm, lines: Iterato
     header: list[str] = []
     for number, fields in rows:
         location = f"{path}:{number}"
+        if not header and fields in ([""], ["sep=", ""]):  # an empty line, or Excel's own, which names the delimiter
+            continue
         if not header:
             header = fields if layout.has_header else [""] * len(fields)
             if not layout.has_header or header.count("") > 1:  # Excel leaves columns without names at the end
