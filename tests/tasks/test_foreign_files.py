@@ -363,6 +363,19 @@ def test_labels_inside_objects_have_the_names_of_the_data_set(tmp_path: Path, pl
     assert all(one.label == 1 - int(input_of(one).split()[1]) % 2 for one in data.train)
 
 
+@pytest.mark.parametrize("kind", ["Sequence", "List"])
+def test_labels_in_a_list_of_objects_have_the_names_of_the_data_set(kind: str, tmp_path: Path) -> None:
+    """Earlier versions of `datasets` kept such a list as an object of lists."""
+    inner = {"label": {"_type": "ClassLabel", "names": ["no", "yes"]}, "n": {"_type": "Value", "dtype": "int64"}}
+    features = {"said": {"feature": inner, "_type": kind}}
+    given: Any = {"label": [0, 1], "n": [0, 1]} if kind == "Sequence" else [{"label": 0, "n": 0}, {"label": 1, "n": 1}]
+    described = {"huggingface": json.dumps({"info": {"features": features}})}
+    pq.write_table(pa.table({"said": [given]}).replace_schema_metadata(described), tmp_path / "t.parquet")
+    [row] = rows_of(tmp_path / "t.parquet")
+    names = row["said"]["label"] if kind == "Sequence" else [one["label"] for one in row["said"]]
+    assert names == ["no", "yes"]
+
+
 def test_questions_without_ids_are_numbered(tmp_path: Path) -> None:
     """As annotation tools write SQuAD's form."""
     asked = [{"question": f"who {n}?", "answers": [{"text": "Ann", "answer_start": 6}]} for n in range(30)]

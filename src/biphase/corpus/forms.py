@@ -291,6 +291,8 @@ def with_names(value: Any, feature: Any) -> Any:
     if isinstance(value, list):
         return [with_names(item, feature.get("feature")) for item in value]
     if isinstance(value, dict):
+        if feature.get("_type") == "Sequence" and isinstance(feature.get("feature"), dict):  # an object of lists
+            feature = {name: {"feature": inner} for name, inner in feature["feature"].items()}
         return {name: with_names(inner, feature.get(name)) for name, inner in value.items()}
     names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
     return names[value] if isinstance(names, list) and isinstance(value, int) and 0 <= value < len(names) else value
