@@ -146,7 +146,9 @@ def run_command(words: Sequence[str]) -> None:
         left = " ".join(map(repr, error.unused_tokens or ()))
         raise InputError(f"{left}: too many words; put quotes around a value with blanks (see -h)") from None
     except MissingArgumentError as error:
-        raise InputError(f"{' '.join(error.command_chain or ())}: {error.argument.name} is missing (see -h)") from None
+        raise InputError(
+            f"{' '.join(error.command_chain or ())}: {error.argument and error.argument.name} is missing (see -h)"
+        ) from None
     except CycloptsError as error:
         has_no_keys = words[:1] == ["settings"] and len(words) > 1 and words[1] in app
         remedy = f" Its options are in `biphase {words[1]} -h`." if has_no_keys else ""

@@ -127,7 +127,7 @@ def write_sheet(rows: Iterable[Row], sink: TextIO) -> None:
             cells = []
             with told_as(f"{location} does not fit a sheet", OTHER_FILE):
                 for value in values:
-                    if isinstance(value, int | Decimal) and abs(value) >= LONG_NUMBER:
+                    if isinstance(value, int | Decimal) and not -LONG_NUMBER < value < LONG_NUMBER:
                         value = str(value)
                     if (is_text := isinstance(value, str)) and len(value) > LONGEST_CELL:
                         raise InputError(f"{location}: a text of more than {LONGEST_CELL:,} characters; {OTHER_FILE}")

@@ -86,10 +86,10 @@ def train_unit(plan: Plan, run: str, folder: Path, processes: int, scored_models
             before = state.records.get(run) or TrainedRecord("", planned.key, 0.0, planned.placeless_key, untimed=begun)
         begin = replace(before, key=planned.key, placeless_key=planned.placeless_key)
 
-        def keep(seconds: float) -> None:
+        def write_clock(seconds: float) -> None:
             write_hashed(clock, to_jsonable_python(replace(begin, seconds=seconds)))
 
-        with keep_time(keep, begin.seconds) as so_far:
+        with keep_time(write_clock, begin.seconds) as so_far:
             path = train(recipe, runs).path if processes == 1 else train_by_torchrun(recipe, runs, processes)
         seconds = so_far()
         # The last checkpoint's manifest has the fingerprints of the shard sets and of the starting model.
