@@ -49,7 +49,7 @@ def cache_folder() -> Path:
 def load_encoded(source: TaskSource, encoder: Encoder, config: FinetuneConfig) -> EncodedTask:
     """Read the encoded splits of a source from the `cache_folder`, which is safe to delete; encode them first if they
     are not there. Raises `InputError` for a `max_length` without room for text, or beyond the network's positions."""
-    task, tokenizer = source.task, encoder.tokenizer
+    task, tokenizer, folder = source.task, encoder.tokenizer, cache_folder() / "encoded"
     least, longest = len(tokenizer.opening) + 3, config.max_length
     if longest > encoder.max_length:
         raise InputError(f"max_length {longest}: {encoder.name} has positions for {encoder.max_length} tokens")
@@ -61,9 +61,9 @@ def load_encoded(source: TaskSource, encoder: Encoder, config: FinetuneConfig) -
         settings["bm25"] = BM25_VERSION
     special = [tokenizer.opening, tokenizer.closing, tokenizer.between]
     key = content_hash([ENCODING, source.hash, [tokenizer.hash, *special], settings])
-    path = cache_folder() / "encoded" / f"{task.name}-{key[:24]}.safetensors"
+    path = folder / f"{task.name}-{key[:24]}.safetensors"
     if path not in encodings:
-        refuse_links(path.parent)
+        refuse_links(folder)
         with locked(path.with_name(f".{path.name}.lock"), wait=True):
             make_once(path, lambda part: save_encoded(part, encode_source(source, tokenizer, config)))
         encodings[path] = read_encoded(path, family_module(task, config).Split)
