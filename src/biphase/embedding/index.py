@@ -80,8 +80,9 @@ LEAST_KNOWN = 0.5
 TRIED_PASSAGES = 64
 """The number of passages to search by their own words, to see what embeddings are good for."""
 TRIED_WORDS = 12
-LEAST_FOUND = 0.5
-"""The least share of these passages that embeddings trained for search find."""
+LEAST_FOUND = 0.7
+"""The least share of these passages that embeddings find where fusing them in helps. An English model for English finds
+0.72 to 0.95; models that found 0.52 of Turkish and 0.66 of German passages made the fused ranking worse than BM25."""
 
 
 class IndexManifest(Strict):
@@ -530,8 +531,8 @@ def settle_by(index: Index, files: IndexFiles, by: By | None) -> By:
     if by == "bm25" or found_share >= LEAST_FOUND or files.words is None:
         return by or "both"
     done = "so words alone rank (--by both: both)" if by is None else "words alone may rank better (--by bm25)"
-    message = f"{index.manifest.model} finds {found_share:.0%} of passages by words of their own, {done}"
-    console.err.print(f"{message}; train it for search (biphase embed)")
+    message = f"{index.manifest.model} finds {found_share:.0%} of passages by words of their own"
+    console.err.print(f"{message}, fewer than {LEAST_FOUND:.0%}, {done}; train it for search (biphase embed)")
     return by or "bm25"
 
 
