@@ -29,6 +29,7 @@ from sklearn.preprocessing import minmax_scale
 from biphase.api.networks import open_index, run_zero_shot, search
 from biphase.cli.meant import find_meant
 from biphase.cli.show import print_passages
+from biphase.corpus.text import sample_language
 from biphase.embedding import model as embedders
 from biphase.embedding.evaluation import read_judged_set, score_arms, score_bm25, score_embedder
 from biphase.embedding.index import Searcher, load_ranker
@@ -193,6 +194,26 @@ def test_an_index_is_scored_by_its_answers(
         run_zero_shot([str(index)], [f"zero-shot:{beir}"], tmp_path / "scores")
     with pytest.raises(InputError, match="MTEB's tasks need a model"):
         run_zero_shot([str(index)], ["mteb:STSBenchmark"], tmp_path / "scores")
+
+
+def test_documents_of_equal_scores_are_judged_in_the_order_that_is_shown(
+    encoder_folder: Path, beir: Path, tmp_path: Path
+) -> None:
+    """Not in trec_eval's order, by the last id. Twins have equal scores, and the first row is shown first."""
+    pytest.importorskip("bm25s")
+    path, index = beir / "corpus.jsonl", tmp_path / "documents.index"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    write_rows(path, [twin for row in rows for twin in (row, row | {"_id": f"{row['_id']}-twin"})])
+    language = sample_language([row["text"] for row in rows], len(rows))
+    search(path, "rain", model=encoder_folder, index=index, language=language)
+    judged = read_judged_set(beir)
+    questions = [{"id": id, "question": text} for id, text in judged.queries.items()]
+    found = run_zero_shot([str(index)], [f"zero-shot:{beir}"], tmp_path / "scores")["beir"]
+    fused = score_arms({"a": load_embedder(str(encoder_folder))}, judged)["a + BM25"]
+    for by, scores in (*((by, found[f"documents.index, {by}"]) for by in get_args(By)), ("both", fused)):
+        answers = search(index, questions=questions, by=by, documents=True, top=10)
+        ranks = answers["rank"][answers["id"].str[1:] == answers["question_id"].str[1:]].astype(float)
+        assert scores["ndcg_at_10"] == pytest.approx((1 / np.log2(1 + ranks)).sum() / len(questions)), by
 
 
 def test_a_result_of_mteb_names_its_data_by_their_contents(

@@ -27,7 +27,7 @@ from biphase.embedding.recipe import PairSource, set_name
 from biphase.errors import InputError, told_as
 from biphase.files import content_hash
 from biphase.finetuning.metrics import Judgement, judge_ranking, score_rows
-from biphase.tasks.bm25 import fuse_with_words, index_bm25, query_bm25, stems_of
+from biphase.tasks.bm25 import Hit, fuse_with_words, index_bm25, query_bm25, stems_of
 from biphase.tasks.families import KINDS
 from biphase.tasks.sources import TaskSource, find_source
 from biphase.tasks.spec import FileLayout, Task
@@ -118,7 +118,7 @@ def score_index(searcher: Searcher, dataset: JudgedSet) -> dict[str, dict[str, f
         request = Request(questions, num_searched(dataset), by, (), None, documents=True)
         hits_Q = searcher.rank_documents(request, by, request.top)
         found = [[(numbers[document_of(searcher.files.read(row))], score) for row, score in hits] for hits in hits_Q]
-        scores[f"{searcher.index.folder.name}, {by}"] = retrieval_scores(dataset, found)[0]
+        scores[f"{searcher.index.folder.name}, {by}"] = retrieval_scores(dataset, by_rank(found))[0]
     return scores
 
 
@@ -133,8 +133,14 @@ def score_arms(models: Mapping[str, SentenceTransformer], dataset: JudgedSet) ->
     words, queries = index_bm25(dataset.documents.values(), find_words), list(dataset.queries.values())
     for name, hits_Q in ranked.items():
         fused = fuse_with_words(words, queries, hits_Q, num_searched(dataset), find_words)
-        scores[f"{name} + BM25"] = retrieval_scores(dataset, fused)[0]
+        scores[f"{name} + BM25"] = retrieval_scores(dataset, by_rank(fused))[0]
     return scores | {"BM25": score_bm25(dataset)}
+
+
+def by_rank(hits_Q: Sequence[Sequence[Hit]]) -> list[list[Hit]]:
+    """Replace scores by negative ranks, so that equal ones stay in the order that `search` shows. trec_eval would order
+    them by their ids. Fusing makes many: the best by words alone and the best by embeddings alone both score 0.5."""
+    return [[(document, -rank) for rank, (document, _) in enumerate(hits)] for hits in hits_Q]
 
 
 def score_embedder(model: SentenceTransformer, dataset: JudgedSet) -> Judgement:
