@@ -34,6 +34,7 @@ from biphase.embedding import model as embedders
 from biphase.embedding.evaluation import read_judged_set, score_arms, score_bm25, score_embedder
 from biphase.embedding.index import Searcher, load_ranker
 from biphase.embedding.model import embed_pieces, load_embedder
+from biphase.embedding.passages import cutting_hash
 from biphase.embedding.questions import By, Filter, parse_filter, read_questions
 from biphase.errors import InputError
 from biphase.files import MARK
@@ -308,6 +309,7 @@ def test_passages_that_were_cut_in_another_way_are_refused(
     (index / MARK).unlink()
     with pytest.raises(InputError, match="cut in another way"):
         search(index, "Tip")
+    assert cutting_hash("tr") != cutting_hash("de") == cutting_hash("none"), "Turkish has small letters of its own"
 
 
 def test_texts_in_memory_are_searched(encoder_folder: Path, documents: list[str], tmp_path: Path) -> None:

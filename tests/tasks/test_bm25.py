@@ -32,6 +32,9 @@ def test_a_word_is_found_whatever_its_case_and_its_line_breaks() -> None:
         assert searched_words(f"永{sign}和") == ["永和"]
     pytest.importorskip("Stemmer")
     assert stems_of("tr")("İçin İstanbul") == stems_of("tr")("istanbul")
+    for capitals, small in (("AÇIKLAMA IŞIK", "açıklama ışık"), ("KULLANIM", "kullanım"), ("I\u0307SIM", "isım")):
+        assert stems_of("tr")(capitals) == stems_of("tr")(small)
+    assert stems_of("tr")("IP POSIX") == ["ip", "posix"] and stems_of("de")("Igel") == ["igel"]
 
 
 def test_without_spaces_neighbours_are_words() -> None:

@@ -155,7 +155,7 @@ def open_index(path: Path, model: str | None, text: str | None, text_field: str,
     elif text and manifest.text_field != text_field:
         difference = f"of the field '{manifest.text_field}', not of '{text_field}'"
         instead = "leave --text-field out, or "
-    elif manifest.cutting != cutting_hash():
+    elif manifest.cutting != cutting_hash(manifest.language):
         difference = "of passages that were cut in another way"
     if difference is not None:
         remedy = tell_rebuild(model_path if manifest.model else "") + ("" if text else f" from its text, {named}")
@@ -255,7 +255,7 @@ def build_index(
             width=width,
             text_field=text_field,
             model_place=str(Path(model).absolute()) if is_here(model) else "",
-            cutting=cutting_hash(),
+            cutting=cutting_hash(language),
             sources=[source.record_name for source in sources if source.path is None],
             language=language,
             columns=columns,

@@ -28,7 +28,7 @@ from biphase.corpus.forms import Row
 from biphase.corpus.text import Document, TextSource, cut_words, join_words, read_documents
 from biphase.errors import first_of
 from biphase.files import MARK, content_hash, file_hash, read_json_as, reading
-from biphase.tasks.bm25 import searched_words
+from biphase.tasks.bm25 import SMALL_LETTERS, searched_words
 
 PASSAGES, LINES = "passages.jsonl", "lines.npy"
 INDEX_REMEDY = "delete the index and build it again"
@@ -96,9 +96,10 @@ def base_of(text: str) -> Path:
     return Path(*takewhile(lambda part: not has_magic(part), path.parts)).resolve()
 
 
-def cutting_hash() -> str:
-    """Hash the way in which texts are cut into passages and words."""
-    return content_hash([*cut_document(Document("sample", SAMPLE)), searched_words(SAMPLE)])[:16]
+def cutting_hash(language: str) -> str:
+    """Hash the way in which texts of a language are cut into passages and words."""
+    passages, letters = cut_document(Document("sample", SAMPLE)), SMALL_LETTERS.get(language, {})
+    return content_hash([*passages, searched_words(SAMPLE), *letters.values()])[:16]
 
 
 def write_passages(

@@ -25,6 +25,8 @@ POINTS = dict.fromkeys([*range(0x591, 0x5BE), *range(0x5BF, 0x5C8), *range(0x64B
 """The vowels of Hebrew and Arabic, which most texts leave out: no part of a word."""
 INVISIBLE = dict.fromkeys([0xAD, 0x200B, 0x2060, 0xFEFF])
 """Places where a line may or may not break, such as a soft hyphen: no part of a word, and no end of one."""
+SMALL_LETTERS = {"tr": str.maketrans("Iİ", "ıi")}
+"""The small letters that capitals have in a language, where Unicode's are others."""
 FUSED_PASSAGES = 100
 """The number of nearest passages that embeddings score where rankings are fused; the last of them gets 0."""
 FindWords = Callable[[str], list[str]]
@@ -48,7 +50,8 @@ def searched_words(text: str) -> list[str]:
 
 def stems_of(language: str) -> FindWords:
     """Return a function that finds the stems of a text in a language (ISO 639) and drops stop words. Stems come from
-    Snowball, stop words from bm25s; a language that neither knows gets `searched_words`."""
+    Snowball, stop words from bm25s; a language that neither knows gets `searched_words`. Turkish stems have i for ı, so
+    that `ip` finds `IP`, whose small form in Turkish is `ıp`."""
     from Stemmer import Stemmer
 
     language = {"nb": "no", "nn": "no"}.get(language, language)
@@ -64,7 +67,11 @@ def stems_of(language: str) -> FindWords:
         words = [word for word in searched_words(text) if word not in stop_words]
         return stem(words) if stem is not None else words
 
-    return find
+    def find_turkish(text: str) -> list[str]:
+        lowered = unicodedata.normalize("NFC", text).translate(SMALL_LETTERS["tr"])
+        return [word.replace("ı", "i") for word in find(lowered)]
+
+    return find_turkish if language == "tr" else find
 
 
 def check_language(language: str | None) -> None:
