@@ -748,6 +748,22 @@ def test_large_integers_keep_their_digits(tmp_path: Path) -> None:
     assert len(search(file, "flow", where=f"key>={2**53}.0")) == 3 and len(search(file, "flow", where="n=1e0")) == 3
 
 
+def test_values_that_are_no_numbers_are_told_where_sizes_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("bm25s")
+    table = tmp_path / "prices.csv"
+    table.write_text("text;price\n" + "".join(f"A flow.;{price}\n" for price in ("1.234,5", "3,5", "2", "")))
+    for where, told in (
+        ("price>3", "where: in 1 of 4 passages, 'price' is not a number, first '1.234,5'"),
+        ("price=2", ""),
+    ):
+        capsys.readouterr()
+        assert len(search(table, "flow", where=where)) == 1
+        printed = " ".join(capsys.readouterr().err.split())
+        assert told in printed and ("where:" in printed) == bool(told)
+
+
 def test_a_text_equals_no_other_text_of_the_same_number(tmp_path: Path) -> None:
     """Versions and codes are texts; a plain number in a cell of a table is a number. An empty cell is no value."""
     pytest.importorskip("bm25s")

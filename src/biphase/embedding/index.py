@@ -49,7 +49,7 @@ from biphase.embedding.passages import (
     tell_text,
     write_passages,
 )
-from biphase.embedding.questions import ANSWER_COLUMNS, By, Filter, Request, UserQuestion, read_request
+from biphase.embedding.questions import ANSWER_COLUMNS, By, Filter, Request, UserQuestion, exact_number, read_request
 from biphase.encoder.models import find_folder, find_ranker, unreplaced
 from biphase.encoder.network import load_weights
 from biphase.errors import InputError, clipped, first_of, told_as
@@ -551,14 +551,25 @@ def load_index_model(index: Index) -> SentenceTransformer:
 
 
 def check_passages(index: Index, files: IndexFiles, filters: Sequence[Filter]) -> np.ndarray:
-    """Tell which passages meet the filters, [N]. Raises `InputError` for a column that no document has."""
+    """Tell which passages meet the filters, [N]. Prints a line about values that are compared by size, but are not
+    numbers. Raises `InputError` for a column that no document has."""
     for wanted in filters:
         if wanted.column not in index.manifest.columns:
             names = clipped(", ".join(index.manifest.columns)) or "none"
             raise InputError(f"where: there is no column '{wanted.column}'; the columns are: {names}")
-    rows = (files.read(row).get("columns", {}) for row in range(len(files.offsets_N)))
-    has_cells = index.manifest.has_cells
-    return np.array([all(wanted.holds(row, has_cells=has_cells) for wanted in filters) for row in rows])
+    texts_of: dict[str, list[Any]] = {wanted.column: [] for wanted in filters if wanted.sign not in ("=", "!=")}
+    meets_N = np.zeros(len(files.offsets_N), dtype=bool)
+    for row in range(len(meets_N)):
+        columns = files.read(row).get("columns", {})
+        meets_N[row] = all(wanted.holds(columns, has_cells=index.manifest.has_cells) for wanted in filters)
+        for name in texts_of.keys() & columns.keys():
+            if exact_number(columns[name]) is None:
+                texts_of[name].append(columns[name])
+    for name, texts in texts_of.items():
+        if texts:
+            share = f"in {len(texts):,} of {len(meets_N):,} passages, '{name}' is not a number"
+            console.err.print(f"where: {share}, first {clipped(repr(texts[0]))}; they are left out")
+    return meets_N
 
 
 def rank_again(ranker: CrossEncoder, name: str, question: str, passages: Sequence[Row]) -> list[Row]:
