@@ -349,7 +349,12 @@ def test_a_training_that_is_asked_to_stop_keeps_every_step(
     [{"number": 2, "margin": 0.0, "last_rank": 12}, {"number": 1, "margin": 0.002, "first_rank": 2, "last_rank": 9}],
 )
 def test_negatives_are_those_of_sentence_transformers_miner(
-    wanted: dict[str, Any], encoder_folder: Path, pairs: list[dict[str, str]], tmp_path: Path, monkeypatch: Any
+    wanted: dict[str, Any],
+    encoder_folder: Path,
+    pairs: list[dict[str, str]],
+    tmp_path: Path,
+    monkeypatch: Any,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """In pieces too, and for an anchor with two positives; a row that is there twice stays so."""
     monkeypatch.setattr(encode, "PIECE_TEXTS", 5)
@@ -359,6 +364,8 @@ def test_negatives_are_those_of_sentence_transformers_miner(
     settings = HardNegatives(**wanted)
     negatives = encode.mine_negatives(table, model, settings, "mine", tmp_path / "rows.npy")
     mined = encode.mine_once(table, model, "mine", settings, tmp_path / "mined.arrow")
+    told = f"the other {len(rows) - len(mined)} are not trained on"
+    assert told in " ".join(capsys.readouterr().err.split())
     ours = [tuple(row.values()) for row in mined]
     theirs = mine_hard_negatives(
         table,

@@ -417,8 +417,8 @@ def teach_once(table: Dataset, teacher: SentenceTransformer, stage: str, path: P
 
 
 def mine_once(table: Dataset, model: SentenceTransformer, stage: str, settings: HardNegatives, path: Path) -> Dataset:
-    """Add hard negatives to the rows of a table, and leave out rows that have too few. Prints how many rows remain.
-    Raises `InputError` if none does."""
+    """Add hard negatives to the rows of a table, and leave out rows that have too few. Prints how many rows remain,
+    and how many do not. Raises `InputError` if none remains."""
     names = ["anchor", "positive", *(f"negative_{index + 1}" for index in range(settings.number))]
 
     def mine() -> Iterator[pa.Table]:
@@ -432,7 +432,8 @@ def mine_once(table: Dataset, model: SentenceTransformer, stage: str, settings: 
             yield to_arrow(rows, names)
 
     mined = table_once(path, pa.schema([(name, pa.string()) for name in names]), mine())
-    message = f"{len(mined):,} of {len(table):,} pairs have {settings.number} hard negatives"
+    lacking = f"; the other {num_lacking:,} are not trained on" if (num_lacking := len(table) - len(mined)) else ""
+    message = f"{len(mined):,} of {len(table):,} pairs have {settings.number} hard negatives{lacking}"
     console.err.print(f"stage {stage}: {message}")
     return mined
 
