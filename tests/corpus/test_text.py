@@ -185,6 +185,17 @@ def test_a_template_joins_fields(tmp_path: Path) -> None:
     fails(tmp_path / "d.jsonl", "a brace that is text is doubled", text_field="{title")
 
 
+def test_a_template_takes_a_column_that_only_some_rows_have(tmp_path: Path) -> None:
+    """As readers of BEIR's files do. A column that none of the first rows has may be mistyped."""
+    path = tmp_path / "d.jsonl"
+    path.write_text('{"text": "a"}\n{"title": "B", "text": "b"}\n{"url": "c"}\n')
+    [source] = find_text_sources(path)
+    documents = read_documents(source, "{title}\n{text}")
+    assert [next(documents).text for _ in range(2)] == ["\na", "B\nb"]
+    fails(path, ":3:", "'title' is null", text_field="{title}\n{text}")
+    fails(path, ":1:", "no column 'titel'", text_field="{titel}\n{text}")
+
+
 def test_folders_are_recursive_and_sorted_and_say_what_stays_out(tmp_path: Path, capsys) -> None:
     for name in ("b.txt", "a/z.txt", "a/b.jsonl", "notes.md", "[b].rtf", "c.doc", "d.doc", "e.doc", ".hidden/x.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

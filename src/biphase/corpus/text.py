@@ -24,8 +24,17 @@ from typing import Any, Literal, get_args
 
 from biphase import console
 from biphase.config import plain_value
-from biphase.corpus.forms import CommaNumber, Row, is_missing, mark_numbers, rows_in_memory, template_columns
+from biphase.corpus.forms import (
+    FIRST_ROWS,
+    CommaNumber,
+    Row,
+    is_missing,
+    mark_numbers,
+    rows_in_memory,
+    template_columns,
+)
 from biphase.corpus.rows import (
+    ABSENT,
     DEFAULT_FORM,
     MAX_LINE_BYTES,
     check_text,
@@ -416,11 +425,12 @@ def read_documents(
     """Stream the documents of one source in order, including empty ones, which the caller counts.
 
     `text_field` and `id_fields` name JSON fields or columns; `meta.text` is a field inside another. A `text_field` with
-    braces is a template of several, such as `{title}\n{body}`; if all of them are empty, so is the text, and null is
-    empty beside other values. The first of `id_fields` that is not empty is a row's id; the id of a row without one is
-    its file and line. A .txt or .md file is one document (`txt_documents="file"`), one per paragraph between blank
-    lines ("paragraphs"), or one per line ("lines", blank ones included). A source without documents yields an empty
-    one. `with_columns` reads the other columns of rows too.
+    braces is a template of several, such as `{title}\n{body}`; if all of them are empty, so is the text. Beside other
+    values, null is empty, and so is a column that a row lacks, if one of the source's first rows has it. The first of
+    `id_fields` that is not empty is a row's id; the id of a row without one is its file and line. A .txt or .md file is
+    one document (`txt_documents="file"`), one per paragraph between blank lines ("paragraphs"), or one per line
+    ("lines", blank ones included). A source without documents yields an empty one. `with_columns` reads the other
+    columns of rows too.
 
     Raises `InputError` with file and line: broken JSON, a missing field (with those that exist), a text that is not a
     string, bytes that are not UTF-8, half a surrogate pair, damaged compression.
@@ -474,11 +484,15 @@ def read_fields(
         rows, mark = read_csv(source.path), ":"
     else:
         rows, mark = read_json_lines(source.path), ":"
+    begin = list(islice(rows, FIRST_ROWS if template else 0))
+    known = {name for name in names for _, row, _ in begin if find_field(row, name, ABSENT) is not ABSENT}
     num_chars = 0
-    for number, row, num_bytes in rows:
+    for number, row, num_bytes in chain(begin, rows):
         location = f"{source.name}{mark}{number}"
         remedy = "name one as text_field (--text-field)"
-        fields = {name: column(location, row, name, remedy) for name in names}
+        fields = {
+            name: find_field(row, name) if name in known else column(location, row, name, remedy) for name in names
+        }
         if any(value is not None for value in fields.values()):
             fields = {name: "" if value is None else value for name, value in fields.items()}
         texts = {name: check_text(location, name, value) for name, value in fields.items()}
