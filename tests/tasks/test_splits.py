@@ -42,6 +42,17 @@ def test_whole_groups_are_held_out_in_the_shares_of_rows_and_classes(tmp_path: P
     assert f"groups by 'page': {counts}" in " ".join(capsys.readouterr().err.split())
 
 
+def test_classes_that_come_in_large_groups_leave_the_held_out_part_its_size() -> None:
+    rng = np.random.default_rng(1)
+    groups = np.repeat(np.arange(200), np.minimum(rng.zipf(1.5, 200), 60))
+    usual = rng.integers(0, 12, 200)[groups]
+    classes = np.where(rng.random(len(groups)) < 0.8, usual, rng.integers(0, 12, len(groups)))
+    held = hold_out(range(len(groups)), 0.9, classes, groups)[1]
+    assert len(held) == pytest.approx(len(groups) / 10, rel=0.1)
+    counts = [np.bincount(classes[rows], minlength=12) for rows in (held, slice(None))]
+    assert np.abs(counts[0] - counts[1] / 10).sum() < len(groups) / 10 / 4
+
+
 def test_the_order_of_rows_does_not_choose_the_groups() -> None:
     order = np.random.default_rng(0).permutation(len(ROWS))
     chosen = []

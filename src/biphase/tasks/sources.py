@@ -204,7 +204,7 @@ def definition(task: spec.Task) -> dict[str, Any]:
     if task.kind.has_label_sets and any({*",;|"} & {*name} for name in task.classes):
         tree["labels of one text"] = "a class, if it is the name of one"
     if task.group is not None:
-        tree["groups"] = "the same in all spellings"
+        tree["groups"] = "the same in all spellings, added or taken out one by one"
     return tree
 
 

@@ -27,7 +27,7 @@ TEST_SHARE = 0.1
 """The share of train that becomes a missing test split, before validation is drawn from the rest."""
 
 NUM_SHUFFLES = 32
-"""The number of random orders of groups, from which the best is chosen."""
+"""The number of random orders of groups; the best of them is the first choice."""
 
 Item = TypeVar("Item")
 Judgements = dict[str, dict[str, int]]
@@ -43,8 +43,9 @@ def choose_groups(groups: np.ndarray, num_held: int, strata: np.ndarray | None) 
     """Choose groups to hold out: some, but not all, with nearly `num_held` rows and, with `strata`, nearly the share of
     each.
 
-    Groups are shuffled with seed 42 and taken from the first, as in scikit-learn's GroupShuffleSplit, several times;
-    the closest choice wins. The order of the rows does not matter. Letters: G groups, C strata.
+    Groups are shuffled with seed 42 and taken from the first, as in scikit-learn's GroupShuffleSplit, several times.
+    From the closest choice on, the group that brings it closest is added or taken out, until no group brings it closer.
+    The order of the rows does not matter. Letters: G groups, C strata.
     """
     names, group = np.unique(groups, return_inverse=True)
     classes, stratum = np.unique(np.zeros(len(groups)) if strata is None else strata, return_inverse=True)
@@ -52,14 +53,23 @@ def choose_groups(groups: np.ndarray, num_held: int, strata: np.ndarray | None) 
     np.add.at(counts_GC, (group, stratum), 1)
     wanted_C = counts_GC.sum(axis=0) * num_held / len(groups)
     generator = np.random.default_rng(DRAW_SEED)
-    chosen = names
+    is_held_G = np.zeros(len(names), bool)
     least = math.inf
     for _ in range(NUM_SHUFFLES):
         order = generator.permutation(len(names))
         distances_G = np.abs(counts_GC[order].cumsum(axis=0) - wanted_C).sum(axis=1)[:-1]
         if distances_G.min() < least:
-            chosen, least = names[order[: distances_G.argmin() + 1]], distances_G.min()
-    return chosen
+            is_held_G[:], least = False, distances_G.min()
+            is_held_G[order[: distances_G.argmin() + 1]] = True
+    while True:
+        sign_G = np.where(is_held_G, -1, 1)
+        held_GC = counts_GC[is_held_G].sum(axis=0) + sign_G[:, None] * counts_GC
+        distances_G = np.abs(held_GC - wanted_C).sum(axis=1)
+        distances_G[np.isin(is_held_G.sum() + sign_G, (0, len(names)))] = math.inf
+        if distances_G.min() >= least:
+            return names[is_held_G]
+        is_held_G[distances_G.argmin()] ^= True
+        least = distances_G.min()
 
 
 def hold_out(
