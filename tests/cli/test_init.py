@@ -433,6 +433,18 @@ def test_a_test_without_labels_is_none(capsys: pytest.CaptureFixture[str]) -> No
         load_examples(find_source(task, Path()), judged_only=False)
 
 
+def test_classes_come_from_all_files(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"text": f"some words {n}", "label": "xy"[n % 2]} for n in range(40)]
+    pandas.DataFrame(rows).to_csv("train.csv", index=False)
+    pandas.DataFrame([rows[0], *({"text": f"other words {n}", "label": "Yz"[n]} for n in (0, 1))]).to_csv("dev.csv")
+    init_task(Path("train.csv"), out=Path("mine.yaml"))
+    task = find_task("mine.yaml")
+    assert task.classes == ("x", "y", "z") and task.labels == {"Y": "y"}
+    assert "no row of train.csv has z, but the files beside it do" in capsys.readouterr().err
+    data: Any = load_examples(find_source(task, Path()), judged_only=False)
+    assert len(data.validation) == 3
+
+
 @pytest.mark.parametrize(
     ("train", "validation", "test"),
     [

@@ -51,7 +51,7 @@ from biphase.errors import InputError, clipped, first_of
 from biphase.files import content_hash, whole_folder, write_text
 from biphase.tasks.examples import canonical_label, read_label, read_spans_of_characters, tell_lacking, why_left_out
 from biphase.tasks.families import KINDS, TASK_FAMILIES
-from biphase.tasks.sources import SPLIT_WORDS, find_split, has_needed_quotes
+from biphase.tasks.sources import SPLIT_WORDS, find_files, find_split, has_needed_quotes
 from biphase.tasks.spec import EVALUATED_SPLITS, TASK_SPLITS, Scheme, Task, task_table
 
 LABEL_NAMES = (
@@ -75,8 +75,8 @@ LEAST_ROWS_OF_VALUE = 5
 def describe_data(
     data: Path, label: str | None, family: str | None = None, template: str | None = None
 ) -> dict[str, Any]:
-    """Describe a file of rows, or a folder in BEIR's layout, by the keys of a task; `family` is its family or problem
-    type, if given. `labels` joins variants of a class, and `missing` drops rows without a label or text, if there are
+    """Describe a file of rows, with the files of other splits beside it, or a folder in BEIR's layout, by the keys of a
+    task; `family` is its family or problem type, if given. `labels` joins variants of a class, and `missing` drops rows without a label or text, if there are
     any; both are printed.
 
     Raises `InputError` if the data does not determine the keys; the message names the one to give.
@@ -87,27 +87,41 @@ def describe_data(
         if "test" not in named:
             raise InputError(f"{data}: retrieval needs qrels/test.tsv (or .jsonl), the judgements of its queries")
         texts = {key: next(iter(sorted(data.glob(f"{key}.*"))), data).name for key in ("corpus", "queries")}
-        others = {key: file for key, file in texts.items() if not file.startswith(f"{key}.jsonl") and file != data.name}
-        return {"family": "retrieval", "files.0": named | others}
+        texts = {key: file for key, file in texts.items() if not file.startswith(f"{key}.jsonl") and file != data.name}
+        return {"family": "retrieval", "files.0": named | texts}
     form = form_of(data)
     tell_columns(data)
     rows = list(rows_of_file(data, form))
-    keys, needed = describe_rows(rows, str(data), label, family, template)
-    if variants := keys.get("labels"):
+    needed = needed_column(rows[0][1], label) if rows else ""
+    splits = find_splits(data, needed)
+    beside = list[PlacedRow]()
+    for name in [name for split, name in splits.items() if split != "train"]:
+        beside += chain.from_iterable(rows_of_file(file, form) for file in find_files(data.parent, name))
+    keys = describe_rows([*rows, *beside], str(data), label, family, template)
+    variants = keys.get("labels", {})
+    if variants:
         keys["classes"] = [name for name in keys["classes"] if name not in variants]
         err.print("the new task file has these `labels`; to keep two classes apart, move the name to its `classes`")
+    trained, others = (find_classes(placed, needed, variants) for placed in (rows, beside))
+    if untrained := [name for name in keys.get("classes", ()) if name in others - trained]:
+        err.print(f"no row of {data} has {first_of(untrained)}, but the files beside it do: a model cannot learn that")
     task, names = Task.model_construct(None, **{"name": data.name, "missing": "drop", **keys}), keys["files.0"]
     lacking: dict[str, list[str]] = defaultdict(list)
-    for location, row in rows:
+    for location, row in [*rows, *beside]:
         if reason := why_left_out(task, location, row | renamed(row, names.get("rename", {}))):
             lacking[reason].append(location)
     tell_lacking(task, lacking)
     if lacking:
         err.print("the new task file leaves them out: `missing: drop`")
         keys["missing"] = "drop"
-    splits = find_splits(data, needed)
     splits |= place_splits([row for _, row in rows if not is_missing(find_field(row, needed))], splits)
     return keys | {"files.0": splits | names | form.model_dump(exclude_defaults=True)}
+
+
+def find_classes(placed: Iterable[PlacedRow], label: str, variants: Mapping[str, str]) -> set[str]:
+    """Find the classes that occur in the column with the label, which may be called by variants of their names."""
+    names = chain.from_iterable(part_names(find_field(row, label)) for _, row in placed)
+    return {variants.get(name, name) for name in names}
 
 
 def form_of(file: Path) -> FileForm:
@@ -173,11 +187,17 @@ def find_label(row: Row, label: str | None) -> str | None:
     return own_name(row, label) if label else next(filter(None, usual), None)
 
 
+def needed_column(row: Row, label: str | None) -> str:
+    """Find the column that every split needs: the answers to questions about a context, or the label. Empty without
+    one."""
+    is_answering = label is None and {"question", "context", "answers"} <= row.keys()
+    return "answers" if is_answering else find_label(row, label) or ""
+
+
 def describe_rows(
     placed: Sequence[PlacedRow], data: str, label: str | None, family: str | None = None, template: str | None = None
-) -> tuple[dict[str, Any], str]:
-    """Describe rows by the keys of a task, with the given template, or one with all text columns. Return also the name
-    of the column that every split needs.
+) -> dict[str, Any]:
+    """Describe rows by the keys of a task, with the given template, or one with all text columns.
 
     Error messages call the rows `data`, and a single row by its location. `files.0` has further keys for the task's
     files, beside their names.
@@ -188,10 +208,10 @@ def describe_rows(
     for name in template_columns(template or ""):
         if name != "choice":
             column(*placed[0], name, "the template names it")
-    if label is None and {"question", "context", "answers"} <= columns.keys():
-        return {"family": "question_answering", "template": QUESTION_TEMPLATE, "files.0": {}}, "answers"
-    label = find_label(columns, label)
-    if label is None:
+    needed = needed_column(columns, label)
+    if needed == "answers" != label:
+        return {"family": "question_answering", "template": QUESTION_TEMPLATE, "files.0": {}}
+    if not (label := needed):
         raise InputError(f"which column of {data} is the label? Name it as `label`: {', '.join(columns)}")
     if all(find_field(row, label, ABSENT) is ABSENT for _, row in placed):
         column(*placed[0], label, "name one as `label`")
@@ -206,15 +226,15 @@ def describe_rows(
     spans = [read_spans_of_characters(location, value) for (location, _), value in tagged]
     if any(spans) and None not in spans:
         text = "text" if "text" in columns else next((name for name in columns if isinstance(columns[name], str)), "")
-        return describe_tags({f"B-{span.label}" for row in spans for span in row or ()}, text=text, label=label), label
+        return describe_tags({f"B-{span.label}" for row in spans for span in row or ()}, text=text, label=label)
     if words is None or not isinstance(labels[0], list):
-        return {"files.0": {}, **describe_texts(placed, data, label, labels, family, template)}, label
+        return {"files.0": {}, **describe_texts(placed, data, label, labels, family, template)}
     tags = [[read_label(tag) for tag in row] for row in labels]
     keys = describe_tags({tag for row in tags for tag in row}, tokens=words, label=label)
     if (scheme := find_scheme(tags)) != "IOB2":
         err.print(f"the tags are of the scheme {scheme}, as the new task file says")
         keys["files.0"]["scheme"] = scheme
-    return keys, label
+    return keys
 
 
 def find_scheme(rows: Sequence[Sequence[str]]) -> Scheme:
@@ -503,8 +523,9 @@ def write_task(
             lines.append(json_line(location, row))
             placed[split].append((location, json.loads(lines[-1])))
         contents[split] = "".join(lines)
-    keys, needed = describe_rows(placed["train"], "train", label, template=template)
+    keys = describe_rows(placed["train"], "train", label, template=template)
     keys.pop("labels", None)  # printed; classes of rows in memory are what the rows name
+    needed = needed_column(placed["train"][0][1], label)
     for split, written in placed.items():
         if not written or find_field(written[0][1], needed, ABSENT) is ABSENT:
             raise InputError(f"{split}: its rows have no label: leave the split out, or predict its rows")
