@@ -33,6 +33,7 @@ def test_failures_are_kept_until_the_unit_is_done(tmp_path: Path, capsys: pytest
         ("a-b-c", "blocked: a b/c failed: no marker"),
     ]
     assert [failure.is_blocked for failure in failures] == [False, True]
+    assert {failure.cause for failure in failures} == {"a b/c"}
     assert sorted(read_failures(tmp_path), key=lambda failure: failure.unit) == failures, "one file for each"
     assert capsys.readouterr().err.count("no marker") == 1
     marker.touch()

@@ -416,6 +416,16 @@ def test_what_is_done_has_not_failed(plan: Plan, finished: Path, tmp_path: Path)
     assert (found.failed, found.num_waiting, found.lines[0]["failed"]) == ([], 0, 0)
 
 
+def test_a_unit_is_not_blocked_by_one_that_is_done(plan: Plan, finished: Path, tmp_path: Path) -> None:
+    place = copy_of(finished, tmp_path / "study")
+    state, cell = read_state(plan, place), plan.cells[0].name
+    state = replace(state, scored=state.scored - {cell})
+    (place / "failed").mkdir(exist_ok=True)
+    reason = f"blocked: embed failed: blocked: {train_name('tiny-clm-12')} failed: worker was killed"
+    (place / "failed" / "0.json").write_text(json.dumps({"unit": cell, "reason": reason, "traceback": ""}))
+    assert cell not in state.done and state.read_failures() == []
+
+
 def test_results_in_the_papers_terms(plan: Plan, finished: Path) -> None:
     scores = read_state(plan, finished).scores
     collected = collect_results(plan, scores, measure_sizes(plan))

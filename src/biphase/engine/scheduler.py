@@ -166,6 +166,12 @@ class Failure:
         """Whether the unit did not begin because a unit that it needs failed."""
         return self.reason.startswith("blocked: ")
 
+    @property
+    def cause(self) -> str:
+        """The unit whose failure is the first reason: this one, or the one at the end of a chain of blocked units."""
+        chain = re.match(r"(?:blocked: (.*?) failed: )+", self.reason)
+        return chain[1] if chain else self.unit
+
 
 def read_failure(path: Path, mtime: int | None = None) -> Failure | None:
     """Read the record of a failure; None if there is none, or if it dates from `mtime`."""

@@ -236,10 +236,10 @@ class StudyState:
         return kinds | {cell.name: cell.training for cell in self.plan.cells}
 
     def read_failures(self) -> list[Failure]:
-        """Read the failures of unfinished units. A unit that failed under an earlier version of the study file may be
-        done by now, or gone from the plan."""
+        """Read the failures of unfinished units that have not been made up for. A unit that failed under an earlier
+        version of the study file may be done by now, or gone from the plan; so may one that blocked others."""
         left = self.kinds.keys() - self.done
-        return [failure for failure in read_failures(self.folder) if failure.unit in left]
+        return [failure for failure in read_failures(self.folder) if {failure.unit, failure.cause} <= left]
 
     def identify(self, run: str, step: int) -> tuple[str, int] | None:
         """Return the hash and the number of positions of a model, from its checkpoint, or from its run's record if the

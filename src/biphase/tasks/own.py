@@ -76,8 +76,8 @@ def describe_data(
     data: Path, label: str | None, family: str | None = None, template: str | None = None
 ) -> dict[str, Any]:
     """Describe a file of rows, with the files of other splits beside it, or a folder in BEIR's layout, by the keys of a
-    task; `family` is its family or problem type, if given. `labels` joins variants of a class, and `missing` drops rows without a label or text, if there are
-    any; both are printed.
+    task; `family` is its family or problem type, if given. `labels` joins variants of a class, and `missing` drops rows
+    without a label or text, if there are any; both are printed.
 
     Raises `InputError` if the data does not determine the keys; the message names the one to give.
     """
