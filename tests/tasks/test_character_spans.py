@@ -235,7 +235,7 @@ def test_files_of_annotation_tools_are_read(tool: str, tmp_path: Path, capsys: p
     assert ("1 row has no label" in capsys.readouterr().err) == has_open
 
 
-def test_label_studio_has_classes_of_texts_too(tmp_path: Path) -> None:
+def test_label_studio_has_classes_of_texts_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     choose = {"type": "choices", "value": {"choices": ["good"]}}
     file = tmp_path / "a.json"
     file.write_text(json.dumps([{"id": 1, "data": {"review": "so it is"}, "annotations": [{"result": [choose]}]}]))
@@ -243,6 +243,13 @@ def test_label_studio_has_classes_of_texts_too(tmp_path: Path) -> None:
     for text in (said, said.replace('["good"]', '"good"')):
         file.write_text(text)
         assert [row for _, row in rows_of_file(file)] == [{"review": "so it is", "id": 1, "label": "good"}]
+    kinds = [{"result": [choose]}, {"result": [], "ground_truth": True, "was_cancelled": True}]
+    truth = {"result": [{"value": {"choices": ["bad"]}}], "ground_truth": True}
+    for annotations, label in ((kinds, "good"), ([*kinds, kinds[0]], "good"), ([*kinds, truth], "bad")):
+        file.write_text(json.dumps([{"data": {"review": "so"}, "annotations": annotations}]))
+        assert [row["label"] for _, row in rows_of_file(file)] == [label]
+        told = "a.json: texts with several annotations: 1; of each, the one marked as ground truth is read"
+        assert (told in capsys.readouterr().err) == (len(annotations) > 2)
     file.write_text(json.dumps([{"data": {}, "annotations": [5]}]))
     with pytest.raises(InputError, match=r"a.json: row 0: not a row, nor Label Studio's JSON export"):
         list(rows_of_file(file))

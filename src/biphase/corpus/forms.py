@@ -14,6 +14,7 @@ from itertools import chain, islice
 from string import Formatter
 from typing import Any, Literal
 
+from biphase.console import err
 from biphase.errors import InputError, refuse_doubles
 
 Format = Literal[
@@ -137,6 +138,15 @@ def mark_texts(rows: Iterator[PlacedRow]) -> Iterator[PlacedRow]:
         yield location, row | {name: "" if row[name] is None else str(row[name]) for name in texts}
 
 
+def list_annotations(value: Any) -> list[Any]:
+    """List the finished annotations of a text in Label Studio's JSON export, the ground truth first; else nothing."""
+    match value:
+        case {"data": {}, "annotations": list() as annotations}:
+            finished = [part for part in annotations if not part.get("was_cancelled")]
+            return sorted(finished, key=lambda part: not part.get("ground_truth"))
+    return []
+
+
 def plain_row(value: Any) -> Any:
     """Turn a row of Label Studio's JSON export, of Prodigy or of spaCy (a text with `entities`, or `Doc.to_json`) into
     a row of a task; return any other value unchanged.
@@ -145,8 +155,8 @@ def plain_row(value: Any) -> Any:
     offsets.
     """
     match value:
-        case {"data": {**data}, "annotations": list() as annotations}:
-            finished = [part for part in annotations if not part.get("was_cancelled")]
+        case {"data": {**data}, "annotations": list()}:
+            finished = list_annotations(value)
             answers = [item["value"] for part in finished[:1] for item in part["result"] if "value" in item]
             choices = [answer.get("choices", []) for answer in answers]
             chosen = [name for names in choices for name in ([names] if isinstance(names, str) else names)]
@@ -254,14 +264,20 @@ def unfold(values: Iterable[tuple[str, Any]], form: str) -> Iterator[PlacedRow]:
         yield from mark_texts(iter(values)) if form == "xlsx" else values
         return
     make_rows, needed = PUBLISHED[form]
+    file, num_several = "", 0
     for location, value in values:
         try:
+            if len(list_annotations(value)) > 1:
+                file, num_several = location.rpartition(":")[0], num_several + 1
             for row in make_rows(value):
                 if not isinstance(row, dict):
                     raise InputError(f"{location} is not an object: give a list, objects by id, or SQuAD's form")
                 yield location, row
         except (AttributeError, KeyError, TypeError):
             raise InputError(f"{location}: not {needed}") from None
+    if num_several:
+        told = f"texts with several annotations: {num_several:,}"
+        err.print(f"{file}: {told}; of each, the one marked as ground truth is read, or else the first")
 
 
 def name_classes(rows: Iterable[Row], features: dict[str, Any]) -> Iterator[Row]:
