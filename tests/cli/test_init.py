@@ -600,6 +600,19 @@ def test_texts_are_not_taken_for_words_with_tags(line: str, message: str, tmp_pa
             make()
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "form"),
+    [
+        ("0.ann", "T1\tLOC 105 109\tRome\nT2\tORG 0 10\tSome house\n", "BRAT"),
+        ("doc.tsv", "#FORMAT=WebAnno TSV 3.3\n#T_SP=custom.Span|value\n\n#Text=a b\n1-1\t0-1\ta\tLOC\n", "WebAnno and"),
+    ],
+)
+def test_forms_of_annotation_tools_that_are_not_read_are_named(name: str, text: str, form: str) -> None:
+    Path(name).write_text(text)
+    with pytest.raises(InputError, match=f"{name} has the form of {form}.*does not read; export CoNLL"):
+        init_task(Path(name))
+
+
 def test_a_column_that_names_most_splits_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train"] * 30 + ["tset"] + ["test"] * 9
     rows = [{"text": f"a b {n}", "label": "xy"[n % 2], "split": word} for n, word in enumerate(words)]

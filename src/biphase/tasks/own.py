@@ -166,8 +166,14 @@ def have_spans(tags: Iterable[str]) -> bool:
 
 
 def tell_columns(file: Path) -> None:
-    """Print which columns of a file are taken for the words and the tags, if it has more. Raises `InputError` for lines
-    that are no words with tags, such as texts: they have no spans, and different lengths or too many tags."""
+    """Print which columns of a file are taken for the words and the tags, if it has more. Raises `InputError` for the
+    forms of BRAT and of WebAnno, and for lines that are no words with tags, such as texts: they have no spans, and
+    different lengths or too many tags."""
+    is_webanno = ending_of(file) == ".tsv" and next(numbered_lines(file), (1, ""))[1].startswith("#FORMAT=WebAnno")
+    if is_webanno or ending_of(file) == ".ann":
+        form = "WebAnno and INCEpTION" if is_webanno else "BRAT"
+        remedy = "export CoNLL, or rows of JSON with `text` and its spans, `label: [[start, end, class]]`"
+        raise InputError(f"{file} has the form of {form}, which biphase does not read; {remedy}")
     lines = list_lines(file)
     word_at, tag_at, width = find_columns(lines)
     tags = Counter(fields[tag_at] for _, fields in lines if len(fields) > tag_at)
