@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from biphase.cli.init import init_task
 from biphase.corpus.rows import rows_of_file
 from biphase.errors import InputError
 from biphase.files import content_hash
@@ -235,6 +236,19 @@ def test_files_of_annotation_tools_are_read(tool: str, tmp_path: Path, capsys: p
     assert ("1 row has no label" in capsys.readouterr().err) == has_open
 
 
+def test_spans_beside_a_choice_are_read_by_their_family(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = [[{"value": {"choices": ["good"]}}, *LABELS] for _ in range(30)] + [LABELS, []]
+    values = [{"data": {"text": f"{TEXT} {n}"}, "annotations": [{"result": part}]} for n, part in enumerate(results)]
+    file, out = tmp_path / "train.json", tmp_path / "mine.yaml"
+    file.write_text(json.dumps(values))
+    with pytest.raises(InputError, match="in 'label' one class"):
+        init_task(file, out=out)
+    assert "train.json has spans too, in 'entities': `--family token_classification`" in capsys.readouterr().err
+    init_task(file, family="token_classification", out=out)
+    data: Any = load_examples(find_source(find_task(str(out)), tmp_path), judged_only=False)
+    assert sum(bool(sum(one.tags)) for split in data.splits.values() for one in split) == 31
+
+
 def test_label_studio_has_classes_of_texts_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     choose = {"type": "choices", "value": {"choices": ["good"]}}
     file = tmp_path / "a.json"
@@ -242,7 +256,9 @@ def test_label_studio_has_classes_of_texts_too(tmp_path: Path, capsys: pytest.Ca
     said = file.read_text()
     for text in (said, said.replace('["good"]', '"good"')):
         file.write_text(text)
-        assert [row for _, row in rows_of_file(file)] == [{"review": "so it is", "id": 1, "label": "good"}]
+        assert [row for _, row in rows_of_file(file)] == [
+            {"review": "so it is", "id": 1, "label": "good", "entities": []}
+        ]
     kinds = [{"result": [choose]}, {"result": [], "ground_truth": True, "was_cancelled": True}]
     truth = {"result": [{"value": {"choices": ["bad"]}}], "ground_truth": True}
     for annotations, label in ((kinds, "good"), ([*kinds, kinds[0]], "good"), ([*kinds, truth], "bad")):

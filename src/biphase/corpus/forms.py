@@ -151,8 +151,8 @@ def plain_row(value: Any) -> Any:
     """Turn a row of Label Studio's JSON export, of Prodigy or of spaCy (a text with `entities`, or `Doc.to_json`) into
     a row of a task; return any other value unchanged.
 
-    An unfinished annotation, or one that Prodigy's user did not accept, has no label. Drops tokens that are only
-    offsets.
+    An unfinished annotation, or one that Prodigy's user did not accept, has no label. Beside a choice in Label Studio,
+    spans are `entities`. Drops tokens that are only offsets.
     """
     match value:
         case {"data": {**data}, "annotations": list()}:
@@ -162,7 +162,7 @@ def plain_row(value: Any) -> Any:
             chosen = [name for names in choices for name in ([names] if isinstance(names, str) else names)]
             spans = [answer for answer in answers if "labels" in answer]
             label = (chosen[0] if len(chosen) == 1 else chosen or spans) if finished else None
-            return data | {"id": value.get("id"), "label": label}
+            return ({"entities": spans} if chosen else {}) | data | {"id": value.get("id"), "label": label}
         case [str() as text, {"entities": list() as spans}]:
             return {"text": text, "label": spans}
         case {"text": str(), "answer": "accept" | "reject" | "ignore" as answer, "_task_hash": _}:

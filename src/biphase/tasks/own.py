@@ -92,6 +92,11 @@ def describe_data(
     form = form_of(data)
     tell_columns(data)
     rows = list(rows_of_file(data, form))
+    spans = (row["entities"] for _, row in rows if row.get("label") and isinstance(row.get("entities"), list))
+    if label is None and any(spans):
+        label = "entities" if family == "token_classification" else None
+        if family is None:
+            err.print(f"{data} has spans too, in 'entities': `--family token_classification` reads them")
     needed = needed_column(rows[0][1], label) if rows else ""
     splits = find_splits(data, needed)
     beside = list[PlacedRow]()
