@@ -144,7 +144,8 @@ def compare_in_words(results: ResultSet, best: Result, rival: Result, where: str
     if best.is_degenerate() and rival.is_degenerate():
         reason = "both predict the same for all examples, as networks with too little training do"
         return f"{best.arm.name} cannot be distinguished from {rival.arm.name} {where}: {reason}."
-    num_asked = num_models if rival.arm.objective == "none" else num_models - 1
+    has_candidate = rival.arm.objective != "none"
+    num_asked, besides = num_models - has_candidate, f" besides {rival.arm.name}" * has_candidate
     best, rival = (best, rival) if best.mean >= rival.mean else (rival, best)  # random weights may be ahead
     compute = tell_compute(results, [(1.0, best), (-1.0, rival)])
     gap = contrasts.difference(best, rival)
@@ -156,8 +157,8 @@ def compare_in_words(results: ResultSet, best: Result, rival: Result, where: str
     if math.isnan(tested.low):
         sentence += "; there is no interval with one seed, or if all seeds differ by the same amount"
     elif num_asked > 1:
-        picked = "the better of two" if num_models == 2 else f"the best of {num_models}"
-        sentence += f"; {tell_p_value(p_value)}, corrected for picking {picked} models"
+        picked = "the better of two" if num_asked == 2 else f"the best of {num_asked}"
+        sentence += f"; {tell_p_value(p_value)}, corrected for picking {picked} models{besides}"
     carriers = ""
     if is_ahead:
         scores, others = (results.scores[result.arm.name] for result in (best, rival))
