@@ -13,6 +13,7 @@ import sklearn.metrics
 import torch
 import transformers
 import yaml
+from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 from sklearn.preprocessing import StandardScaler
 
 import biphase
@@ -25,7 +26,7 @@ from biphase.finetuning.families.sequence_classification import Split
 from biphase.finetuning.heads import NumberLayer, build_network
 from biphase.finetuning.kept import RECORD
 from biphase.finetuning.metrics import score_rows
-from biphase.finetuning.scores import Score, read_examples
+from biphase.finetuning.scores import Score, read_examples, tell_errors
 from biphase.tasks.examples import label_index, load_examples
 from biphase.tasks.sources import find_source
 from biphase.tasks.spec import Task, find_task
@@ -108,6 +109,12 @@ def test_similarity_of_pairs(model_folder: Path, tmp_path: Path) -> None:
         "pearson": pytest.approx(scipy.stats.pearsonr(gold, predicted).statistic),
     }
     assert score.metrics["test"]["pearson"] > 0.8
+    errors = {"mae": mean_absolute_error(gold, predicted), "rmse": root_mean_squared_error(gold, predicted)}
+    told = f"in the unit of the labels: mae {errors['mae']:.4g}, rmse {errors['rmse']:.4g}"
+    assert [sentence.endswith(told) for sentence in tell_errors(score)] == [True]
+    judged = biphase.score(tmp_path / "kept", tmp_path / "test.jsonl", device=DEVICE)
+    assert {name: judged.metrics[name].value for name in errors} == pytest.approx(errors, rel=1e-3)
+    assert judged.show("mae").startswith(f"mae {judged.metrics['mae'].value:.4g} [0.")
     classify = transformers.pipeline("text-classification", str(tmp_path / "kept"), device="cpu")
     assert classify.model.config.problem_type == "regression"
     said = [classify(f"{row['a']} ; {row['b']}")[0] for row in rows[2::3]]

@@ -54,8 +54,8 @@ from biphase.finetuning.kept import (
     read_trained,
     tell_trained,
 )
-from biphase.finetuning.metrics import Rows, contributions
-from biphase.finetuning.scores import KeptExamples, Score, ScoreSet, linearize, read_scores
+from biphase.finetuning.metrics import ERRORS, Rows, contributions, score_rows, show_value
+from biphase.finetuning.scores import KeptExamples, Score, ScoreSet, linearize, read_scores, tell_errors
 from biphase.finetuning.words import WORD_SCORES, judge_words, read_word_scores, score_words, tell_word_score
 from biphase.report import verdicts
 from biphase.report.results import ReportArm, Result
@@ -164,7 +164,7 @@ def tell_score(score: Score, keep: Path | str | None, is_old: bool, *baselines: 
     console.err.print(f"{score.folder}: scores and predictions{of_model}")
     if (report := read_report(score)) is not None:
         print_report(report, score.never_predicted.get("test", {}))
-    for sentence in [] if score.diverged else verdicts.tell_alone(result_of(score), *baselines):
+    for sentence in [] if score.diverged else [*tell_errors(score), *verdicts.tell_alone(result_of(score), *baselines)]:
         console.out.prose(sentence)
 
 
@@ -247,7 +247,7 @@ class FileScore:
     metric: str
     """The task's primary metric."""
     metrics: dict[str, Interval]
-    """Metric → its value with the 95 % interval over examples, whose ends are nan if unknown."""
+    """Metric, or error of numbers → its value with the 95 % interval over examples, whose ends are nan if unknown."""
     num_examples: int
     num_left_out: int
     """The number of rows without a label."""
@@ -262,14 +262,14 @@ class FileScore:
     def __repr__(self) -> str:
         counts = f"{self.num_examples:,} examples, {self.num_left_out:,} left out, {self.num_truncated:,} truncated"
         counts += f", {self.num_trained:,} trained or validated the model" if self.num_trained else ""
-        others = " · ".join(f"{name} {self.metrics[name].value:.2%}" for name in self.metrics if name != self.metric)
+        others = " · ".join(self.show(name).partition(" [")[0] for name in self.metrics if name != self.metric)
         return f"{self.task} · {self.model} · {self.file}\n{self.show(self.metric)}\n{others}\n{counts}"
 
     def show(self, metric: str) -> str:
         """Show a metric as `accuracy 81.20% [79.90%, 82.50%]`."""
         interval = self.metrics[metric]
-        ends = "" if np.isnan(interval.low) else f" [{interval.low:.2%}, {interval.high:.2%}]"
-        return f"{metric} {interval.value:.2%}{ends}"
+        value, *ends = (show_value(metric, end) for end in (interval.value, interval.low, interval.high))
+        return f"{metric} {value}" if np.isnan(interval.low) else f"{metric} {value} [{', '.join(ends)}]"
 
 
 def score(
@@ -305,9 +305,9 @@ def score(
     num_trained = count_trained(map(input_of, test.test), read_trained(kept.folder))
     metrics, rows, num_truncated = judge_test(kept, test, choose_device(device))
     task, measures = kept.task, dict[str, Interval]()
-    for name, value in metrics.items():
+    for name, value in (metrics | score_rows(rows, ERRORS * task.kind.has_label_numbers, ())).items():
         measures[name] = Interval(value)
-        if name in task.kind.metrics and (name == task.metric or not task.kind.is_answering):
+        if name in ERRORS or (name in task.kind.metrics and (name == task.metric or not task.kind.is_answering)):
             measures[name] = mean_interval(linearize(*contributions(rows, name, task.classes)))
     report = report_classes(rows, task.classes) if task.classes else None
     if num_trained:

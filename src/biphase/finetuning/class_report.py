@@ -14,12 +14,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from biphase import files
 from biphase.console import PlainConsole, out, print_rows
 from biphase.errors import InputError, first_of
 from biphase.finetuning.calibration import Calibration, calibration_error
 from biphase.finetuning.metrics import find_entities, index_tags, is_sentence, one_hot
-from biphase.finetuning.scores import Score
+from biphase.finetuning.scores import Score, read_test_rows
 from biphase.style import INK, PLOT_STYLE, check_picture, save_picture
 
 CLASSES_IN_TABLE = 12
@@ -173,12 +172,9 @@ def average_classes(name: str, scores: Sequence[ClassScore], weights_L: np.ndarr
 
 def read_report(score: Score) -> ClassReport | None:
     """Report on the test predictions of a cell. None for a task without classes, or without stored predictions."""
-    path = (score.folder or Path()) / "test.jsonl"
-    if not score.classes or score.folder is None or not path.exists():
+    if not score.classes or not (rows := read_test_rows(score)):
         return None
-    files.refuse_changed(score.folder, {path.name: score.predictions["test"]}, "rerun its cell")
-    with files.reading(path, "rerun its cell"), path.open(encoding="utf-8") as file:
-        report = report_classes([files.parse_json(line) for line in file], score.classes)
+    report = report_classes(rows, score.classes)
     coverage = tuple(replace(point, least=None) for point in report.coverage)
     return replace(report, calibration=score.calibration, coverage=coverage)
 

@@ -34,6 +34,17 @@ Contributions = tuple[np.ndarray, Statistic | None]
 that turns their sums into the score."""
 
 
+ERRORS = ("mae", "rmse")
+"""The mean absolute error and the root mean square error of numbers, in the unit of the labels. They are printed beside
+the metrics of a task, and are none, because they have no highest value."""
+
+
+def show_value(metric: str, value: float) -> str:
+    """Show a score in percent, or an error in the unit of the labels, with four digits."""
+    is_error = metric in ERRORS
+    return np.format_float_positional(value, 4, fractional=False, trim="-") if is_error else f"{value:.2%}"
+
+
 def score_rows(rows: Sequence[Mapping[str, Any]], metrics: Iterable[str], classes: Sequence[str]) -> Metrics:
     """Score rows of predictions by some metrics, each from the contributions of the rows."""
     return {metric: total_score(*contributions(rows, metric, classes)) for metric in metrics}
@@ -103,6 +114,11 @@ def macro_f1_of_all(counts_C: np.ndarray) -> np.ndarray:
 def share(counts_C: np.ndarray) -> np.ndarray:
     """Turn [..., 2] counts, of right units and of all, into the share that is right [...]."""
     return counts_C[..., 0] / counts_C[..., 1]
+
+
+def root_mean(sums_C: np.ndarray) -> np.ndarray:
+    """Turn [..., 2] sums, of squares and of 1, into the root of the mean square [...]."""
+    return np.sqrt(share(sums_C))
 
 
 def matthews(counts_C: np.ndarray) -> np.ndarray:
@@ -379,14 +395,17 @@ def best_documents(scores: Mapping[str, float], num: int) -> list[tuple[str, flo
 
 
 def contributions(rows: Sequence[Mapping[str, Any]], metric: str, classes: Sequence[str]) -> Contributions:
-    """Compute the contribution of each row to a metric that may choose a rate (`Kind.metrics`), or to the paper's score
-    of tags."""
+    """Compute the contribution of each row to a metric that may choose a rate (`Kind.metrics`), to the paper's score of
+    tags, or to an error of numbers."""
     if "score" not in rows[0] and is_sentence(rows[0]):
         return count_tags(rows, metric, classes)
     gold = [row.get("gold") for row in rows]
     predicted = [row.get("predicted") for row in rows]
     if metric in ("spearman", "pearson"):
         return correlation_products(metric, np.array(gold, np.float64), np.array(predicted, np.float64))
+    if metric in ERRORS:
+        errors_N = np.abs(np.array(predicted, np.float64) - np.array(gold, np.float64))
+        return (errors_N, None) if metric == "mae" else (np.stack([errors_N**2, np.ones_like(errors_N)], 1), root_mean)
     if metric == "exact":
         answers = counted_answers([row["gold"] for row in rows])
         return np.array([exact_match(row["predicted"], right) for row, right in zip(rows, answers, strict=True)]), None

@@ -149,6 +149,25 @@ class Score(Strict):
         return f"{steps}, {spent}, {speed}"
 
 
+def read_test_rows(score: Score) -> metrics.Rows:
+    """Read the test predictions of a cell; none if they are not stored."""
+    path = (score.folder or Path()) / "test.jsonl"
+    if score.folder is None or not path.exists():
+        return []
+    files.refuse_changed(score.folder, {path.name: score.predictions["test"]}, "rerun its cell")
+    with files.reading(path, "rerun its cell"), path.open(encoding="utf-8") as file:
+        return [files.parse_json(line) for line in file]
+
+
+def tell_errors(score: Score) -> list[str]:
+    """Write a sentence on the errors of a cell's test predictions, if they are numbers and are stored."""
+    if "spearman" not in score.metrics["test"] or not (rows := read_test_rows(score)):
+        return []
+    errors = metrics.score_rows(rows, metrics.ERRORS, ())
+    told = ", ".join(f"{name} {metrics.show_value(name, value)}" for name, value in errors.items())
+    return [f"errors on test, in the unit of the labels: {told}"]
+
+
 def write_cell(folder: Path, score: Score, losses: Sequence[float], predictions: Mapping[str, metrics.Rows]) -> None:
     """Write a cell's folder, whole or not at all: its score, losses, predictions and their contributions."""
     texts: dict[str, bytes] = {}
