@@ -442,6 +442,10 @@ def test_rows_below_a_probability_are_left_to_people(
         f"rows.csv: {num_left} of 7 rows ({num_left / 7:.0%}) are left to a person: no class reaches a probability of"
     )
     assert told in " ".join(capsys.readouterr().err.split())
+    biphase.predict(kept, [{"text": text} for text in texts], least=least, device=DEVICE)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the data in memory: 7 rows" in said and f"the data in memory: {num_left} of 7 rows" in said
+    assert "rows.jsonl" not in said and "memory.jsonl" not in said
     out = tmp_path / "left.csv"
     run_command(["predict", str(kept), str(tmp_path / "rows.csv"), "--least", str(least), "--out", str(out)])
     assert pandas.read_csv(out)["predicted"].isna().sum() == num_left + 1

@@ -19,7 +19,7 @@ from biphase.api.networks import ZERO_SHOT, ZeroShot, run_zero_shot
 from biphase.config import AnyPath, ModelName, OnCommandLine, PythonOnly, parse_config
 from biphase.corpus.forms import PlacedRow, Row, TableForm
 from biphase.corpus.rows import ending_of, excerpt
-from biphase.corpus.text import as_file
+from biphase.corpus.text import as_file, name_data
 from biphase.corpus.writing import TABLE_FORMS, refuse_ending, refuse_rows, write_rows
 from biphase.engine.scheduler import Failure
 from biphase.engine.units import Engine, EngineKind
@@ -312,12 +312,12 @@ def score(
     report = report_classes(rows, task.classes) if task.classes else None
     if num_trained:
         share = f"{num_trained:,} of {len(rows):,} examples trained or validated this model"
-        console.err.print(f"{file.name}: {share}: the score is probably too high for new ones")
+        console.err.print(f"{name_data(file)}: {share}: the score is probably too high for new ones")
     if picture is not None:
         draw_confusion(report, Path(picture))
     return FileScore(
         model=str(model),
-        file=file.name,
+        file=name_data(file),
         task=task.name,
         metric=task.metric,
         metrics=measures,
@@ -354,9 +354,9 @@ def predict_rows(
         raise InputError(f"least: {reason}; it is a probability, for texts with one class each")
     if ending != ".jsonl":
         refuse_rows((row for _, row in open_rows(network, file)[1]), ending)
-    form, rows = open_rows(network, file)
-    predicted = track_predictions(network, rows, file.name, device)
-    return form, predicted if least is None else leave_to_people(predicted, file.name, least)
+    name, (form, rows) = name_data(file), open_rows(network, file)
+    predicted = track_predictions(network, rows, name, device)
+    return form, predicted if least is None else leave_to_people(predicted, name, least)
 
 
 def leave_to_people(rows: Iterator[Row], name: str, least: float) -> Iterator[Row]:

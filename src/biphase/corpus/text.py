@@ -237,6 +237,10 @@ def keep_rows(rows: Iterable[Row], folder: Path, stem: str) -> Path:
     return path
 
 
+IN_MEMORY = "the data in memory"
+"""What messages call rows that no file of the user's holds."""
+
+
 @contextmanager
 def as_file(data: Any) -> Iterator[Path]:
     """Yield the file that data names, or a passing one with the rows in memory, whose place no message mentions."""
@@ -244,12 +248,17 @@ def as_file(data: Any) -> Iterator[Path]:
         yield Path(data)
         return
     with TemporaryDirectory() as folder:
-        file = keep_rows(rows_in_memory(data), Path(folder), "rows").rename(Path(folder) / "rows.jsonl")
+        file = keep_rows(rows_in_memory(data), Path(folder), "rows").rename(Path(folder) / f"{IN_MEMORY}.jsonl")
         try:
             yield file
         except InputError as error:
             message = re.sub(rf"{re.escape(str(file))}:(\d+)", lambda at: f"row {int(at[1]) - 1}", str(error))
-            raise InputError(message.replace(str(file), "the data in memory")) from None
+            raise InputError(message.replace(str(file), IN_MEMORY)) from None
+
+
+def name_data(file: Path) -> str:
+    """Name the file that `as_file` yields, for messages."""
+    return IN_MEMORY if file.stem == IN_MEMORY else file.name
 
 
 def name_sources(sources: Any, folder: Path, text_field: str) -> list[str | Path]:
