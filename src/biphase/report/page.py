@@ -153,17 +153,17 @@ def compare_in_words(results: ResultSet, best: Result, rival: Result, where: str
     p_value = min(tested.p_value * num_asked, 1.0)
     sides = [(result.arm.name, result.mean) for result in (best, rival)]
     is_ahead = is_significant(p_value)
+    carriers = ""
+    if is_ahead:
+        scores, others = (results.scores[result.arm.name] for result in (best, rival))
+        by_task = {name: contrasts.difference(scores[name], others[name]) for name in chain(*results.datasets.values())}
+        carriers = f" {contrasts.tell_carriers(by_task)}".rstrip()
     sentence = contrasts.say_difference(tested, *sides, is_ahead=is_ahead, where=where) + compute + gap.tell_seeds()
     if math.isnan(tested.low):
         sentence += "; there is no interval with one seed, or if all seeds differ by the same amount"
     elif num_asked > 1:
         picked = "the better of two" if num_asked == 2 else f"the best of {num_asked}"
         sentence += f"; {tell_p_value(p_value)}, corrected for picking {picked} models{besides}"
-    carriers = ""
-    if is_ahead:
-        scores, others = (results.scores[result.arm.name] for result in (best, rival))
-        by_task = {name: contrasts.difference(scores[name], others[name]) for name in chain(*results.datasets.values())}
-        carriers = f" {contrasts.tell_carriers(by_task)}".rstrip()
     scope = "" if gap.num_pretrainings > 1 else " This is about these checkpoints: each was pretrained once."
     return f"{sentence}.{carriers}{scope}"
 
