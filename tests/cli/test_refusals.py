@@ -86,7 +86,7 @@ study advise --flops 1e15 --recipe table.csv      | table.csv already exists; ch
 judge nowhere.csv --baseline a --candidate b      | nowhere.csv does not exist
 judge table.csv --baseline a --candidate b        | no column 'method'; the columns are: a, c
 judge table.csv --baseline a                      | judge: --candidate is missing (see -h)
-report results none.csv                           | none.csv has no rows of scores
+report results none.csv                           | no rows of scores in none.csv
 prepare text.txt --tokenizer tokenizer --out table.csv | table.csv: a file is where a folder is needed
 tokenizer train packed.jsonl --out made           | packed.jsonl is gzip without the ending .gz, not a text: rename
 pretrain tiny schedule.steps=6                    | unknown key 'schedule.steps'; did you mean 'curriculum.0.steps'?
@@ -95,7 +95,7 @@ pretrain tiny schedule.peak_lr=0,001              | decimals have a point, as in
 pretrain tiny name=a/b                            | use A to Z, digits, dots, dashes and underscores
 finetune broken genre                             | is not valid JSON (
 task check task.yaml                              | give the folder with its data as --data-dir
-study plan demo arms.0.curricula=[clm,mlm]        | (or change the hypothesis)
+study plan demo arms.0.curricula=[clm,mlm]        | the line names an unknown arm '40/60'
 study run tiny                                    | tiny is a recipe, which `biphase study run` does not take here; try
 pretrain tiny tensorboard=true                    | did you mean 'tracking=tensorboard'?
 finetune encoder genre class_weights=balance      | give `balanced`, or a mapping of classes to weights

@@ -55,16 +55,15 @@ def test_kept_examples_are_read_when_asked_for(write_cell: Callable[..., Path]) 
         assert why in KeptExamples(kept).read().why_unknown
 
 
-@pytest.mark.parametrize(
-    ("form", "is_paired"), [("item-{}", True), ("7{}", True), ("{}", False), ("test.tsv:{}", False)]
-)
-def test_only_ids_of_their_own_pair_the_examples_of_two_tasks(
-    write_cell: Callable[..., Path], form: str, is_paired: bool
-) -> None:
+OWN_IDS, LOCATIONS = ("item-{}", "7{}"), ("{}", "test.tsv:{}", "test.parquet: row {}")
+
+
+@pytest.mark.parametrize("form", [*OWN_IDS, *LOCATIONS])
+def test_only_ids_of_their_own_pair_the_examples_of_two_tasks(write_cell: Callable[..., Path], form: str) -> None:
     lines = [{"id": form.format(number), "score": 1.0} for number in range(4)]
     scores = [read_score(write_cell("m", task=task, seed=0, test=1.0, lines=lines)) for task in ("a", "b")]
     for most in (None, 2):
-        assert len({read_examples(score, most=most).fingerprint for score in scores}) == (1 if is_paired else 2)
+        assert len({read_examples(score, most=most).fingerprint for score in scores}) == (1 if form in OWN_IDS else 2)
 
 
 def test_predictions_that_were_edited_are_none(write_cell: Callable[..., Path], tmp_path: Path) -> None:

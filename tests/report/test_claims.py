@@ -155,6 +155,6 @@ def test_points_are_not_compared_with_nats() -> None:
     scores, loss = (seen(0.05), seen(0.2)), seen(0.03)
     nats = replace(loss, contrast=replace(loss.contrast, unit="nats"))
     (judged,) = judge_claims([finding(nats, *scores)])
-    assert [[one.estimate for one in of_unit] for of_unit in judged.measured] == [[0.05, 0.2], [0.03]]
+    assert [[one.estimate for one in of_unit] for of_unit in judged.by_unit] == [[0.05, 0.2], [0.03]]
     smallest = ": +5.00 points [+3.61, +6.39] for the smaller of 2 differences, p < 0.001"
     assert tell_finding(judged).endswith(f"{smallest}; +0.030 nats [+0.016, +0.044], p = 0.004.")

@@ -346,14 +346,14 @@ def test_a_picture_shows_all_hypotheses_on_one_scale() -> None:
     """Each by the difference that its verdict rests on; a few also by task."""
     declared = judge_claims(measure_findings(read_reference()))
     effects, ends = list_effects(declared)
-    assert [len(rows) for rows in effects] == [len(finding.measured) for finding in declared]
+    assert [len(rows) for rows in effects] == [len(finding.by_unit) for finding in declared]  # none is about losses
     for finding, rows in zip(declared, effects, strict=True):
         for row in rows:
             assert f"{show_points(row.estimate)} points" in tell_evidence(finding)
             assert ends[0] <= row.interval.low <= row.interval.high <= ends[1] and ends[0] <= min(0, row.bound)
-    split = next(finding for finding in declared if len(finding.measured[0][0].by_task) > 1)
+    split = next(finding for finding in declared if len(finding.by_unit[0][0].by_task) > 1)
     (mean, *of_tasks), *_ = list_effects([split])[0]
-    assert not mean.task and [row.task for row in of_tasks] == [*split.measured[0][0].by_task]
+    assert not mean.task and [row.task for row in of_tasks] == [*split.by_unit[0][0].by_task]
     assert {row.bound for row in of_tasks} == {mean.bound}
     assert list_effects([replace(declared[0], claims=())]) == ([[]], pytest.approx((math.nan, math.nan), nan_ok=True))
 

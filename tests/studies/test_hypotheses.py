@@ -83,7 +83,8 @@ def test_what_names_stand_for() -> None:
 
 def test_an_unknown_name_is_refused_before_anything_trains() -> None:
     with pytest.raises(
-        InputError, match=r"hypothesis 'h1': 'mlm30 - mlm40 > 0': unknown arm 'mlm30'; did you mean 'mlm40'"
+        InputError,
+        match=r"hypothesis 'h1': 'mlm30 - mlm40 > 0': the line names an unknown arm 'mlm30'; did you mean 'mlm40'",
     ):
         make_plan("stack - mlm40 > 0", "mlm30 - mlm40 > 0")
     with pytest.raises(InputError, match=r"hypothesis 'h0'.*unknown task or family 'snli'"):

@@ -425,8 +425,8 @@ def has_lost_predictions(score: Score) -> bool:
     return "test" in score.predictions and not kept
 
 
-ROW_LOCATION = re.compile(r"\.\w+:\d+$")
-"""The end of an id that is only its row's location: `test.tsv:12`."""
+ROW_LOCATION = re.compile(r"(\.\w+:|: row )\d+$")
+"""The end of an id that is only its row's location: `test.tsv:12`, `test.parquet: row 12`."""
 
 
 def read_examples(score: Score, split: EvaluatedSplit = "test", most: int | None = None) -> ExampleTable:

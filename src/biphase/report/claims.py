@@ -200,7 +200,7 @@ class Finding:
             yield from claim.inequalities
 
     @property
-    def measured(self) -> list[list[Inequality]]:
+    def by_unit(self) -> list[list[Inequality]]:
         """The inequalities that have scores: those in points, those in nats. The first of each list lies least above
         its bound; a unit without any has no list."""
         measured = [inequality for inequality in self.inequalities if not math.isnan(inequality.estimate)]
@@ -344,11 +344,11 @@ def tell_finding(finding: Finding) -> str:
     seeds, p = 0.004.`"""
     scope = f" ({finding.scope})" if finding.scope else ""
     told = f"{tell_verdict(finding.verdict, finding.inequalities).capitalize()}{scope}: {finding.statement}"
-    if not finding.measured:
+    if not finding.by_unit:
         needs = first_of(finding.needs, 2)
         return f"{told}: {needs}." if needs else f"{told}."
-    gaps = "; ".join(tell_least(inequalities) for inequalities in finding.measured)
-    return " ".join(filter(None, [f"{told}: {gaps}.", *(least.carriers for least, *_ in finding.measured)]))
+    gaps = "; ".join(tell_least(inequalities) for inequalities in finding.by_unit)
+    return " ".join(filter(None, [f"{told}: {gaps}.", *(least.carriers for least, *_ in finding.by_unit)]))
 
 
 def tell_least(inequalities: Sequence[Inequality]) -> str:

@@ -161,9 +161,8 @@ def tell_compute(results: ResultSet, terms: Terms, sign: float = 1.0) -> str:
 
 def contrast_equal_flops(results: ResultSet, terms: Terms) -> Contrast | None:
     """Contrast scores at equal FLOPs: each one minus the score of MLM alone at as many FLOPs. The weights must add up
-    to zero. Return None unless a ladder of MLM alone reaches the FLOPs of all arms, with rungs close enough to
-    interpolate. Return None also for losses, which depend on the objective, and if all arms are rungs: each one minus
-    itself is 0."""
+    to zero. Return None for losses, which depend on the objective, if all arms are rungs (each one minus itself is 0),
+    and unless a ladder of MLM alone reaches the FLOPs of all arms, with rungs close enough to interpolate."""
     sizes = {score.arm.size for _, score in terms}
     ladder = choose_baseline([arm for arm in final_arms(results) if arm.size in sizes]) if len(sizes) == 1 else ()
     if not ladder or all(score.arm in ladder for _, score in terms):

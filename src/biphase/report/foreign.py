@@ -189,8 +189,8 @@ def parse_rows(source: Any, rename: Mapping[str, str]) -> tuple[list[ForeignScor
     for score in scores:
         runs[score.method].append((score.compute, (score.task, score.seeds)))
     if not runs:
-        names = [source] if isinstance(source, str | Path) else source if are_names(source) else ["the table"]
-        raise InputError(f"{first_of([*map(str, names)])} has no rows of scores")
+        names = [source] if isinstance(source, str | Path) else (are_names(source) and source) or ["the table"]
+        raise InputError(f"no rows of scores in {first_of([*map(str, names)])}")
     if len(runs) < 2:
         raise InputError(f"{show_count(len(runs), 'method')} ({first_of([*runs])}): there is nothing to compare")
     budgets = {method: join_budgets(of_method) for method, of_method in runs.items()}

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from biphase.errors import InputError, clipped, nearest, refuse_unknown
+from biphase.errors import InputError, clipped, refuse_unknown
 from biphase.report.claims import Claim, Inequality, strongest
 from biphase.report.contrasts import Contrast, contrast, have_one_seed, jackknife
 from biphase.report.equivalents import contrast_at_share, refuse_gaps, tell_compute
@@ -148,8 +148,8 @@ def bind(text: str, named_arms: Mapping[str, ArmsBySpot], tasks: Mapping[str, st
         named_arms: known name → its arms.
         tasks: task of the study → the code of its family, such as TC.
 
-    Raises `InputError` for a line outside the grammar; for an unknown arm, model or task, with a list of the known
-    ones; and for names that share no model and budget.
+    Raises `InputError` for a line outside the grammar; for an unknown arm, model or task, with the nearest or all
+    known ones; and for names that share no model and budget.
     """
     try:
         asked = parse_inequality(text)
@@ -208,9 +208,7 @@ def whole_names(asked: AskedInequality, named_arms: Mapping[str, ArmsBySpot]) ->
 
 def check_name(operand: Operand, named_arms: Mapping[str, ArmsBySpot]) -> None:
     """Raise `InputError` if a name means no arm, or several arms where the operand needs one."""
-    if operand.name not in named_arms:
-        hint = nearest(operand.name, named_arms)
-        raise InputError(f"unknown arm '{operand.name}'{hint} (or change the hypothesis)")
+    refuse_unknown("the line names an unknown arm", operand.name, named_arms)
     if not named_arms[operand.name]:
         raise InputError(f"no arm is '{operand.name}'")
     is_group = any(len(arms) > 1 for arms in named_arms[operand.name].values())

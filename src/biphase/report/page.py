@@ -421,12 +421,11 @@ def list_effects(findings: Sequence[Finding]) -> tuple[list[list[Effect]], tuple
     """Return the rows of each hypothesis in the picture of all, and the ends of its scale, in points.
 
     The first row is the difference that is least above its bound, corrected as its verdict is. If there are few
-    hypotheses, rows for the tasks follow, with 95 % intervals. A difference of losses has no place on the scale.
+    hypotheses, rows for the tasks follow, with 95 % intervals. A hypothesis about losses has no place on the scale.
     """
     effects = list[list[Effect]]()
     for finding in findings:
-        least = next((one for one, *_ in finding.measured if one.contrast.unit == "points"), None)
-        if least is None:
+        if len(finding.by_unit) != 1 or (least := finding.by_unit[0][0]).contrast.unit != "points":
             effects.append([])
             continue
         rows = [Effect("", least.estimate, least.interval, least.bound)]

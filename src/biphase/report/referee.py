@@ -93,7 +93,7 @@ def average_tasks(scores: Sequence[ForeignScore]) -> list[SeedScore]:
         if lacking := [task for task in tasks if task not in by_task]:
             told = "its only run" if seed is None else f"seed {seed}"
             told = " at ".join(filter(None, (told, tell_budget(compute))))
-            raise InputError(f"{method} has no score on {lacking[0]} with {told}: add it, or drop this seed's rows")
+            raise InputError(f"{method} has no score on {lacking[0]} with {told}: add it, or drop these rows")
     means = ((key, fmean(map(fmean, by_task.values()))) for key, by_task in seeds.items())
     return [SeedScore(method, mean, compute) for (method, compute, _), mean in means]
 
