@@ -260,7 +260,7 @@ def test_a_night_with_some_better_ideas() -> None:
         (
             [*rows_of("main", 1.0, 1.1, task="a"), *rows_of("new", 1.0, task="a"), *rows_of("new", 1.0, task="b")],
             {},
-            "main has no score on b with seed 0: add it, or drop this seed's rows",
+            "main has no score on b with seed 0: add it, or drop these rows",
         ),
         (
             [*rows_of("main", 1.0, tokens=1e6), *rows_of("main", 1.0, tokens=4e6), *rows_of("new", 1.0, tokens=1e6)],
