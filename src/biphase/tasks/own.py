@@ -524,8 +524,7 @@ def write_task(
     splits = dict(data) if isinstance(data, Mapping) else {"train": data}
     if "train" not in splits or not splits.keys() <= set(TASK_SPLITS):
         raise InputError(f"data has the splits {', '.join(map(repr, splits))}; name them train, validation and test")
-    placed: dict[str, list[PlacedRow]] = {}
-    contents: dict[str, str] = {}
+    placed, contents = dict[str, list[PlacedRow]](), dict[str, str]()
     if isinstance(splits["train"], str | Path):
         tell_columns(Path(splits["train"]))
     for split, rows in splits.items():
@@ -545,8 +544,7 @@ def write_task(
     layout |= place_splits(labelled, layout) | keys.pop("files.0")
     metric = next(iter(KINDS[keys.get("problem_type", keys["family"])].metrics))
     tree = {"name": name, "metric": metric, **keys, "template": template or keys.get("template", ""), "files": [layout]}
-    tree |= {} if missing == "refuse" else {"missing": missing}
-    tree |= {} if group is None else {"group": group}
+    tree |= ({} if missing == "refuse" else {"missing": missing}) | ({} if group is None else {"group": group})
     parse_config(Task, tree, origin=f"task {name}")
     hashes = {split: hashlib.sha256(content.encode()).hexdigest() for split, content in contents.items()}
     target = folder / f"{name}-{content_hash([tree, hashes])[:12]}"
