@@ -88,7 +88,7 @@ judge table.csv --baseline a --candidate b        | no column 'method'; the colu
 judge table.csv --baseline a                      | judge: --candidate is missing (see -h)
 report results none.csv                           | no rows of scores in none.csv
 prepare text.txt --tokenizer tokenizer --out table.csv | table.csv: a file is where a folder is needed
-tokenizer train packed.jsonl --out made           | packed.jsonl is gzip without the ending .gz, not a text: rename
+tokenizer train packed.jsonl --out made           | packed.jsonl is gzip (add the ending .gz), not a text
 pretrain tiny schedule.steps=6                    | unknown key 'schedule.steps'; did you mean 'curriculum.0.steps'?
 pretrain tiny --schedule.peak_lr=1e-3             | Settings are words without dashes: schedule.peak_lr=…
 pretrain tiny schedule.peak_lr=0,001              | decimals have a point, as in 0.001

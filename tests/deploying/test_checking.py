@@ -30,6 +30,7 @@ from biphase.encoder.proofs import FailedProofError
 from biphase.errors import DOCS, InputError
 from biphase.exporting.golden import GOLDEN, TEXTS, write_golden
 from biphase.exporting.model import export_checkpoint, save_encoder, write_sentence_transformer
+from biphase.exporting.plain import refuse_left_out_prompts
 from biphase.pretraining.loop import train
 
 MLM = ("curriculum=[{objective: mlm, steps: 2}]", "schedule={peak_lr: 1e-2, warmup_steps: 0, decay_steps: 1}")
@@ -387,6 +388,9 @@ def test_a_pooling_without_prompts_gets_no_other_form(encoder: Path, tmp_path: P
     for form in ({"onnx": True}, {"as_": "llama"}):  # GGUF asks as Llama does
         with pytest.raises(InputError, match=r"its pooling leaves prompts out \(include_prompt: false\)"):
             biphase.export(folder, tmp_path / "out", **form)
+    settings = folder / "config_sentence_transformers.json"  # sentence-transformers writes empty prompts, too
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"prompts": {"query": "", "document": ""}}))
+    refuse_left_out_prompts(folder)
 
 
 @pytest.mark.slow

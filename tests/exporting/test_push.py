@@ -192,6 +192,11 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: link_elsewhere(folder / "model.safetensors"),
         r"links are not sent \(model\.safetensors\)",
     ),
+    "a linked module": (lambda folder: link_elsewhere(folder / "1_Pooling"), r"links are not sent \(1_Pooling\)"),
+    "a link to nothing": (
+        lambda folder: (folder / "tokenizer.model").symlink_to("nowhere"),
+        r"links are not sent \(tokenizer\.model\)",
+    ),
     "a card in Latin-1": (lambda folder: (folder / "README.md").write_bytes(b"caf\xe9"), r"README\.md cannot be read"),
     "a lost part": (lambda folder: write_json(folder / INDEX, {"weight_map": {"a": "b"}}), "names 'b', which is no"),
 }

@@ -224,31 +224,31 @@ def check_task(task: str, data: Path | None = None) -> Facts:
         data: The folder with the task's original data; without it, the package's or the Hub's.
     """
     source = find_source(find_task(task), data)
-    found = examples.load_examples(source, judged_only=False)
+    loaded = examples.load_examples(source, judged_only=False)
     rows: list[Facts] = []
     drawn: list[str] = []
     labels: dict[str, dict[str, int]] = {}
-    if isinstance(found, Collection):
-        rows = collection_rows(found)
+    if isinstance(loaded, Collection):
+        rows = collection_rows(loaded)
     else:
-        drawn = [split for split in found.splits if split not in source.splits]
-        is_known = is_own_task(found.task) or source.form.splits.is_divided
+        drawn = [split for split in loaded.splits if split not in source.splits]
+        is_known = is_own_task(loaded.task) or source.form.splits.is_divided
         trained = () if is_known or not drawn else [row for _, row in read_rows(source, "train")]
         if name := find_split_column(trained)[0]:
             remedy = f"name the file for each split, with `split_column: {name}`"
             err.print(f"'{name}' names the split of each row, but is not used: {remedy}")
-        for split, split_examples in found.splits.items():
+        for split, split_examples in loaded.splits.items():
             num_copies = len(split_examples) - len({examples.input_of(example) for example in split_examples})
             sizes = lengths([*map(count_characters, split_examples)])
             rows.append({"part": split, "examples": len(split_examples), "copies_within": num_copies, **sizes})
-            counts = Counter(label for example in split_examples for label in labels_of(example, found.task.classes))
+            counts = Counter(label for example in split_examples for label in labels_of(example, loaded.task.classes))
             labels[split] = dict(counts.most_common())
-    facts: Facts = {"task": found.task.name, "family": found.task.family, "source": source.name}
+    facts: Facts = {"task": loaded.task.name, "family": loaded.task.family, "source": source.name}
     facts["files"] = {part: [str(path) for path in paths] for part, paths in source.files.items()}
-    facts |= {"drawn": drawn, "rows": rows, "labels": labels, "classes": list(found.task.classes)}
-    if isinstance(found, TaskData) and found.task.duplicates == "drop":
-        facts["copies_left_out"] = found.num_copies
-    return facts | {"left_out": found.left_out, "also_in_train": examples.count_shared(found)}
+    facts |= {"drawn": drawn, "rows": rows, "labels": labels, "classes": list(loaded.task.classes)}
+    if isinstance(loaded, TaskData) and loaded.task.duplicates == "drop":
+        facts["copies_left_out"] = loaded.num_copies
+    return facts | {"left_out": loaded.left_out, "also_in_train": examples.count_shared(loaded)}
 
 
 def collection_rows(data: Collection) -> list[dict[str, Any]]:

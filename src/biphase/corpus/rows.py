@@ -38,7 +38,7 @@ ABSENT = object()
 MAX_LINE_BYTES = 1 << 28
 """The longest line: a small compressed file may contain one of many gigabytes."""
 BINARIES = {b"PK\x03\x04": "a zip archive", b"\xd0\xcf\x11\xe0": "an old workbook", b"BZh9": "bzip2", b"\xfd7zXZ": "xz"}
-BINARIES |= {b"\x1f\x8b": "gzip without the ending .gz", b"\x28\xb5\x2f\xfd": "Zstandard without the ending .zst"}
+BINARIES |= {b"\x1f\x8b": "gzip (add the ending .gz)", b"\x28\xb5\x2f\xfd": "Zstandard (add the ending .zst)"}
 """The first bytes of files that are no text → their kind; workbooks and documents of Office are zip archives too."""
 DAMAGED = "it is damaged, cut short or not what its ending says"
 SHORT_ROW: Row = {}
@@ -140,7 +140,7 @@ def read_text_lines(path: Path, *, keep_mark: bool = False) -> Iterator[tuple[in
             if len(line) > MAX_LINE_BYTES:
                 raise InputError(f"{path}:{number}: the line has more than {MAX_LINE_BYTES:,} bytes; split it")
             if number == 1 and (kind := next((name for mark, name in BINARIES.items() if line.startswith(mark)), "")):
-                raise InputError(f"{path} is {kind}, not a text: rename or unpack it, or save it as .xlsx or .csv")
+                raise InputError(f"{path} is {kind}, not a text: unpack it, or save it as .xlsx or .csv")
             try:
                 text = line.decode("utf-8-sig" if number == 1 and not keep_mark else "utf-8")
             except UnicodeDecodeError as error:

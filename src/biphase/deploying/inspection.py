@@ -16,9 +16,15 @@ from biphase.deploying.onnx import silenced
 from biphase.encoder.network import language_model_class
 from biphase.encoder.proofs import each_alone, looks_both_ways, telling_tokens
 from biphase.errors import InputError, first_of, told_as
-from biphase.exporting.golden import read_named_prompts
 from biphase.exporting.model import DIRECTION_KEY
-from biphase.exporting.plain import network_class, read_modules, read_pooling, tell_limits, text_limits
+from biphase.exporting.plain import (
+    network_class,
+    read_modules,
+    read_named_prompts,
+    read_pooling,
+    tell_limits,
+    text_limits,
+)
 from biphase.hub import load_model_config, refuse_pickles
 
 

@@ -37,8 +37,8 @@ from biphase.encoder.network import load_weights, pad_batch
 from biphase.encoder.proofs import FailedProofError, agree, foreign_errors_fail
 from biphase.errors import InputError, clipped, told_as
 from biphase.exporting.card import add_chapter, with_network
-from biphase.exporting.golden import read_named_prompts, write_golden
-from biphase.exporting.plain import UNPADDED, network_class
+from biphase.exporting.golden import write_golden
+from biphase.exporting.plain import UNPADDED, network_class, read_named_prompts
 from biphase.exporting.push import CARD_NAME
 from biphase.files import read_json_as, write_json, write_text
 from biphase.finetuning.kept import RECORD, read_task

@@ -21,8 +21,8 @@ from biphase.corpus.tokenizer import TOKENIZER_FILES, load_pretrained_tokenizer
 from biphase.encoder import network as networks
 from biphase.encoder.proofs import PROOF_LENGTHS, agree, foreign_errors_fail, telling_tokens
 from biphase.errors import InputError, told_as
-from biphase.exporting.golden import read_named_prompts, write_golden
-from biphase.exporting.plain import read_modules
+from biphase.exporting.golden import write_golden
+from biphase.exporting.plain import read_modules, read_named_prompts
 from biphase.files import own_folder, read_json_as, write_text
 from biphase.hub import fetch_model, has_other_parts, load_whole_config, refuse_pickles
 

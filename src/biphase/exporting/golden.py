@@ -124,7 +124,7 @@ def other_answers(folder: Path, golden: Golden) -> list[tuple[str, list[np.ndarr
         "": golden.ids,
         " with the special tokens left out": split_texts(tokenizer, golden.texts, longest, add_special_tokens=False),
     }
-    for name, prompt in read_named_prompts(folder).items():
+    for name, prompt in plain.read_named_prompts(folder).items():
         readings[f" with the prompt '{name}'"] = split_texts(
             tokenizer, [prompt + text for text in golden.texts], longest
         )
@@ -160,8 +160,3 @@ def answer_by_ways(network: plain.NamedOutputs, features: Any) -> dict[str, np.n
             pooled = module(pooled)
         answers[f" with pooling by {words}"] = pooled["sentence_embedding"][0].numpy()
     return answers
-
-
-def read_named_prompts(folder: Path) -> dict[str, str]:
-    """Read the prompts, by name, that sentence-transformers prepends to texts."""
-    return {name: text for name, text in (plain.read_embedder_file(folder).prompts or {}).items() if text}

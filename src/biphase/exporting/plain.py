@@ -332,11 +332,16 @@ def takes_mean(folder: Path) -> bool:
     return read_pooling(folder) == ["mean"] and len(read_modules(folder)) == 2
 
 
+def read_named_prompts(folder: Path) -> dict[str, str]:
+    """Read the prompts, by name, that sentence-transformers prepends to texts."""
+    return {name: text for name, text in (read_embedder_file(folder).prompts or {}).items() if text}
+
+
 def refuse_left_out_prompts(folder: Path) -> None:
     """Raise `InputError` for an embedding model whose pooling leaves out its prompts: no form for other programs can
     tell which tokens are those of a prompt."""
     poolings = [hub.read_named(path, PoolingFile) for path in folder.glob("*_Pooling/config.json")]
-    if read_embedder_file(folder).prompts and not all(pooling.include_prompt for pooling in poolings):
+    if read_named_prompts(folder) and not all(pooling.include_prompt for pooling in poolings):
         lack = "its pooling leaves prompts out (include_prompt: false), which only sentence-transformers does"
         raise InputError(f"{hub.model_name(folder)}: {lack}: encode its texts there")
 

@@ -30,6 +30,7 @@ MODEL_FILES = re.compile(
     r"|onnx/model(_quantized)?\.onnx(_data)?|model\.gguf"
 )
 """The paths of the files to send to the Hub; a module of sentence-transformers has a folder such as 1_Pooling."""
+MODULE_FOLDER = re.compile(r"\d+_\w+")
 LOCAL_PATH = re.compile(
     r"(?<![\w:/.<\\])((?:file:/+)?(?:/[\w.-]+){2,}|file:/+[\w.-]+|~/[\w./-]+|[A-Za-z]:\\+\w[\w\\.-]*"
     r"|\\\\[\w.-]{2,}\\[\w$.-]{2,})"
@@ -87,10 +88,10 @@ def push(
         for revision, folder in folders_to_send(name_run(str(source)), repo, Path(scratch)):
             paths = {path.relative_to(folder).as_posix(): path for path in files_below(folder)}
             files = {name: path for name, path in paths.items() if MODEL_FILES.fullmatch(name)}
+            check_files(folder, files)
             report.append(f"revision {revision}:")
             report += [f"  {name}  {path.stat().st_size / 1e6:,.2f} MB" for name, path in files.items()]
             report += [f"  stays here: {', '.join(sorted(paths.keys() - files.keys()))}"] if paths != files else []
-            check_files(folder, files)
             card = load_from(files[CARD_NAME].read_text(encoding="utf-8"), folder, repo, revision)
             card = complete_card(card, source, license, languages)
             uploads[revision] = {**files, CARD_NAME: card.encode()}
@@ -225,7 +226,8 @@ def folders_to_send(source: str, repo: str, scratch: Path) -> Iterator[tuple[str
 def check_files(folder: Path, files: dict[str, Path]) -> None:
     """Raise `InputError` for files that are not a whole, undamaged model with a tokenizer and a card, for links, and
     for texts with access tokens or local paths."""
-    if links := [name for name, path in files.items() if path.is_symlink()]:
+    modules = (path for path in folder.iterdir() if path.is_symlink() and MODULE_FOLDER.fullmatch(path.name))
+    if links := [*(name for name, path in files.items() if path.is_symlink()), *(path.name for path in modules)]:
         raise InputError(f"{folder}: links are not sent ({first_of(links)}): put the files in their places")
     has_weights = any(name.endswith(".safetensors") for name in files)
     if not has_weights or not files.keys() & {"config.json", "modules.json"}:

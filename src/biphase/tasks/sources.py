@@ -159,8 +159,9 @@ def list_readings(task: spec.Task, form: spec.FileLayout | spec.Hub) -> list[str
     if task.kind.is_answering:
         return ["answers have the marks of their last letters"]
     places = form.named.values() if isinstance(form, spec.FileLayout) else ()
-    comments = ["comments are no words"] * bool({"sent_id", "text"} & {*task.classes})  # earlier read as tags
     formats = {getattr(form, "format", None) or ending_of(Path(place)) for place in places}
+    has_columns = formats - {*FORMATS, *FORMATS.values()}
+    comments = ["comments are no words"] * bool(has_columns and {"sent_id", "text"} & {*task.classes})  # once tags
     return comments + ["invisible signs end no word"] * (not formats or not formats <= WORD_LISTS)
 
 
@@ -201,7 +202,7 @@ def definition(task: spec.Task) -> dict[str, Any]:
         tree["cut"] = "the only column, not the text after it"
     if task.missing == "drop" and len(names) - names.count(None) > 1:
         tree["null"] = "an empty text beside others"
-    if task.kind.has_label_sets and any({*",;|"} & {*name} for name in task.classes):
+    if task.kind.has_label_sets and any({*",;|"} & {*name} for name in (*task.classes, *task.labels)):
         tree["labels of one text"] = "a class, if it is the name of one"
     if task.group is not None:
         tree["groups"] = "the same in all spellings, added or taken out one by one"
