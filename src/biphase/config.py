@@ -248,15 +248,18 @@ def explain(kind: type[Strict], error: Any) -> str:
     key = ".".join(str(step) for step in location)
     if error["type"] == "extra_forbidden":
         word, value = str(location[-1]), error["input"]
-        for elsewhere, annotation in keys_below(kind):  # the same key at its own place
-            if elsewhere.rpartition(".")[2] == word and could_take(annotation, value):
-                return f"unknown key '{key}'; did you mean '{elsewhere}'?"
+        alike = ((name, type_) for name, type_ in keys_below(kind) if name.rpartition(".")[2] == word)
+        elsewhere = next((name for name, type_ in alike if could_take(type_, value)), "")  # the same key at its place
         # Find the model at that place in the tree of `kind`, whose keys are valid there.
         for step in location[:-1]:
             if isinstance(step, str):
                 field: Any = kind.model_fields[step].annotation
                 kind = next(item for item in nested_types(field) if issubclass(item, Strict))
-        return f"unknown key '{key}'{nearest_key(word, value, kind)}"
+        hint = nearest_key(word, value, kind)
+        if elsewhere and elsewhere not in hint:
+            also = hint.removesuffix("?") + ", or" if "did you mean" in hint else "; did you mean"
+            hint = f"{also} '{elsewhere}'?"
+        return f"unknown key '{key}'{hint}"
     if error["type"] == "missing":
         return f"'{key}' is required"
     message = error["msg"].removeprefix("Value error, ").replace("valid tuple", "list")
@@ -265,10 +268,11 @@ def explain(kind: type[Strict], error: Any) -> str:
         return f"{key}: {message}" if key else message
     if error["type"] == "string_type":
         message += '; put a text in quotes that YAML takes for something else, as in "yes"'
-    if error["type"] in ("float_parsing", "int_parsing") and "," in str(error["input"]):
-        message = "decimals have a point, as in 0.001"
+    if "," in str(error["input"]):
+        by_type = {"float_parsing": "decimals have a point, as in 0.001", "int_parsing": "write 1000, without commas"}
+        message = by_type.get(error["type"], message)
     if error["type"] == "string_pattern_mismatch" and error["ctx"]["pattern"] == NAME_PATTERN:
-        message = "use A to Z, digits, dots, dashes and underscores, and begin with a letter or a digit"
+        message = "use letters (a to z, A to Z), digits, dots, dashes and underscores; begin with a letter or a digit"
     return f"'{key}' is {clipped(' '.join(repr(error['input']).split()))}: {message}"
 
 

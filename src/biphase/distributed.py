@@ -243,9 +243,10 @@ def join_world(compute: ComputeConfig) -> Iterator[World]:
     silence_seconds = compute.silence_seconds or SILENCE_SECONDS
     parent = int(os.environ.get(PARENT) or os.getppid())
     end_with_parent(parent, max(grace(), silence_seconds))
-    place = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
-    lack = f"{size} processes (WORLD_SIZE) cannot meet at {place} (MASTER_ADDR and MASTER_PORT)"
-    with told_as(lack, "start them by torchrun, or unset WORLD_SIZE to run alone"):
+    address = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    problem = f"{size} processes (WORLD_SIZE) cannot meet at {address} (MASTER_ADDR and MASTER_PORT)"
+    remedy = "give the first machine's address and a free port; without torchrun, unset WORLD_SIZE to run alone"
+    with told_as(problem, remedy):
         met, rank, size = next(dist.rendezvous("env://"))
     if rank > 0:
         silence()

@@ -41,8 +41,8 @@ INDEX = "model.safetensors.index.json"
 
 TOKENIZER_CLASS = r"^\w*(Tokenizer|TokenizerFast|Backend)$"
 """The names of classes for tokenizers; transformers would load any class of its own."""
-NAMED = "save the model again, without it; biphase runs and opens nothing else that a model folder names"
-"""The remedy for a setting of a model folder that names what biphase does not run or open."""
+NAMED = "save the model again without this setting: biphase runs and opens nothing else that a model folder names"
+"""The remedy for a value in a file of a model folder that biphase does not accept."""
 
 Activation = Annotated[
     str,
@@ -263,15 +263,15 @@ def read_config(folder: Path) -> ConfigFile:
     path = folder / "config.json"
     if not path.is_file():
         raise InputError(f"cannot read a model configuration from {folder}: it has no config.json")
-    content = read_named(path, dict[str, Any])
+    content = read_model_file(path, dict[str, Any])
     config = validate_record(path, content, ConfigFile, NAMED)
     refuse_named(path, content)
     return config
 
 
-def read_named(path: Path, kind: type[Stored]) -> Stored:
-    """Read a JSON file of a model folder, whose settings may name only what biphase runs and opens. Raises `InputError`
-    for a damaged file, and for one with other settings."""
+def read_model_file(path: Path, kind: type[Stored]) -> Stored:
+    """Read a JSON file of a model folder. Raises `InputError` for a damaged file, and for a value that its kind does
+    not allow."""
     return validate_record(path, read_json(path, "save the model again"), kind, NAMED)
 
 

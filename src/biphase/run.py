@@ -115,15 +115,15 @@ def keep_time(write: Callable[[float], None], before: float) -> Iterator[Callabl
     def so_far() -> float:
         return round(before + time.perf_counter() - started, 1)
 
-    def keep() -> None:
+    def write_sum() -> None:
         with suppress(OSError):  # on a full disk the training itself fails; the user must see that error
             write(so_far())
 
     def tick() -> None:
-        keep()
         while not over.wait(TICK_SECONDS):
-            keep()
+            write_sum()
 
+    write_sum()
     thread = threading.Thread(target=tick, daemon=True)
     thread.start()
     try:
@@ -131,7 +131,7 @@ def keep_time(write: Callable[[float], None], before: float) -> Iterator[Callabl
     finally:
         over.set()
         thread.join()
-        keep()
+        write_sum()
 
 
 def add_earlier(run: Run, environment: dict[str, Any]) -> dict[str, Any]:

@@ -180,7 +180,7 @@ def test_what_a_library_says_is_not_cut_at_a_colon() -> None:
         (
             OSError(errno.ENOTDIR, "Not a directory", "file/.x.12.part"),
             2,
-            "biphase: file/x: a file is where a folder is needed; choose another place",
+            "biphase: Not a directory: file/x; fix this",
         ),
         (BusyError("runs/a is in use by another process"), 75, "biphase: runs/a is in use"),
         (StoppedError("stopped at step 5 of 20; run the same"), 143, "biphase: stopped at step 5 of 20; run the same"),
@@ -216,7 +216,7 @@ def test_a_word_that_is_not_utf_8_is_told(run_main: Any, monkeypatch: pytest.Mon
     """Such a folder could be made, but not all libraries write into it. Relative names begin with the current one."""
     assert "is not UTF-8" in refused(run_main("export", "runs/x", os.fsdecode(b"b\xff")))
     monkeypatch.setattr(os, "getcwd", lambda: os.fsdecode(b"/caf\xe9"))
-    assert "'/caf\\udce9' is not UTF-8" in refused(run_main("export", "runs/x", "b"))
+    assert "'/caf\\udce9', is not UTF-8" in refused(run_main("export", "runs/x", "b"))
 
 
 def test_parameters_of_verbs_are_options_here(run_main: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

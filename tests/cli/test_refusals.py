@@ -87,12 +87,15 @@ judge nowhere.csv --baseline a --candidate b      | nowhere.csv does not exist
 judge table.csv --baseline a --candidate b        | no column 'method'; the columns are: a, c
 judge table.csv --baseline a                      | judge: --candidate is missing (see -h)
 report results none.csv                           | no rows of scores in none.csv
-prepare text.txt --tokenizer tokenizer --out table.csv | table.csv: a file is where a folder is needed
+prepare text.txt --tokenizer tokenizer --out table.csv | table.csv is a file where a folder is needed; fix this
 tokenizer train packed.jsonl --out made           | packed.jsonl is gzip (add the ending .gz), not a text
-pretrain tiny schedule.steps=6                    | unknown key 'schedule.steps'; did you mean 'curriculum.0.steps'?
+pretrain tiny schedule.steps=6                    | did you mean 'decay_steps', or 'curriculum.0.steps'?
+pretrain tiny checkpoints.steps=6                 | did you mean 'every_steps', or 'curriculum.0.steps'?
+pretrain tiny schedule.warmup_steps=1,000         | write 1000, without commas
+judge table.csv --baseline a --candidate          | judge: --candidate has no value (see -h)
 pretrain tiny --schedule.peak_lr=1e-3             | Settings are words without dashes: schedule.peak_lr=…
 pretrain tiny schedule.peak_lr=0,001              | decimals have a point, as in 0.001
-pretrain tiny name=a/b                            | use A to Z, digits, dots, dashes and underscores
+pretrain tiny name=a/b                            | use letters (a to z, A to Z), digits, dots, dashes
 finetune broken genre                             | is not valid JSON (
 task check task.yaml                              | give the folder with its data as --data-dir
 study plan demo arms.0.curricula=[clm,mlm]        | the line names an unknown arm '40/60'

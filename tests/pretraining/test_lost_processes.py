@@ -188,7 +188,7 @@ def test_processes_that_cannot_meet_are_told(missing: str, monkeypatch: pytest.M
         for name, value in given.items():
             monkeypatch.setenv(name, value)
         monkeypatch.delenv(missing, raising=False)
-        told = rf"^2 processes .* at 127\.0\.0\.1:{port} .*; start them by torchrun, or unset WORLD_SIZE to run alone$"
+        told = rf"^2 processes .* at 127\.0\.0\.1:{port} .*; give the first machine's .*$"
         with pytest.raises(InputError, match=told), distributed.join_world(ComputeConfig(device="cpu")):
             pass
 

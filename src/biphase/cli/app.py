@@ -71,6 +71,7 @@ GUESSED = {"--output": "--out", "--output-dir": "--out", "--filter": "--where", 
 OPTIONS: dict[str, str] = {}
 """Parameter of the running command → its option, which error messages name instead."""
 
+NOT_UTF8 = "not UTF-8, the only encoding that all libraries accept"
 MOST_CHARACTERS = 2000
 """The most characters of an error message, which may quote a file without line ends."""
 
@@ -128,12 +129,9 @@ app = make_app()
 
 def run_command(words: Sequence[str]) -> None:
     """Run the command given by the words after `biphase`. Raises `InputError` for words that no command accepts."""
-    names = [*words]
-    with suppress(FileNotFoundError):  # somebody may have removed the current folder, with which relative names begin
-        names.append(os.getcwd())
-    for name in names:
-        with told_as(f"'{name}' is not UTF-8, the only encoding that all libraries accept", "choose another name"):
-            name.encode()
+    for word in words:
+        with told_as(f"'{word}' is {NOT_UTF8}", "choose another name"):
+            word.encode()
     words = ["study", *words] if words[:1] == ["advise"] else words
     words = [re.sub(r"^--[\w-]+", lambda option: GUESSED.get(option[0], option[0]), word) for word in words]
     try:
@@ -146,9 +144,9 @@ def run_command(words: Sequence[str]) -> None:
         left = " ".join(map(repr, error.unused_tokens or ()))
         raise InputError(f"{left}: too many words; put quotes around a value with blanks (see -h)") from None
     except MissingArgumentError as error:
-        raise InputError(
-            f"{' '.join(error.command_chain or ())}: {error.argument and error.argument.name} is missing (see -h)"
-        ) from None
+        missing = f"{error.argument and error.argument.name} is missing"
+        lack = f"{error.keyword} has no value" if error.keyword else missing
+        raise InputError(f"{' '.join(error.command_chain or ())}: {lack} (see -h)") from None
     except CycloptsError as error:
         has_no_keys = words[:1] == ["settings"] and len(words) > 1 and words[1] in app
         remedy = f" Its options are in `biphase {words[1]} -h`." if has_no_keys else ""
@@ -157,6 +155,11 @@ def run_command(words: Sequence[str]) -> None:
     if command is last.default_command:
         OPTIONS.update((argument.field_info.name, argument.name) for argument in last.assemble_argument_collection())
     refuse_versions()
+    if command.__name__ not in ("doctor", "help_print", "version_print"):
+        with suppress(FileNotFoundError):  # somebody may have removed the current folder, where relative names begin
+            folder = os.getcwd()
+            with told_as(f"the current folder, '{folder}', is {NOT_UTF8}", "run biphase in another one"):
+                folder.encode()
     refuse_doubles("key", [change.partition("=")[0] for change in bound.arguments.get("changes", ())])
     command(*bound.args, **bound.kwargs)
     if command.__name__ == "help_print" and not {"-h", "--help"}.intersection(words):
@@ -211,9 +214,10 @@ def explain_system_error(error: OSError | RuntimeError) -> str:
     else:
         name = str(error.filename2 or error.filename or "while writing")  # a copy's target is the second
         name = re.sub(r"(^|/)\.([^/]+?)(\.\d+)?\.part(?=/|$)", r"\1\2", name)  # what is not yet renamed
-        if isinstance(error, FileExistsError | NotADirectoryError):
-            return f"{name}: a file is where a folder is needed; choose another place"
         reason = f"{error.strerror}: {name}"
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            above = (path for path in (Path(name), *Path(name).parents) if path.is_file())
+            reason = next((f"{path} is a file where a folder is needed" for path in above), reason)
     return f"{reason}; fix this, or choose another place: finished work is kept, so rerun to continue"
 
 

@@ -44,7 +44,7 @@ def examine(folder: Path = Path()) -> dict[str, dict[str, str]]:
             versions[package] = "not installed"
     memory = total_memory()
     kind, options = file_system(folder.resolve())
-    missing = "" if folder.exists() else f"! does not exist; this is about {nearest_existing(folder)}: "
+    missing = "" if folder.exists() else f"! does not exist; above it, {nearest_existing(folder)} has "
     return {
         "versions": versions,
         "machine": {

@@ -15,8 +15,8 @@ import inspect
 import random
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -98,9 +98,7 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
     for run in stage_runs:
         run.folder = folder / "stages" / run.stage.name
         files.refuse_links(run.folder.parent, run.folder, run.folder / "trainer", run.folder / "model")
-    clock = folder / "clock.json"
-    earlier = files.read_json_as(clock, float) if clock.exists() else 0.0
-    with files.locked(folder / "lock"), keep_time(partial(files.write_json, clock), earlier) as so_far:
+    with files.locked(folder / "lock"), count_seconds(folder / "clock.json") as so_far:
         settings = recipe.model_dump(mode="json")
         files.write_text(folder / "config.yaml", yaml.safe_dump(settings, sort_keys=False))
         tracking = None if (folder / "done.json").exists() else recipe.tracking
@@ -127,6 +125,14 @@ def train_embedder(recipe: EmbeddingRecipe, runs: Path) -> tuple[Path, dict[str,
         embedders.write_embedder(model, recipe, facts, [*texts, "a"], out)
         files.write_json(folder / "done.json", facts | {"out": str(out)})
         return out, facts | {"seconds": so_far()}
+
+
+@contextmanager
+def count_seconds(clock: Path) -> Iterator[Callable[[], float]]:
+    """Add the seconds that the block takes to those in the file `clock` (`keep_time`)."""
+    earlier = files.read_json_as(clock, float) if clock.exists() else 0.0
+    with keep_time(partial(files.write_json, clock), earlier) as so_far:
+        yield so_far
 
 
 def open_models(recipe: EmbeddingRecipe) -> tuple[Any, Any]:

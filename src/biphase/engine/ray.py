@@ -232,14 +232,19 @@ class RayWorker(WorkerProcess):
             end_processes([self])
 
 
+LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
+"""The packages whose versions decide the weights and the scores of networks."""
+
+
 def find_difference(current: str, code: str, mark: str | None) -> str:
     """Return the reason why units would have other results on this node than in this command, or "".
 
     A shared file system may take some seconds to show a new file on all machines.
     """
     if hash_code() != code:
-        unlike = f"has another biphase ({__version__}, {SOURCE}) than this command"
-        return f"{unlike}, or another version of {', '.join(LIBRARIES)}: install the same on all nodes"
+        versions = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
+        unlike = f"has another biphase ({__version__}, {SOURCE}) than this command, or another version of a library"
+        return f"{unlike} (it has {versions}): install the same on all nodes"
     if not Path(current).is_dir():
         return f"has no folder {current}, the current folder of this command: run it in a folder that all nodes share"
     deadline = time.monotonic() + SEEN_SECONDS
@@ -248,10 +253,6 @@ def find_difference(current: str, code: str, mark: str | None) -> str:
             return f"does not see new files in {Path(mark).parent}: choose a folder that all nodes share"
         time.sleep(0.1)
     return ""
-
-
-LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
-"""The packages that compute results beside biphase."""
 
 
 def hash_code() -> str:

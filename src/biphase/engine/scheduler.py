@@ -61,9 +61,9 @@ def run_units(
     or `machine.grace` get SIGKILL. When this process is killed, workers end by themselves. While the generator is open,
     a signal in `machine.STOPS` raises `StoppedError`.
 
-    On Ray, each worker reserves its CPUs, or its part of a GPU, on a node. The run ends if a node has other code, or
-    does not see the current folder of this process or the files in `folder`. All other files that units read and write
-    must also be on a file system that all nodes share.
+    On Ray, each worker reserves its CPUs, or its part of a GPU, on a node. The run ends if a node has other code or
+    libraries, or does not see the current folder of this process or the files in `folder`. All other files that units
+    read and write must also be on a file system that all nodes share.
 
     Raises:
         InputError: for a missing GPU, Ray or cluster, and for workers that do not start.

@@ -127,7 +127,7 @@ def text_limits(folder: Path, tokenizer: Any = None) -> dict[str, int]:
     """Return the number of tokens at which each part of a folder cuts texts; parts without a limit are left out."""
     limits: dict[str, float | None] = {"positions": hub.count_positions(hub.load_model_config(folder))}
     if (path := find_transformer_file(folder)) is not None:
-        limits["sentence_transformers"] = hub.read_named(path, TransformerFile).max_seq_length
+        limits["sentence_transformers"] = hub.read_model_file(path, TransformerFile).max_seq_length
     limits["tokenizer"] = tokenizer and tokenizer.model_max_length
     return {name: int(limit) for name, limit in limits.items() if limit and limit < LEAST_LIMIT}
 
@@ -269,7 +269,7 @@ def read_modules(folder: Path) -> list[ModuleEntry]:
     folder."""
     if not (folder / "modules.json").exists():
         return []
-    modules = hub.read_named(folder / "modules.json", list[ModuleEntry])
+    modules = hub.read_model_file(folder / "modules.json", list[ModuleEntry])
     for module in modules:
         if not (folder / module.path).resolve().is_relative_to(folder.resolve()):
             raise InputError(f"{folder}: its module '{module.path}' is not in the folder; save the model again")
@@ -297,14 +297,14 @@ def check_module(folder: Path, module: ModuleEntry) -> None:
     if not module.type.startswith("sentence_transformers.") or kind not in EMBEDDING_MODULES:
         raise InputError(f"{folder} has the module '{module.type}'; biphase runs only {', '.join(EMBEDDING_MODULES)}")
     if kind == "Dense":
-        hub.read_named(place / "config.json", DenseFile)
+        hub.read_model_file(place / "config.json", DenseFile)
     if kind != "Transformer":
         return
     hub.load_model_config(place)
     check_tokenizer_files(place)
     for path in place.glob(TRANSFORMER_FILES):
-        hub.read_named(path, TransformerFile)
-        hub.refuse_named(path, hub.read_named(path, dict[str, Any]))
+        hub.read_model_file(path, TransformerFile)
+        hub.refuse_named(path, hub.read_model_file(path, dict[str, Any]))
     if processors := [*place.glob("*processor_config.json")]:
         raise InputError(f"{processors[0]} is a processor of images or sound, which biphase does not run; remove it")
 
@@ -324,7 +324,7 @@ def load_sentence_transformer(folder: Path, device: str | None = None) -> Any:
 def read_embedder_file(folder: Path) -> EmbedderFile:
     """Read a folder's config_sentence_transformers.json; without one, return the defaults."""
     path = folder / "config_sentence_transformers.json"
-    return hub.read_named(path, EmbedderFile) if path.exists() else EmbedderFile()
+    return hub.read_model_file(path, EmbedderFile) if path.exists() else EmbedderFile()
 
 
 def takes_mean(folder: Path) -> bool:
@@ -340,7 +340,7 @@ def read_named_prompts(folder: Path) -> dict[str, str]:
 def refuse_left_out_prompts(folder: Path) -> None:
     """Raise `InputError` for an embedding model whose pooling leaves out its prompts: no form for other programs can
     tell which tokens are those of a prompt."""
-    poolings = [hub.read_named(path, PoolingFile) for path in folder.glob("*_Pooling/config.json")]
+    poolings = [hub.read_model_file(path, PoolingFile) for path in folder.glob("*_Pooling/config.json")]
     if read_named_prompts(folder) and not all(pooling.include_prompt for pooling in poolings):
         lack = "its pooling leaves prompts out (include_prompt: false), which only sentence-transformers does"
         raise InputError(f"{hub.model_name(folder)}: {lack}: encode its texts there")
@@ -350,7 +350,7 @@ def read_pooling(folder: Path) -> list[str]:
     """Read how sentence-transformers pools a folder's tokens, such as `mean`; it concatenates several."""
     modes: list[str] = []
     for path in sorted(folder.glob("*_Pooling/config.json")):
-        content = hub.read_named(path, PoolingFile)
+        content = hub.read_model_file(path, PoolingFile)
         modes += [content.pooling_mode] if isinstance(content.pooling_mode, str) else content.pooling_mode or []
         keys = [key for key, value in vars(content).items() if value is True and key.startswith("pooling_mode_")]
         modes += [key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") for key in keys]

@@ -157,7 +157,7 @@ def refuse_links_in(folder: Path) -> None:
     parents = [folder]
     for parent in parents:  # grows on the way
         makes_wandb = MAKES_WANDB.fullmatch(parent.relative_to(folder).as_posix())
-        with suppress(OSError), os.scandir(parent) as entries:  # another process may remove it meanwhile
+        with suppress(FileNotFoundError), os.scandir(parent) as entries:  # another process may remove it meanwhile
             for entry in entries:  # unlike a `Path`, it knows links without asking the file system
                 if entry.is_symlink():
                     refuse_links(Path(entry))

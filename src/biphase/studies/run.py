@@ -2,7 +2,7 @@
 
 Finished work in the study's folder is never repeated (`studies.folder`), so the same command continues. Any number of
 processes may share a folder: each skips the units that others work on, and waits for those that it needs. A worker
-trains a run or fits a cell; only workers load PyTorch.
+trains a run or fits a cell. Only workers load PyTorch, but for the question of which precision `auto` means.
 """
 
 import os
