@@ -364,6 +364,7 @@ EXCEL = '\ufeffsentence;prix\r\na dog, a cat;0,5\r\n"a tree\nthe river; ""dogs""
         ("rows.csv", "sentence|n\na dog|1\n", ".csv", "sentence|n|predicted|", "0."),
         ("rows.csv", "sentence;n\na dog;1,25\n", ".csv", "sentence;n;predicted;", "0,"),
         ("rows.csv", "sentence;n\na dog;1,250\n", ".csv", "sentence;n;predicted;", "0,"),
+        ("rows.csv", "sentence;tags;n\na dog;1,2;2.5\na cat;1,2,3;\nit;1,5;\n", ".csv", "sentence;tags;n;", "0."),
         ("rows.csv", "sentence;n\na dog;1.250\n", ".csv", "sentence;n;predicted;", "0."),
         ("rows.csv", 'sentence,n\na dog,"1,25"\n', ".csv", "sentence,n,predicted,", "0."),
         ("rows.csv", '"sentence","n"\n"a dog","1"\n', ".csv", '"sentence","n","predicted",', "0."),

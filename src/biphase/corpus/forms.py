@@ -64,6 +64,7 @@ FIRST_ROWS = 256
 COMMA_NUMBER = re.compile(r"[-+]?(\d+,\d+([eE][-+]?\d+)?|[1-9]\d{0,2}(\.\d{3})+)")
 SHOWS_COMMA, SHOWS_POINT = re.compile(r"-?(0|\d+(?!,\d{3}$)),\d+"), re.compile(r"-?\d+\.\d+")
 """Numbers that show their decimal mark; 1,000 may be a thousand."""
+LIST_OF_NUMBERS = re.compile(r"[-+]?\d+(\s*,\s*[-+]?\d+){2,}")
 
 
 class CommaNumber(str):
@@ -83,22 +84,27 @@ def decimal_of(form: TableForm, fields: Iterable[str], otherwise: str = "") -> s
     semicolons, a comma, as Excel writes both. A table with commas between fields has points."""
     if form.delimiter == ",":
         return "."
-    stripped = [field.strip() for field in fields]
-    commas, points = (sum(map(bool, map(mark.fullmatch, stripped))) for mark in (SHOWS_COMMA, SHOWS_POINT))
+    fields = [*fields]
+    commas, points = (sum(map(bool, map(mark.fullmatch, fields))) for mark in (SHOWS_COMMA, SHOWS_POINT))
     if commas or points:
         return "," if commas > points else "."
     return otherwise or ("," if form.delimiter == ";" else ".")
 
 
+def number_columns(rows: Iterable[PlacedRow]) -> dict[str, list[str]]:
+    """Return the fields of each column by its name, without blanks around them. Leave out a column with a list of three
+    or more whole numbers, because the commas in its other fields separate numbers too."""
+    columns: dict[str, list[str]] = {}
+    for name, field in chain.from_iterable(row.items() for _, row in rows):
+        columns.setdefault(name, []).append(field.strip())
+    return {name: fields for name, fields in columns.items() if not any(map(LIST_OF_NUMBERS.fullmatch, fields))}
+
+
 def mark_numbers(form: TableForm, rows: Iterable[PlacedRow]) -> Iterator[PlacedRow]:
     """Yield the rows of a table. Numbers with a comma, or with points that may separate thousands, become `CommaNumber`
-    in the columns whose first fields show decimal commas, or that show nothing in a table that does. A field with
-    several commas shows that its column holds lists, not numbers."""
-    columns: dict[str, list[str]] = {}
+    in the columns whose first fields show decimal commas, or that show nothing in a table that does."""
     begin = [] if form.delimiter == "," else list(islice(rows, FIRST_ROWS))
-    for name, field in chain.from_iterable(row.items() for _, row in begin):
-        columns.setdefault(name, []).append(field)
-    columns = {name: fields for name, fields in columns.items() if all(field.count(",") < 2 for field in fields)}
+    columns = number_columns(begin)
     mark = decimal_of(form, chain.from_iterable(columns.values()), ".")  # 1,000 alone may be a thousand
     marked = [name for name, fields in columns.items() if decimal_of(form, fields, mark) == ","]
     for location, row in chain(begin, rows):

@@ -17,7 +17,16 @@ import numpy as np
 from pydantic import Field
 
 from biphase.config import Strict
-from biphase.corpus.forms import FIRST_ROWS, PlacedRow, Row, TableForm, decimal_of, mark_numbers, template_columns
+from biphase.corpus.forms import (
+    FIRST_ROWS,
+    PlacedRow,
+    Row,
+    TableForm,
+    decimal_of,
+    mark_numbers,
+    number_columns,
+    template_columns,
+)
 from biphase.corpus.rows import (
     FORMATS,
     column,
@@ -214,7 +223,7 @@ def open_rows(model: KeptModel, file: Path, tags: str | None = None) -> tuple[Ta
     if not begin:
         raise InputError(f"{file} has no rows")
     if table:
-        table = replace(table, decimal=decimal_of(table, (field for _, row in begin for field in row.values())))
+        table = replace(table, decimal=decimal_of(table, chain.from_iterable(number_columns(begin).values())))
     location, row = begin[0][0], with_task_names(task, model.layout, begin[0][1])
     if task.kind.is_tagging:
         words = f"'{task.words}' (a list of words) or " if model.is_ours else ""
