@@ -160,6 +160,9 @@ def test_a_point_among_decimal_commas_may_separate_thousands(tmp_path: Path) -> 
     ):
         with pytest.raises(InputError, match=r"t\.csv:182: 'label' is \"1\.234\", not a number"):
             read()
+    (tmp_path / "t.csv").write_text("text;label;n\n" + "a b;1.100.200;0,5\na c;1.100.300;0,5\n" * 30)
+    own = find_task(write_task(tmp_path / "t.csv", tmp_path / "own", "own")[0])
+    assert own.classes == ("1.100.200", "1.100.300"), "no number has two points"
 
 
 def test_columns_are_found_in_any_spelling_of_their_names(tmp_path: Path) -> None:

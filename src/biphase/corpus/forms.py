@@ -61,7 +61,7 @@ class TableForm:
 
 FIRST_ROWS = 256
 """The number of rows by which a table shows how it writes numbers."""
-COMMA_NUMBER = re.compile(r"[-+]?(\d+,\d+([eE][-+]?\d+)?|[1-9]\d{0,2}(\.\d{3})+)")
+COMMA_NUMBER = re.compile(r"[-+]?(\d+,\d+([eE][-+]?\d+)?|[1-9]\d{0,2}\.\d{3})")
 SHOWS_COMMA, SHOWS_POINT = re.compile(r"-?(0|\d+(?!,\d{3}$)),\d+"), re.compile(r"-?\d+\.\d+")
 """Numbers that show their decimal mark; 1,000 may be a thousand."""
 LIST_OF_NUMBERS = re.compile(r"[-+]?\d+(\s*,\s*[-+]?\d+){2,}")
@@ -101,7 +101,7 @@ def number_columns(rows: Iterable[PlacedRow]) -> dict[str, list[str]]:
 
 
 def mark_numbers(form: TableForm, rows: Iterable[PlacedRow]) -> Iterator[PlacedRow]:
-    """Yield the rows of a table. Numbers with a comma, or with points that may separate thousands, become `CommaNumber`
+    """Yield the rows of a table. Numbers with a comma, or with a point that may separate thousands, become `CommaNumber`
     in the columns whose first fields show decimal commas, or that show nothing in a table that does."""
     begin = [] if form.delimiter == "," else list(islice(rows, FIRST_ROWS))
     columns = number_columns(begin)
