@@ -269,7 +269,7 @@ def test_a_table_as_companies_have_it(capsys: pytest.CaptureFixture[str]) -> Non
     [
         (
             ["3,45", "1.234,50", "2"],
-            r"is '3,45' in 'label' one class, several, or a number\? Give `problem_type`, ",
+            r"is '3,45' in 'label' one class, several, or a number, though '1\.234,50' is none\? Give `problem_type`, ",
         ),
         (["x; y", "x", "y; x", "y"], "is 'x; y' in 'label' one class, several, or a number"),
         (

@@ -101,8 +101,8 @@ def number_columns(rows: Iterable[PlacedRow]) -> dict[str, list[str]]:
 
 
 def mark_numbers(form: TableForm, rows: Iterable[PlacedRow]) -> Iterator[PlacedRow]:
-    """Yield the rows of a table. Numbers with a comma, or with a point that may separate thousands, become `CommaNumber`
-    in the columns whose first fields show decimal commas, or that show nothing in a table that does."""
+    """Yield the rows of a table. Numbers with a comma, or with a point that may separate thousands, become
+    `CommaNumber` in the columns whose first fields show decimal commas, or that show nothing in a table that does."""
     begin = [] if form.delimiter == "," else list(islice(rows, FIRST_ROWS))
     columns = number_columns(begin)
     mark = decimal_of(form, chain.from_iterable(columns.values()), ".")  # 1,000 alone may be a thousand

@@ -407,11 +407,13 @@ def describe_labels(data: str, label: str, values: list[Any], family: str | None
         remedy = f"say `unlabelled: {write_value(doubtful)}` in a task file, without it in `classes`"
         err.print(f"'{label}' has {told}: if that means no label, {remedy}")
     if family is None:
-        found = [as_number(value) for value in values if read_label(value) not in doubtful]
+        certain = [value for value in values if read_label(value) not in doubtful]
+        found = [as_number(value) for value in certain]
         numbers = [] if None in found else [number for number in found if number is not None]
         several = next((value for value in values if len(part_names(value)) > 1), None)
         if several is not None and not numbers:
-            question = f"is '{several}' in '{label}' one class, several, or a number?"
+            though = f", though '{certain[found.index(None)]}' is none" if as_number(several) is not None else ""
+            question = f"is '{several}' in '{label}' one class, several, or a number{though}?"
             raise InputError(f"{data}: {question} Give `problem_type`, `multi_hot` or `classes` {IN_A_FILE}")
     if family == "regression" or len({*numbers}) > MOST_CLASSES or not all(map(float.is_integer, numbers)):
         return {"problem_type": "regression"}
