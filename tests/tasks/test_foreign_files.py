@@ -296,9 +296,10 @@ def test_json_of_any_shape(tmp_path: Path) -> None:
     for text in (f" {shapes[2]}", *(json.dumps(rows[0] | {"meta": {}}, indent=indent) for indent in (None, 1))):
         path.write_text(text)
         assert rows_of(path) in (rows, [rows[0] | {"meta": {}}]), "a blank before the lines, or one row"
-    path.write_text("[1, 2]")
-    with pytest.raises(InputError, match="row 0 is not an object"):
-        rows_of(path)
+    for content, name in (([1, 2], "0"), ({"17": rows[0], "18": rows[1], "_meta": "v1"}, "_meta")):
+        path.write_text(json.dumps(content))
+        with pytest.raises(InputError, match=f"row {name} is not an object"):
+            rows_of(path)
 
 
 def test_parquet_and_saved_data_sets(tmp_path: Path) -> None:

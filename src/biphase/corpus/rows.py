@@ -579,8 +579,9 @@ def open_json(path: Path) -> tuple[str, Iterable[tuple[str, Any]]]:
     content = read_json_file(path)
     if isinstance(content, dict) and isinstance(content.get("data"), list):
         return "squad", [(str(path), content)]
-    if isinstance(content, dict) and all(isinstance(row, dict) for row in content.values()):
-        named = {id: {"id": id} | row for id, row in content.items()}
+    values = [*content.values()] if isinstance(content, dict) else [None]
+    if not values or 2 * sum(isinstance(row, dict) for row in values) > len(values):  # a single row may have one too
+        named = {id: {"id": id} | row if isinstance(row, dict) else row for id, row in content.items()}
     else:
         named = dict(enumerate(content if isinstance(content, list) else [content]))
     return "jsonl", [(f"{path}: row {id}", value) for id, value in named.items()]
