@@ -36,11 +36,11 @@ PATHS = {
 }
 """Path → the module and the function where it begins."""
 CAPS = {
-    "code": 28_303,
+    "code": 28_608,
     "modules": 148,
-    "import lines": 2_952,
+    "import lines": 3_015,
     "longest function": 53,
-    "a recipe into train": 89,
+    "a recipe into train": 88,
     "a cell into its score": 77,
     "a plan into its page": 144,
 }
