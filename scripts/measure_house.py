@@ -36,9 +36,9 @@ PATHS = {
 }
 """Path → the module and the function where it begins."""
 CAPS = {
-    "code": 28_608,
+    "code": 28_611,
     "modules": 148,
-    "import lines": 3_015,
+    "import lines": 3_016,
     "longest function": 53,
     "a recipe into train": 88,
     "a cell into its score": 77,

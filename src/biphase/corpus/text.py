@@ -37,6 +37,7 @@ from biphase.corpus.rows import (
     ABSENT,
     DEFAULT_FORM,
     MAX_LINE_BYTES,
+    as_number,
     check_text,
     column,
     ending_of,
@@ -530,12 +531,14 @@ def read_csv(path: Path) -> Iterator[tuple[int, Row, int]]:
 
 def other_columns(row: Row, names: Sequence[str]) -> Row:
     """Return the single values of a row in other columns than these, by their plain names, without bytes. Numbers have
-    decimal points."""
+    decimal points; without 1.234 beside decimal commas, which may be a thousand."""
     own_names = {own_name(row, name) for name in names}
     columns = {}
     for name, value in row.items():
+        if isinstance(value, CommaNumber):
+            value = None if as_number(value) is None else value.replace(",", ".")
         if name not in own_names and value is not None and not isinstance(value, list | dict | bytes):
-            columns[plain_name(name)] = value.replace(",", ".") if isinstance(value, CommaNumber) else value
+            columns[plain_name(name)] = value
     return columns
 
 
