@@ -219,8 +219,8 @@ def predict(
     Args:
         model: A folder that `finetune --keep` wrote, or the Hub id of a model with a task head.
         data: A file of rows (.jsonl, .csv, .tsv, .xlsx, .json, .parquet, CoNLL) or of texts, one per line (.txt).
-        out: Write this .jsonl, .csv, .tsv, .xlsx or .parquet file. If both are .csv or .tsv
-            files of the same ending, the input's delimiter and quoting are kept.
+        out: Write this .jsonl, .csv, .tsv, .xlsx or .parquet file. If input and output are both .csv, or both .tsv, the
+            input's delimiter and quoting are kept.
         template: The input template, with columns in braces, such as `{text}`; needed if the model does not store a
             template.
         least: Leave `predicted` empty, for a person to decide, where the predicted class has a lower probability than
